@@ -165,6 +165,19 @@ fn a_cache_without_room_keeps_what_fits_and_fails_nothing() {
 }
 
 #[test]
+fn a_full_cache_serves_what_it_holds() {
+    let (bucket, cache) = (Bucket::new(), |bucket: &Bucket| bucket.cache().capacity(10 * BLOCK));
+    let expected = bucket.expected(Order::sequential());
+    same(&Got::epoch(&bucket.loader(Order::sequential(), cache(&bucket)), 0), &expected, "first");
+    let loader = bucket.loader(Order::shuffled(3), cache(&bucket));
+    for _ in 0..2 {
+        same(&Got::epoch(&loader, 0), &bucket.expected(Order::shuffled(3)), "full");
+    }
+    let counts = counts(&loader);
+    assert!(counts.hits >= counts.misses / 4 && counts.blocks <= 1, "{counts}");
+}
+
+#[test]
 fn a_cache_may_shrink_and_lose_its_files_under_a_loader() {
     let bucket = Bucket::new();
     let expected = bucket.expected(Order::sequential());

@@ -72,8 +72,9 @@ struct Shared {
     downloads: usize,
     busy: AtomicUsize,
     writers: AtomicUsize,
-    /// When blocks may be asked for again, in milliseconds from the start.
-    rests_until: AtomicU64,
+    /// When the disk may be asked again after it was full, and after it failed, in milliseconds from the start.
+    full_until: AtomicU64,
+    fails_until: AtomicU64,
     /// When a job ended last, in milliseconds from the start.
     moved: AtomicU64,
     started: Instant,
@@ -130,7 +131,8 @@ impl Fill {
             downloads: count,
             busy: AtomicUsize::new(0),
             writers: AtomicUsize::new(0),
-            rests_until: AtomicU64::new(0),
+            full_until: AtomicU64::new(0),
+            fails_until: AtomicU64::new(0),
             moved: AtomicU64::new(0),
             started: Instant::now(),
         });
@@ -217,23 +219,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 impl Shared {
     fn route(&self, op: ReadOp) -> Route {
         let extent = op.extent;
         if extent.len == 0 || self.sources.check(&extent).is_err() {
             return Route::Network(op);
         }
-        let passes = self.rests() || self.is_disk_slow();
         let mut blocks = self.kept.blocks(extent.offset, extent.len);
         let object = match self.kept.object(extent.source.index()) {
             Some(Some(object)) => object,
             Some(None) => return Route::Network(op),
-            None if passes => return Route::Network(op),
+            None if self.rests(&self.fails_until) => return Route::Network(op),
             None => return self.wait_for(op, LOOKUP),
         };
         let Some(first) = blocks.find(|block| !object.has(*block)) else { return Route::Disk(op) };
         // What a slow disk does not take now, another epoch may bring.
-        if passes {
+        if self.rests(&self.full_until) || self.rests(&self.fails_until) || self.is_disk_slow() {
             return Route::Network(op);
         }
         let rest = blocks.filter(|block| !object.has(*block));
@@ -292,15 +297,15 @@ impl Shared {
         2 * self.writers.load(Ordering::Relaxed) > self.downloads
     }
 
-    fn rests(&self) -> bool {
-        (self.started.elapsed().as_millis() as u64) < self.rests_until.load(Ordering::Relaxed)
+    fn rests(&self, until: &AtomicU64) -> bool {
+        (self.started.elapsed().as_millis() as u64) < until.load(Ordering::Relaxed)
     }
 
-    /// The block is not kept. Nothing else is asked of the disk for a while.
+    /// Something is not kept. For a while no block is asked for; where the disk fails, nothing is looked up either.
     fn rest(&self, why: &str, error: &io::Error) {
         self.kept.dropped(format!("{why}: {error}"));
-        let until = self.started.elapsed() + REST;
-        self.rests_until.fetch_max(until.as_millis() as u64, Ordering::Relaxed);
+        let until = if is_full(error) { &self.full_until } else { &self.fails_until };
+        until.fetch_max((self.started.elapsed() + REST).as_millis() as u64, Ordering::Relaxed);
     }
 
     fn work(&self, downloads: bool) {
@@ -309,7 +314,7 @@ impl Shared {
             self.busy.fetch_add(1, Ordering::Relaxed);
             if catch_unwind(AssertUnwindSafe(|| self.run(job, &mut buffer))).is_err() {
                 // A bug of this crate. It must not cost a read; nothing more is kept.
-                self.rests_until.store(u64::MAX, Ordering::Relaxed);
+                self.fails_until.store(u64::MAX, Ordering::Relaxed);
                 self.release(job, true);
             }
             self.busy.fetch_sub(1, Ordering::Relaxed);
@@ -374,10 +379,13 @@ impl Shared {
                 self.release(job, true);
             }
             Err(error) => {
-                if error.kind() == io::ErrorKind::NotFound {
-                    self.kept.lose(source.index());
+                match error.kind() {
+                    io::ErrorKind::NotFound => {
+                        self.kept.lose(source.index());
+                        self.kept.dropped("the cache's file is gone".into());
+                    }
+                    _ => self.rest("a block cannot be written", &error),
                 }
-                self.rest("a block cannot be written", &error);
                 object.forget(block);
                 self.release(job, true);
             }
@@ -421,7 +429,8 @@ impl Shared {
                     }
                 }
             }
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            // A full cache has no room for the object in this run; others are looked up.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData || is_full(&error) => {
                 self.kept.dropped(format!("an object has no file: {error}"));
                 self.kept.set(source.index(), None, 0);
             }
