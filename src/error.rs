@@ -304,7 +304,6 @@ impl Error {
     }
 
     /// Appends a note, such as advice, to the message.
-    #[cfg(any(feature = "image", feature = "remote"))]
     pub(crate) fn with_note(mut self, note: &str) -> Self {
         self.0.message += &format!("; {note}");
         self
