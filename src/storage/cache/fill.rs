@@ -370,11 +370,14 @@ impl Shared {
             }
         };
         match fill() {
-            Ok(true) => {
+            Ok(Some(written)) => {
                 object.set(block);
+                if written > 0 {
+                    self.kept.wrote(written);
+                }
                 self.release(job, false);
             }
-            Ok(false) => {
+            Ok(None) => {
                 object.forget(block);
                 self.release(job, true);
             }
@@ -439,27 +442,28 @@ impl Shared {
         }
     }
 
-    /// Brings one block to the disk. False: another process downloads it, or the network failed.
-    fn fill(&self, job: Job, entry: &Entry, identity: &Identity, buffer: &mut Vec<u8>) -> io::Result<bool> {
+    /// Brings one block to the disk; gives the bytes that it wrote. `None`: another process downloads it, or the network
+    /// failed.
+    fn fill(&self, job: Job, entry: &Entry, identity: &Identity, buffer: &mut Vec<u8>) -> io::Result<Option<u64>> {
         let block = job.1;
         let started = Instant::now();
         while !entry.claim(block) {
             if entry.state(identity, block)? == State::Whole {
-                return Ok(true);
+                return Ok(Some(0));
             }
             let waits = lock(&self.queue).waiting.contains_key(&job);
             if !waits || started.elapsed() > PATIENCE || self.stop.load(Ordering::Relaxed) {
-                return Ok(false);
+                return Ok(None);
             }
             std::thread::sleep(LOOK);
         }
         let state = entry.state(identity, block)?;
         match state {
-            State::Whole => return Ok(true),
+            State::Whole => return Ok(Some(0)),
             State::Unproven(crc) if entry.prove(identity, block, crc, buffer)? => {
                 let reads = self.serve(job, buffer);
                 self.kept.hit(reads);
-                return Ok(true);
+                return Ok(Some(0));
             }
             State::Unproven(_) | State::Missing => {}
         }
@@ -471,7 +475,7 @@ impl Shared {
         if let Err(error) = self.download(job, len, buffer) {
             self.dir.release(room);
             self.fail(job, &error);
-            return Ok(false);
+            return Ok(None);
         }
         let reads = self.serve(job, buffer);
         self.kept.miss(reads);
@@ -480,8 +484,7 @@ impl Shared {
         self.writers.fetch_sub(1, Ordering::Relaxed);
         kept.inspect_err(|_| self.dir.release(room))?;
         self.dir.written(room);
-        self.kept.wrote(len);
-        Ok(true)
+        Ok(Some(len))
     }
 
     fn download(&self, (source, block): Job, len: u64, buffer: &mut Vec<u8>) -> Result<()> {
