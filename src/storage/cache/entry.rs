@@ -118,13 +118,13 @@ impl Entry {
             }
             (Err(error), _) | (_, Err(error)) => return Err(error),
         };
-        let mut header = vec![0; HEADER];
         if is_blank(&map) {
             let _ = std::fs::remove_file(&link);
             return Ok(None);
         }
+        let mut header = [0; HEADER];
         map.read_exact_at(&mut header, 0)?;
-        if header != identity.header || data.metadata()?.len() != identity.len {
+        if header[..] != identity.header[..] || data.metadata()?.len() != identity.len {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "another object of the same name"));
         }
         Ok(Some((Self::of(data, map)?, path)))

@@ -6,8 +6,8 @@
 //!        └─ missing block, and little of it is wanted ► network; the block is downloaded when no read waits
 //! ```
 //!
-//! Limits: a thread holds one block in memory. A read waits at most [`PATIENCE`] for disks and other processes; then it
-//! goes to the network.
+//! Limits: a thread holds one block in memory. A read waits at most 4 × [`PATIENCE`] for disks and other processes; then
+//! it goes to the network.
 
 use super::config::{Cache, PATIENCE};
 use super::dir::Dir;
