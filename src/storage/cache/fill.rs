@@ -411,8 +411,12 @@ impl Shared {
                 None => {
                     let removed = self.dir.reserve(identity.map_bytes())?;
                     self.kept.removed(removed);
-                    self.dir.written(identity.map_bytes());
-                    Entry::make(&folder, identity)?
+                    let made = Entry::make(&folder, identity);
+                    match made {
+                        Ok(_) => self.dir.written(identity.map_bytes()),
+                        Err(_) => self.dir.release(identity.map_bytes()),
+                    }
+                    made?
                 }
             };
             entry.touch();
