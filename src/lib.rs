@@ -165,6 +165,8 @@ pub mod decode;
 pub mod device;
 pub mod dlpack;
 mod error;
+#[cfg(feature = "image")]
+mod jpeg;
 mod ledger;
 mod loader;
 mod memory;
@@ -200,8 +202,8 @@ pub use stop::Stop;
 pub mod profile {
     pub use crate::loader::{Ceiling, Origin};
     pub use crate::meter::{
-        BatchRecord, CacheReads, Consumer, Copies, Copy, Decode, DirectReads, Gauges, GpuIdle, Handed, Latency, Order,
-        ReaderInUse, Slots, Snapshot, Span, Storage, Timeline, Track, Unmeasured, Work,
+        BatchRecord, CacheReads, Consumer, Copies, Copy, Decode, DirectReads, Gauges, GpuIdle, Handed, Latency,
+        Network, Order, ReaderInUse, Slots, Snapshot, Span, Storage, Timeline, Track, Unmeasured, Work,
     };
     pub use crate::report::{
         Cause, Change, Names, Prediction, StageLoad, Strength, Verdict, WhatIf, prometheus, trace,

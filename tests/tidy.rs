@@ -13,6 +13,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("ledger", 0),
     ("sync", 0),
     ("memory", 1),
+    ("jpeg", 1),
     ("storage", 2),
     ("device", 2),
     ("dlpack", 2),
@@ -47,6 +48,7 @@ const UNSAFE: &[&str] = &[
     "src/device/cuda/kernels.rs",
     "src/device/stream.rs",
     "src/dlpack.rs",
+    "src/jpeg/avx2.rs",
     "src/memory/packed.rs",
     "src/memory/process.rs",
     "src/memory/region.rs",
@@ -316,6 +318,27 @@ fn the_map_in_the_guide_names_every_file_of_src() {
         }
     }
     assert!(missing.is_empty(), "edit the section Map of src/ in src/guide/architecture.md: {missing:#?}");
+}
+
+#[test]
+fn ci_runs_the_tests_of_every_feature() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let script = std::fs::read_to_string(root.join(".ci/run")).unwrap();
+    let line = script.lines().find_map(|line| line.strip_prefix("touched=(")).expect("a list of what features touch");
+    let touched: Vec<&str> = line.trim_end_matches(')').split(' ').collect();
+    let mut missing = Vec::new();
+    for group in ["alone", "behaviour", "conformance", "faults"] {
+        let main = std::fs::read_to_string(root.join(format!("tests/{group}/main.rs"))).unwrap();
+        let lines: Vec<&str> = main.lines().collect();
+        let behind = lines.windows(2).filter(|pair| pair[0].starts_with("#[cfg(feature"));
+        for module in behind.filter_map(|pair| pair[1].strip_prefix("mod ")?.strip_suffix(';')) {
+            let name = format!("{module}::");
+            if !touched.iter().any(|filter| name.contains(filter)) {
+                missing.push(format!("{group}/{module}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "name these in `touched` of .ci/run: {missing:?}");
 }
 
 #[test]

@@ -19,7 +19,7 @@ impl Turbo {
         // SAFETY: no pointers are passed.
         let handle = unsafe { sys::tj3Init(sys::TJINIT_TJINIT_DECOMPRESS as c_int) };
         assert!(!handle.is_null());
-        Self { handle, pixels: vec![0; 1 << 25] }
+        Self { handle, pixels: vec![0; 1 << 26] }
     }
 
     /// Decodes the picture or a region. Returns the decoded part, its left side rounded down to 16 pixels.

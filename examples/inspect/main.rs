@@ -1,8 +1,9 @@
-//! Prints the contents of a dataset, and verifies all of it on request.
+//! Prints the contents of a dataset or of a local cache, and verifies all of it on request.
 //!
 //! ```text
 //! cargo run --release --example inspect -- --source tar --path 'train-{0000..0127}.tar'
 //! cargo run --release --features parquet --example inspect -- --source parquet --path 'shards/*.parquet' --verify
+//! cargo run --release --features remote --example inspect -- cache /nvme/feedline --verify --trim 100GiB
 //! ```
 //!
 //! Exit code: 0 for an intact dataset, 1 for an error, 2 for damaged samples, 130 when interrupted.
@@ -25,10 +26,13 @@ use std::time::Instant;
 
 /// Prints the contents of a dataset. With --verify it reads all of it and names every damaged sample.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Args {
+    #[cfg(feature = "remote")]
+    #[command(subcommand)]
+    what: Option<What>,
     #[command(flatten)]
-    source: SourceArgs,
+    source: Option<SourceArgs>,
     /// Read everything, in parallel: structure, lengths, checksums
     #[arg(long)]
     verify: bool,
@@ -43,6 +47,12 @@ struct Args {
     listed: usize,
 }
 
+#[cfg(feature = "remote")]
+#[derive(clap::Subcommand)]
+enum What {
+    Cache(cache::CacheArgs),
+}
+
 /// Like `println!`, but exits silently when the pipe is closed (`inspect … | head`).
 macro_rules! say {
     ($($text:tt)*) => {
@@ -55,6 +65,9 @@ macro_rules! say {
     };
 }
 
+#[cfg(feature = "remote")]
+mod cache;
+
 fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(code) => code,
@@ -66,8 +79,13 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<ExitCode, Box<dyn Error>> {
+    #[cfg(feature = "remote")]
+    if let Some(What::Cache(cache)) = &args.what {
+        return cache::run(cache);
+    }
     let started = Instant::now();
-    let Opened { dataset, damage } = args.source.open_all()?;
+    let source = args.source.as_ref().ok_or("name a format and a path; --help says more")?;
+    let Opened { dataset, damage } = source.open_all()?;
     let open_s = started.elapsed().as_secs_f64();
     print_dataset(&*dataset, open_s);
     for line in &damage {

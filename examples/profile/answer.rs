@@ -251,6 +251,9 @@ fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64) -> Vec<Guess> {
         let twice = depth.saturating_mul(2).min(DEPTH_MAX);
         changes.push((format!("depth {twice} instead of {depth}"), Change { depth: Some(twice), ..Change::default() }));
     }
+    if snapshot.storage.network.is_some() {
+        changes.push(("all in the local cache".into(), Change { local_cache: true, ..Change::default() }));
+    }
     if given.pictures {
         changes.push(("decoding on the GPU".into(), Change { gpu_decode: true, ..Change::default() }));
     }
@@ -308,7 +311,8 @@ pub struct Data {
 impl Data {
     pub fn of(dataset: &dyn Dataset) -> Self {
         let sources = dataset.sources();
-        let in_files = sources.ids().filter(|id| sources.bytes_of(*id).is_none());
+        let is_url = |id| sources.path(id).to_string_lossy().contains("://");
+        let in_files = sources.ids().filter(|id| sources.bytes_of(*id).is_none() && !is_url(*id));
         Self {
             bytes: in_files.map(|id| sources.len_of(id)).fold(0, u64::saturating_add),
             samples: dataset.len(),

@@ -6,7 +6,7 @@ use feedline::dataset::Dataset;
 use feedline::decode::{Bytes, Image, PixelLayout};
 use feedline::storage::{Direct, Mode};
 use feedline::tensor::{DType, Encoding};
-use feedline::{Device, Gds, Loader, LoaderBuilder, Order};
+use feedline::{Device, Gds, Loader, LoaderBuilder, Order, Shard};
 use std::error::Error;
 use std::sync::Arc;
 
@@ -55,14 +55,15 @@ pub struct Settings {
     /// Memory budget in MiB [default: the need of the other settings]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub budget_mib: Option<u32>,
-    /// Objects: keep them in this folder on a local disk
-    #[cfg(feature = "remote")]
+    /// Objects and files on network mounts: keep them in this folder on a local disk
     #[arg(long)]
     pub cache: Option<std::path::PathBuf>,
-    /// Objects: limit of the folder in GiB [default: 95 % of the disk]
-    #[cfg(feature = "remote")]
-    #[arg(long, requires = "cache")]
-    pub cache_gib: Option<u64>,
+    /// Limit of this folder in GiB, such as 0.5 [default: 95 % of the disk]
+    #[arg(long, requires = "cache", value_parser = gibibytes)]
+    pub cache_gib: Option<f64>,
+    /// Rank of this process and number of all, such as 0/4 [default: the only process]
+    #[arg(long, value_parser = shard)]
+    pub shard: Option<Shard>,
     /// Drop the files from the page cache first
     #[arg(long)]
     pub cold: bool,
@@ -157,6 +158,9 @@ impl Settings {
             })
             .device(self.device.clone())
             .gds(self.gds);
+        if let Some(shard) = self.shard {
+            builder = builder.shard(shard);
+        }
         if let Some(workers) = self.workers {
             builder = builder.workers(workers);
         }
@@ -172,19 +176,13 @@ impl Settings {
         self.keep(builder)
     }
 
-    #[cfg(feature = "remote")]
     fn keep(&self, builder: LoaderBuilder) -> LoaderBuilder {
         let Some(dir) = &self.cache else { return builder };
         let cache = feedline::storage::Cache::at(dir);
         builder.cache(match self.cache_gib {
-            Some(gib) => cache.capacity(gib << 30),
+            Some(gib) => cache.capacity((gib * f64::from(1 << 30)) as u64),
             None => cache,
         })
-    }
-
-    #[cfg(not(feature = "remote"))]
-    fn keep(&self, builder: LoaderBuilder) -> LoaderBuilder {
-        builder
     }
 }
 
@@ -199,6 +197,21 @@ pub fn seconds(text: &str) -> Result<f64, String> {
         Ok(seconds) if seconds.is_finite() && seconds > 0.0 => Ok(seconds),
         _ => Err("expected a number of seconds above 0".into()),
     }
+}
+
+/// Parser of arguments: a size in GiB, also 0.
+fn gibibytes(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(gib) if gib.is_finite() && gib >= 0.0 => Ok(gib),
+        _ => Err("expected a number of GiB".into()),
+    }
+}
+
+/// Parser of arguments: `rank/world`.
+fn shard(text: &str) -> Result<Shard, String> {
+    let numbers = text.split_once('/').and_then(|(rank, world)| Some((rank.parse().ok()?, world.parse().ok()?)));
+    let (rank, world) = numbers.ok_or("expected rank/world, such as 0/4")?;
+    Shard::new(rank, world).map_err(|error| error.to_string())
 }
 
 /// Drops the files from the page cache. Pages in use stay, and so do unwritten ones: hence the sync.

@@ -50,6 +50,9 @@ pub struct SourceArgs {
     /// TFRecord: read the context of tf.train.SequenceExample, and skip its feature lists [default: an error]
     #[arg(long)]
     pub context_only: bool,
+    /// Tar, TFRecord: file or object with the indexes of all shards; a missing file is made
+    #[arg(long)]
+    pub index: Option<PathBuf>,
     /// Parquet: missing values are 0 or empty [default: an error]
     #[arg(long)]
     pub null_zero: bool,
@@ -68,7 +71,7 @@ pub struct SourceArgs {
 pub enum Source {
     /// Folder of pictures, with a folder per class or flat
     Images,
-    /// Fixed-size records in one file or a folder of files
+    /// Fixed-size records in one file, a folder, or files of a pattern
     Records,
     /// WebDataset tar shards
     Tar,
@@ -179,6 +182,9 @@ impl SourceArgs {
         if let Some(endings) = &self.image {
             builder = builder.image(endings);
         }
+        if let Some(file) = &self.index {
+            builder = builder.index_file(file);
+        }
         for ending in &self.columns {
             builder =
                 if ending == "cls" || ending.ends_with(".cls") { builder.class(ending) } else { builder.bytes(ending) };
@@ -190,6 +196,9 @@ impl SourceArgs {
         let mut builder = TfRecord::builder().context_only(self.context_only);
         if let Some(feature) = &self.image {
             builder = builder.image(feature);
+        }
+        if let Some(file) = &self.index {
+            builder = builder.index_file(file);
         }
         for column in &self.columns {
             let mut parts = column.split(':');

@@ -19,7 +19,7 @@ mod raw;
 mod single;
 
 #[cfg(feature = "image")]
-pub use self::image::{Backend, Filter, Image, Limits, PixelLayout};
+pub use self::image::{Filter, Image, Limits, PixelLayout};
 pub use bytes::Bytes;
 pub use raw::Raw;
 pub use single::Single;

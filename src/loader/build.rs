@@ -425,8 +425,8 @@ impl Assembly {
             buffers: (plan.device_batches > 0).then_some(plan.device_batches as u32),
         };
         let planned_amplification = first.order.amplification(&first.batches);
-        let local = self.opened.local.clone();
-        Facts { choice, local, numa, plan, routes, direct, planned_amplification, before, settings }
+        let remote = self.opened.remote.clone();
+        Facts { choice, remote, numa, plan, routes, direct, planned_amplification, before, settings }
     }
 
     fn start(mut self, workers: WorkerThreads, pinning: Sender<Infallible>) -> Result<Started> {

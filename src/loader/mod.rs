@@ -22,7 +22,7 @@ use crate::dataset::Dataset;
 use crate::device::{DirectReader, IdleMeter};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::{Ledger, LedgerWriter};
-use crate::meter::{Consumer, Handed, Settings, Snapshot, Timeline};
+use crate::meter::{CacheReads, Consumer, Handed, Network, Settings, Snapshot, Timeline};
 use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
@@ -160,7 +160,7 @@ struct Shared {
 /// Decisions of `build`, for reports.
 struct Facts {
     choice: Choice,
-    local: Option<storage::LocalCache>,
+    remote: Option<storage::RemoteCounts>,
     /// Placement of threads and memory.
     numa: Option<String>,
     plan: MemoryPlan,
@@ -415,8 +415,15 @@ impl Shared {
         let mut snapshot = self.runtime.core().meters.snapshot(&self.facts.settings);
         snapshot.consumer.gpu = self.idle.as_ref().map(|idle| idle.totals());
         snapshot.storage.recovered = self.runtime.core().again.recovered();
+        (snapshot.storage.network, snapshot.storage.local_cache) = self.remote();
         snapshot.consumer.substituted = self.ledger().ledger().substituted;
         snapshot
+    }
+
+    /// Counts of network and local cache.
+    fn remote(&self) -> (Option<Network>, Option<CacheReads>) {
+        let (network, cache) = self.facts.remote.as_ref().map(|counts| counts()).unzip();
+        (network.flatten(), cache.flatten())
     }
 
     /// Begins or ends the steady time of an iterator.
@@ -470,6 +477,7 @@ impl Shared {
         let now = meters.clock.now();
         let nanos = |counter: &crate::meter::Counter| Duration::from_nanos(counter.get());
         let shard = self.jobs.shard;
+        let (network, local_cache) = self.remote();
         Report {
             dataset: core.samples.dataset.describe(),
             device: self.info.device.to_string(),
@@ -488,7 +496,7 @@ impl Shared {
             chunk_samples: meters.chunk_rows.get(),
             planned_amplification: self.facts.planned_amplification,
             reads: meters.reads(),
-            local_cache: self.facts.local.as_ref().map(|counts| counts()),
+            local_cache,
             cache: core.cache.as_deref().map(|cache: &PageCache| (cache.hits(), cache.misses())),
             copies: (self.facts.plan.device_batches > 0).then(|| meters.device.copies(now)),
             routes: self.facts.routes.clone(),
@@ -497,7 +505,9 @@ impl Shared {
                 &meters.reads(),
                 meters.cached_bytes.get(),
                 meters.device.direct_bytes.get(),
+                network.as_ref().map_or(0, |network| network.bytes),
             ),
+            network,
             verdict: Verdict::of(&self.snapshot()),
             plan: self.facts.plan.clone(),
             recovered: core.again.recovered(),

@@ -68,11 +68,12 @@ impl Before {
         Self(moved())
     }
 
-    /// The origin up to now. `copied` bytes came from the page cache, `on_device` bytes from cuFile.
-    pub(super) fn origin(&self, reads: &ReadStats, copied: u64, on_device: u64) -> Origin {
+    /// The origin up to now. `copied` bytes came from the page cache, `on_device` bytes from cuFile; those of the `network`
+    /// came from no file.
+    pub(super) fn origin(&self, reads: &ReadStats, copied: u64, on_device: u64, network: u64) -> Origin {
         let direct = (reads.bytes_asked as f64 * reads.direct_share()) as u64;
         Origin {
-            delivered: reads.bytes_asked.saturating_add(copied).saturating_add(on_device),
+            delivered: reads.bytes_asked.saturating_add(copied).saturating_add(on_device).saturating_sub(network),
             copied,
             direct: direct.saturating_add(on_device),
             moved: self.0.zip(moved()).map(|(before, now)| now.saturating_sub(before)),

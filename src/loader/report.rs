@@ -2,7 +2,7 @@
 
 use super::origin::Origin;
 use crate::ledger::Ledger;
-use crate::meter::{CacheReads, Copies, DirectReads, ReadStats};
+use crate::meter::{CacheReads, Copies, DirectReads, Network, ReadStats};
 use crate::pipeline::{FieldRoute, MemoryPlan};
 use crate::report::{Cause, Verdict};
 use crate::storage::Choice;
@@ -45,7 +45,9 @@ pub struct Report {
     pub reads: ReadStats,
     /// Page cache lookups before reads, in extents: hits and misses.
     pub cache: Option<(u64, u64)>,
-    /// The local cache of objects; see [`storage::Cache`](crate::storage).
+    /// Requests to object stores.
+    pub network: Option<Network>,
+    /// The local cache of objects and files on network mounts; see [`storage::Cache`](crate::storage).
     pub local_cache: Option<CacheReads>,
     /// For datasets in chunks: number of chunk opens, and number of chunks.
     pub chunks: Option<(u64, u64)>,
@@ -196,6 +198,9 @@ impl fmt::Display for Report {
         if let Some((hits, misses)) = self.cache {
             let lookups = hits + misses;
             writeln!(f, "cache     {hits} of {lookups} lookups before a read found its bytes in the page cache")?;
+        }
+        if let Some(network) = self.network.as_ref().filter(|network| network.requests > 0) {
+            writeln!(f, "network   {network}")?;
         }
         if let Some(local) = &self.local_cache {
             writeln!(f, "local     {local}")?;

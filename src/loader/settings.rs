@@ -320,14 +320,14 @@ impl LoaderBuilder {
         self
     }
 
-    /// Keeps objects of stores on a local disk, and reads them from there. Default: nothing is kept.
-    #[cfg(feature = "remote")]
+    /// Keeps objects of stores and files of network mounts on a local disk, and reads them from there. Default: nothing is
+    /// kept.
     pub fn cache(mut self, cache: crate::storage::Cache) -> Self {
         self.reader.cache = Some(cache);
         self
     }
 
-    /// Maximum reads in flight. Default: 32; 128 for io_uring through the page cache.
+    /// Maximum reads in flight. Default: 32; 128 for io_uring through the page cache, and on network mounts.
     pub fn depth(mut self, depth: u32) -> Self {
         self.reader.depth = Some(depth);
         self

@@ -13,6 +13,8 @@
 mod clock;
 mod counters;
 mod cpu;
+#[cfg(feature = "remote")]
+mod network;
 mod reads;
 mod snapshot;
 mod timeline;
@@ -22,7 +24,9 @@ pub(crate) use clock::Clock;
 pub use counters::Latency;
 pub(crate) use counters::{Area, Counter, Flow, Histogram, Lone, Pool, States};
 pub(crate) use cpu::{Role, Threads};
-pub use reads::{CacheReads, Copies, DirectReads, ReadStats};
+#[cfg(feature = "remote")]
+pub(crate) use network::NetworkMeter;
+pub use reads::{CacheReads, Copies, DirectReads, Network, ReadStats};
 pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Handed, Order, ReaderInUse, Slots, Snapshot, Storage, Unmeasured};
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};
@@ -377,6 +381,8 @@ impl Meters {
             retries: reads.retries + reads.short_reads,
             fallbacks: reads.fallbacks,
             recovered: 0,
+            network: None,
+            local_cache: None,
             latency: self.read_latency.read(),
         }
     }

@@ -1,5 +1,7 @@
 //! Counts of readers and of copies to a device.
 
+use super::Latency;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
@@ -40,8 +42,8 @@ impl ReadStats {
     }
 }
 
-/// Counts of a loader's local cache of objects.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Counts of a loader's local cache. A network mount counts as network, and a file on it as an object.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CacheReads {
     /// Reads from the local disk.
@@ -72,6 +74,40 @@ impl fmt::Display for CacheReads {
             Some(why) => write!(f, "; {} times not kept ({why})", self.not_kept),
             None => Ok(()),
         }
+    }
+}
+
+/// A loader's requests to object stores, those of its local cache included.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Network {
+    /// Requests that ended, well or not.
+    pub requests: u64,
+    /// Bytes that they brought.
+    pub bytes: u64,
+    /// Time that all requests were in flight, added up: divide by the steady time for their mean number.
+    pub in_flight_ns: u64,
+    /// Requests that were repeated, or continued after a cut body.
+    pub retries: u64,
+    /// Answers 429 and 503: the store asks for fewer requests.
+    pub throttled: u64,
+    /// From the request to the head of its answer, connecting included.
+    pub first_byte: Latency,
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |ns: f64| ns / 1e6;
+        write!(f, "{} requests, {:.3} GB; ", self.requests, self.bytes as f64 / 1e9)?;
+        let Latency { p50_ns, p99_ns, .. } = self.first_byte;
+        write!(f, "first byte after {:.1} ms (half), {:.1} ms (99 %)", ms(p50_ns), ms(p99_ns))?;
+        if self.retries > 0 {
+            write!(f, "; {} repeated", self.retries)?;
+        }
+        if self.throttled > 0 {
+            write!(f, "; {} throttled by the store", self.throttled)?;
+        }
+        Ok(())
     }
 }
 

@@ -10,6 +10,7 @@
 //! batch of each iterator on. All but the histograms can be subtracted, see [`Snapshot::since`].
 
 use super::counters::Latency;
+use super::{CacheReads, Network};
 use serde::{Deserialize, Serialize};
 
 /// All measurements until one moment.
@@ -153,6 +154,12 @@ pub struct Storage {
     pub recovered: u64,
     /// Durations of the reads, from their submission.
     pub latency: Latency,
+    /// Requests to object stores, where there are any.
+    #[serde(default)]
+    pub network: Option<Network>,
+    /// The local cache of objects, if there is one.
+    #[serde(default)]
+    pub local_cache: Option<CacheReads>,
 }
 
 /// The reader that brings the bytes.
@@ -242,6 +249,12 @@ macro_rules! numbers {
             consumer.substituted, decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples,
             slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns
         );
+        if let (Some(now), Some(then)) = (&mut $later.storage.network, &$before.storage.network) {
+            $do!(now, then; requests, bytes, in_flight_ns, retries, throttled);
+        }
+        if let (Some(now), Some(then)) = (&mut $later.storage.local_cache, &$before.storage.local_cache) {
+            $do!(now, then; hits, misses, blocks, bytes, not_kept, removed);
+        }
         if let (Some(now), Some(then)) = (&mut $later.decode.cpu_ns, &$before.decode.cpu_ns) {
             $do!(one now, then);
         }

@@ -118,7 +118,7 @@ pub struct MemoryPlan {
     pub device_bytes: usize,
     /// Bounce buffers of the threads that read directly into device memory.
     pub bounce_bytes: usize,
-    /// Buffers of connections to object stores.
+    /// Buffers of connections to object stores; with a local cache, its blocks in memory and its tables.
     pub network_bytes: usize,
     /// For one substitute sample or chunk; allocated at the first substitution.
     pub substitute_bytes: usize,
@@ -162,7 +162,11 @@ impl MemoryPlan {
                 if *chunks > 0 { "samples in flight, order of chunks" } else { "samples in flight" }.into(),
             ),
             ("bounce", self.bounce_bytes, "for rows that cannot be read directly into device memory".into()),
-            ("network", self.network_bytes, "connections with a request in flight".into()),
+            (
+                "network",
+                self.network_bytes,
+                "connections with a request in flight; blocks and tables of a cache".into(),
+            ),
             (
                 "substitutes",
                 self.substitute_bytes,

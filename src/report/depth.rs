@@ -16,8 +16,7 @@
 //! - A device of fewer channels than the depth has a longer latency by depth / channels. Up to twice the channels that still
 //!   counts as [`Headroom::Left`]; from four times the channels on it is [`Headroom::Limit`].
 
-use crate::meter::Latency;
-use crate::meter::Storage;
+use crate::meter::{Latency, Storage};
 
 /// The gain of more reads in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,6 +44,10 @@ impl Headroom {
     /// Valid where the depth was filled.
     pub(super) fn of(storage: &Storage) -> Self {
         let (latency, depth) = (&storage.latency, u64::from(storage.depth.max(1)));
+        // A store or mount may limit each connection: then more of them bring more, however long each takes.
+        if network_share(storage) > 0.0 {
+            return Self::Unknown;
+        }
         if latency.count < depth.saturating_mul(READS_LEAST) {
             return Self::Unknown;
         }
@@ -59,6 +62,21 @@ impl Headroom {
             _ => Self::Unknown,
         }
     }
+}
+
+/// Share of the reads that object stores and network mounts served: 0 to 1.
+pub(super) fn network_share(storage: &Storage) -> f64 {
+    let requests = storage.network.as_ref().is_some_and(|network| network.requests > 0);
+    match &storage.local_cache {
+        Some(cache) => cache.misses as f64 / cache.hits.saturating_add(cache.misses).max(1) as f64,
+        None if requests || on_network_mount(storage) => 1.0,
+        None => 0.0,
+    }
+}
+
+/// Whether a reader without a cache reads files on a network mount.
+pub(super) fn on_network_mount(storage: &Storage) -> bool {
+    storage.reader.as_ref().is_some_and(|reader| reader.name.ends_with("network mount"))
 }
 
 /// The longest of the `count` shortest latencies.

@@ -24,10 +24,9 @@
 //!   exponentially distributed times: more than nine of ten predictions are within 10 %, or say "at least". With few rows for
 //!   each worker, or one or two slots, stages wait for the last row of each batch. A caveat says so where slots are few.
 
-use super::depth::Headroom;
+use super::depth::{Headroom, network_share};
 use super::load::{Cause, FILLED, Loads, STAGES};
-use crate::meter::Latency;
-use crate::meter::Snapshot;
+use crate::meter::{Latency, Snapshot};
 use serde::{Deserialize, Serialize};
 
 /// A change of settings or of the machine. `Default` is none.
@@ -44,6 +43,8 @@ pub struct Change {
     pub storage_factor: Option<f64>,
     /// All files are in the page cache: nothing is read, and workers copy the bytes.
     pub cached: bool,
+    /// All objects are in the local cache: nothing comes from object stores.
+    pub local_cache: bool,
     /// Speed of the consumer's own work, as a multiple of the present one.
     pub consumer_factor: Option<f64>,
     /// The device decodes, workers do nothing.
@@ -87,6 +88,8 @@ pub struct WhatIf {
     rows: f64,
     /// Additional share of the workers' time for copying the bytes that are now read.
     caching: f64,
+    /// Share of the reads that object stores served.
+    network: f64,
 }
 
 /// The least `serial` with two slots; with more slots it is less in proportion.
@@ -122,6 +125,7 @@ impl WhatIf {
             depth: f64::from(snapshot.storage.depth.max(1)),
             rows: loads.samples_per_batch().max(1.0) * evenness(&decode.latency),
             caching: snapshot.storage.bytes as f64 / CACHE_SPEED / loads.steady_ns,
+            network: network_share(&snapshot.storage),
             loads,
         };
         let loads = model.measured().map(|(_, load)| load);
@@ -155,6 +159,10 @@ impl WhatIf {
         if let Some((_, ceiling)) = least {
             items_per_s = items_per_s.min(ceiling);
         }
+        if let (Some((_, ceiling)), true) = (least, change.local_cache && self.network > 0.0) {
+            // An upper bound has no waits of stages for each other.
+            items_per_s = ceiling;
+        }
         if change.cached {
             // The speed of workers' copies is a guess. Bytes that they do not copy are read as now, so the rate is not less.
             items_per_s = items_per_s.max(self.with(&Change { cached: false, ..change.clone() }).items_per_s);
@@ -176,7 +184,8 @@ impl WhatIf {
         }
         let depth = change.depth.map_or(self.depth, |depth| f64::from(depth.max(1)));
         let at_least = seen_less || depth < self.depth;
-        let at_most = (depth > self.depth || change.gpu_decode) && items_per_s > rate;
+        let unseen = depth > self.depth || change.gpu_decode || change.local_cache;
+        let at_most = unseen && items_per_s > rate;
         Prediction { items_per_s, at_least, at_most, bound_by, stages, caveats }
     }
 
@@ -212,10 +221,18 @@ impl WhatIf {
         let storage = factor("Storage", change.storage_factor);
         let consumer = factor("A consumer", change.consumer_factor);
         let storage = storage * self.deeper(change, caveats);
+        let local = change.local_cache && self.network > 0.0;
+        if change.local_cache {
+            caveats.push(match local {
+                true => "The speed of the local disk is not known: it is an upper bound.".into(),
+                false => "Neither object stores nor network mounts served reads: a local cache changes nothing.".into(),
+            });
+        }
         self.measured().map(|(stage, load)| {
             let changed = match stage {
                 Cause::Consumer => load / consumer,
-                Cause::Storage if change.cached => 0.0,
+                // Reads of the network are few or many; their share of the time is not known.
+                Cause::Storage if change.cached || local => 0.0,
                 Cause::Storage => load / storage,
                 Cause::Decode => self.decode(load, change, caveats),
                 _ => load,
@@ -323,7 +340,7 @@ fn finite(value: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meter::Handed;
+    use crate::meter::{CacheReads, Handed, Network};
 
     /// 100 batches of 16 rows in ten seconds: the shares of the time that the consumer, decode, storage and the order took.
     fn measured([consumer, decode, storage, order]: [f64; 4], slots: u32) -> Snapshot {
@@ -372,6 +389,19 @@ mod tests {
                 assert!((got / 160.0 - 1.0).abs() < 1e-9, "{got}, not 160");
             }
         }
+    }
+
+    #[test]
+    fn a_full_local_cache_leaves_the_limits_of_other_stages() {
+        let mut storing = measured([0.5, 0.2, 1.0, 0.01], 12);
+        let local = Change { local_cache: true, ..Change::default() };
+        about(rate(&storing, local.clone()), 160.0);
+        storing.storage.network = Some(Network { requests: 1600, ..Network::default() });
+        let then = WhatIf::from(&storing).unwrap().with(&local);
+        about(then.items_per_s, 2.0 * 160.0);
+        assert!(then.at_most, "{then:?}");
+        storing.storage.local_cache = Some(CacheReads { hits: 1200, misses: 400, ..CacheReads::default() });
+        about(rate(&storing, local), 2.0 * 160.0);
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub(crate) const OPEN_FLAGS: OFlags =
 const ALIGN_UNKNOWN: usize = 4096;
 
 /// Limit of folders that `probe` checks. File systems differ by folder, hardly by file.
-const PROBES_MAX: usize = 64;
+pub(super) const PROBES_MAX: usize = 64;
 
 /// The descriptor table of a reader.
 pub(crate) struct Files {
@@ -122,13 +122,19 @@ impl Files {
     }
 
     fn check_identity(&self, id: SourceId, fd: &OwnedFd) -> Result<()> {
-        let Some(seen) = &self.seen else { return Ok(()) };
+        // A cache never uses a name again.
+        let Some(seen) = self.seen.as_ref().filter(|_| !self.is_of_cache(id)) else { return Ok(()) };
         let stat = rustix::fs::fstat(fd).map_err(|errno| Error::os(Stage::Open, "", errno.into()))?;
         let found = (stat.st_dev, stat.st_ino);
         if *seen[id.index()].get_or_init(|| found) == found {
             return Ok(());
         }
         Err(Error::new(ErrorKind::Changed, Stage::Open, "the file was replaced since it was first opened"))
+    }
+
+    /// Whether this table opens a cache's file for the source.
+    fn is_of_cache(&self, id: SourceId) -> bool {
+        self.sources.has_cache() && self.sources.is_staged(id)
     }
 
     pub(crate) fn fault_hook(&self) -> &FaultHook {

@@ -1,5 +1,6 @@
 //! Kind, length and version of a source, as a folder or a store names them; which paths are URLs.
 
+use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -48,7 +49,7 @@ pub(crate) struct Meta {
 
 impl Meta {
     pub(super) fn of(meta: &std::fs::Metadata) -> Self {
-        let version = (meta.mtime() as u64).wrapping_mul(1_000_000_000).wrapping_add(meta.mtime_nsec() as u64);
+        let version = nanoseconds(meta.mtime(), meta.mtime_nsec());
         Self { kind: Kind::of(meta.file_type()), len: meta.len(), version, pin: None }
     }
 
@@ -59,6 +60,43 @@ impl Meta {
     /// An object of this version.
     pub(super) fn of_object(len: u64, pin: Option<Arc<str>>) -> Self {
         Self { kind: Kind::File, len, version: fnv(pin.as_deref().unwrap_or_default().as_bytes()), pin }
+    }
+}
+
+/// Modulo 2^64.
+fn nanoseconds(seconds: i64, rest: i64) -> u64 {
+    (seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(rest as u64)
+}
+
+/// What tells contents of a file apart: the times of the last changes in nanoseconds, and the inode if it stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Version {
+    modified: u64,
+    /// Of content or attributes. No program can set it.
+    changed: u64,
+    inode: u64,
+    len: u64,
+}
+
+impl Version {
+    pub(super) fn of(meta: &std::fs::Metadata, keeps_inode: bool) -> Self {
+        Self {
+            modified: nanoseconds(meta.mtime(), meta.mtime_nsec()),
+            changed: nanoseconds(meta.ctime(), meta.ctime_nsec()),
+            inode: if keeps_inode { meta.ino() } else { 0 },
+            len: meta.len(),
+        }
+    }
+
+    /// Whether only attributes may have changed.
+    pub(super) fn is_same_content(self, other: Self) -> bool {
+        Self { changed: other.changed, ..self } == other
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "modified {} changed {} inode {}", self.modified, self.changed, self.inode)
     }
 }
 

@@ -1,5 +1,5 @@
 //! A reader for files and objects together: each read goes to the reader of its source. With a cache, what it holds is
-//! read as a file.
+//! read as a file; then files on network mounts count as objects.
 //!
 //! ```text
 //! submit ─┬─ file ──────────────────────────► reader of files ─────────────────┬─► wait
@@ -54,7 +54,11 @@ impl Mixed {
 
     /// A source that the table lacks goes to the reader of files, which refuses it by name.
     fn is_object(&self, extent: &Extent) -> bool {
-        extent.source.index() < self.sources.count() && self.sources.is_remote(extent.source)
+        extent.source.index() < self.sources.count()
+            && match self.cached {
+                Some(_) => self.sources.is_staged(extent.source),
+                None => self.sources.is_remote(extent.source),
+            }
     }
 
     /// Sends a read of an object. There is room: neither reader has less than the depth of both.

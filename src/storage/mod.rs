@@ -7,7 +7,8 @@
 //!                 uring  one ring, O_DIRECT where the file system allows it, registered buffers and files
 //!                 pread  its own threads
 //!                 mmap   its own threads, read-ahead by MADV_POPULATE_READ, fault-safe copies
-//!                 remote objects in stores (feature `remote`); `mixed` gives each read to the reader of its source
+//!                 remote objects in stores (feature `remote`); `mixed` gives each read to the reader of its source,
+//!                        and asks the `cache` of objects and network mounts first
 //! ```
 //!
 //! Where to start reading: `progress` (pure: the next read, and how it continues), `files` (descriptors), `pread` (the
@@ -26,7 +27,6 @@
 
 pub(crate) mod attempt;
 mod blob;
-#[cfg(feature = "remote")]
 mod cache;
 pub(crate) mod choice;
 mod done;
@@ -36,9 +36,9 @@ pub(crate) mod faulty;
 mod files;
 pub(crate) mod listing;
 mod meta;
-#[cfg(feature = "remote")]
 mod mixed;
 mod mmap;
+mod mounts;
 pub(crate) mod page_cache;
 mod pread;
 mod progress;
@@ -59,11 +59,28 @@ pub(crate) mod waker;
 mod remote {
     use super::meta::{Kind, Meta};
     use crate::error::{Error, ErrorKind, Result, Stage};
+    use crate::meter::Network;
     use std::ffi::OsString;
+    use std::ops::Range;
     use std::path::{Path, PathBuf};
     use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
 
     pub(crate) enum Object {}
+
+    /// Counts the requests that there are none of.
+    pub(crate) struct Meter;
+
+    impl Meter {
+        pub(crate) fn new() -> Self {
+            Self
+        }
+
+        pub(crate) fn read(&self) -> Network {
+            Network::default()
+        }
+    }
 
     fn absent<T>(url: &Path) -> Result<T> {
         let message = "data in object stores needs the feature `remote`; build feedline with it";
@@ -77,6 +94,18 @@ mod remote {
 
         pub(crate) fn read(&self, _: u64, _: &mut [u8]) -> Result<()> {
             match *self {}
+        }
+
+        pub(crate) fn is_pinned(&self) -> bool {
+            match *self {}
+        }
+
+        pub(crate) fn metered(self, _: &Arc<Meter>) -> Self {
+            self
+        }
+
+        pub(crate) fn bring(self, _: Range<u64>, _: Option<Duration>, _: Vec<u8>, _: &AtomicBool) -> Result<Vec<u8>> {
+            match self {}
         }
     }
 
@@ -101,8 +130,8 @@ mod remote {
 /// process use them; objects keep the version that was listed.
 ///
 /// Names are those of the crate [`object_store`](https://docs.rs/object_store): for S3 `region`, `endpoint`,
-/// `access_key_id`, `secret_access_key`, `session_token`, `skip_signature`, `virtual_hosted_style_request`; for GCS
-/// `service_account_path`; for Azure `account_name`, `account_key`, `sas_token`.
+/// `access_key_id`, `secret_access_key`, `session_token`, `skip_signature`, `virtual_hosted_style_request`, and `profile`
+/// for one of `~/.aws`; for GCS `service_account_path`; for Azure `account_name`, `account_key`, `sas_token`.
 ///
 /// Errors: [`ErrorKind::Config`](crate::ErrorKind) for an unknown option, a missing one, or a build without the feature
 /// `remote`. No message shows a value.
@@ -120,9 +149,8 @@ pub fn configure(
 }
 
 pub(crate) use blob::Blob;
-#[cfg(feature = "remote")]
-pub use cache::Cache;
-pub(crate) use choice::{Choice, LocalCache, Opened, open};
+pub use cache::{Cache, CacheEntry, CacheWarmed};
+pub(crate) use choice::{Choice, Opened, RemoteCounts, open};
 #[cfg(feature = "unstable")]
 pub(crate) use faulty::Faulty;
 pub(crate) use files::{Files, descriptor_limit};

@@ -109,8 +109,8 @@ impl PageCache {
                 Ok(true)
             }
             None if dst.is_empty() => Ok(true),
-            // If the cache's file cannot be read, the network has the bytes.
-            None if self.files.sources().is_remote(extent.source) => {
+            // If the cache's file cannot be read, the network has the bytes. It alone is looked at: a mount may not answer.
+            None if self.files.sources().is_staged(extent.source) => {
                 let sources = self.files.sources().clone();
                 Ok(sources.read_cached(extent, || self.look(extent, dst).unwrap_or(false)))
             }

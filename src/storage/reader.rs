@@ -27,10 +27,10 @@ pub struct ReaderOptions {
     pub direct: Direct,
     /// Operations in flight, 1 to [`DEPTH_MAX`]. `None`, the default, is 32; there NVMe devices reach their bandwidth
     /// at 128 KiB. For io_uring through the page cache it is 128, because each operation also allocates and fills its
-    /// pages.
+    /// pages; on network mounts too, because each waits for a server.
     pub depth: Option<u32>,
     /// Threads of the pread and mmap readers, at most [`THREADS_MAX`] and never more than `depth`. 0, the default,
-    /// means `depth` threads, but at most 32: each only waits for the device.
+    /// means `depth` threads, but at most 32, and 128 on network mounts: each only waits for the device.
     pub threads: u32,
     /// Descriptors that stay open per table (the reader has one table, the page cache another). `None`, the default, is
     /// a quarter of the soft `RLIMIT_NOFILE`. With more sources than that, each read opens and closes its file.
@@ -41,8 +41,7 @@ pub struct ReaderOptions {
     pub(crate) patience: Option<std::time::Duration>,
     /// Limit of memory for connections, which bounds the default depth.
     pub(crate) connections: Option<usize>,
-    /// The cache of objects.
-    #[cfg(feature = "remote")]
+    /// The cache of objects and of files on network mounts.
     pub(crate) cache: Option<super::Cache>,
     /// Samples follow each other in their sources.
     pub(crate) dense: bool,
@@ -65,7 +64,6 @@ impl Default for ReaderOptions {
             registered: true,
             patience: None,
             connections: None,
-            #[cfg(feature = "remote")]
             cache: None,
             dense: false,
             deny_uring: None,

@@ -79,7 +79,6 @@ impl Again {
     }
 
     /// The identity of each file at its first open.
-    #[cfg(feature = "remote")]
     pub(crate) fn seen(&self) -> Option<Seen> {
         self.files.seen()
     }

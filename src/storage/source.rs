@@ -1,7 +1,6 @@
 //! The places of bytes: files by path and expected length, objects by URL and version, or memory of the process. A
 //! table, not open descriptors.
 
-#[cfg(feature = "remote")]
 use super::cache::Kept;
 use super::meta::{Meta, is_url};
 use super::{remote, resolve_beneath};
@@ -58,8 +57,9 @@ pub struct Sources {
     /// The bytes of each source, in a table whose files were read into memory.
     resident: Vec<Option<Bytes>>,
     bytes: u64,
+    /// The folders on network mounts whose files a cache stages, ascending.
+    mounts: Vec<u32>,
     /// The files of a cache, in the table of its reader.
-    #[cfg(feature = "remote")]
     kept: Option<Arc<Kept>>,
 }
 
@@ -239,6 +239,18 @@ impl Sources {
         !self.stores.is_empty() && self.stores.binary_search(&self.entries[id.index()].dir).is_ok()
     }
 
+    /// Whether a cache may hold the source: an object, or a file on a network mount.
+    pub(crate) fn is_staged(&self, id: SourceId) -> bool {
+        self.is_remote(id) || self.mounts.binary_search(&self.entries[id.index()].dir).is_ok()
+    }
+
+    /// The same table, with the folders of these files on network mounts.
+    pub(crate) fn with_mounts(&self, files: impl Iterator<Item = SourceId>) -> Self {
+        let mut mounts: Vec<_> = files.map(|id| self.entries[id.index()].dir).collect();
+        mounts.sort_unstable();
+        Self { mounts, ..self.clone() }
+    }
+
     /// Whether there is a source in an object store, and whether there is a file.
     pub(crate) fn kinds(&self) -> (bool, bool) {
         let on_disk = |id: &SourceId| self.owned(*id).is_none() && !self.is_remote(*id);
@@ -300,40 +312,32 @@ impl Sources {
     }
 
     /// The same table for a reader of files: what a cache holds has the path of the cache's file.
-    #[cfg(feature = "remote")]
     pub(crate) fn with_cache(&self, kept: Arc<Kept>) -> Self {
         Self { kept: Some(kept), ..self.clone() }
     }
 
     /// Whether objects may have files in a cache.
     pub(crate) fn has_cache(&self) -> bool {
-        #[cfg(feature = "remote")]
-        return self.kept.is_some();
-        #[cfg(not(feature = "remote"))]
-        false
+        self.kept.is_some()
     }
 
-    /// Reads an object's bytes by `read` if a cache holds them all; true if that succeeds.
+    /// Reads a staged source's bytes by `read` if a cache holds them all; true if that succeeds.
     pub(crate) fn read_cached(&self, extent: &Extent, read: impl FnOnce() -> bool) -> bool {
-        #[cfg(feature = "remote")]
-        if let Some(kept) = &self.kept {
-            let hit = kept.has(extent.source.index(), extent.offset, extent.len) && read();
-            if hit {
-                kept.hit(1);
-            }
-            return hit;
+        let Some(kept) = &self.kept else { return false };
+        let hit = kept.has(extent.source.index(), extent.offset, extent.len) && read();
+        if hit {
+            kept.hit(1);
         }
-        let _ = (extent, read);
-        false
+        hit
     }
 
-    /// The first file of each folder, for at most `dirs_max` folders.
+    /// The first file of each folder that no cache stages, for at most `dirs_max` folders.
     pub(crate) fn first_of_dirs(&self, dirs_max: usize) -> Vec<SourceId> {
         let mut seen = vec![false; self.dirs.len()];
         let first = |(index, entry): &(usize, &Entry)| {
             self.owned(SourceId(*index as u32)).is_none()
                 && entry.dir != MEMORY
-                && !self.is_remote(SourceId(*index as u32))
+                && !self.is_staged(SourceId(*index as u32))
                 && !std::mem::replace(&mut seen[entry.dir as usize], true)
         };
         let files = self.entries.iter().enumerate().filter(first);
@@ -374,9 +378,8 @@ impl Sources {
     /// enough.
     pub fn path_into(&self, id: SourceId, out: &mut Vec<u8>) {
         out.clear();
-        #[cfg(feature = "remote")]
-        if let Some(path) = self.kept.as_ref().and_then(|kept| kept.path(id.index())) {
-            return out.extend_from_slice(path.as_os_str().as_bytes());
+        if self.kept.as_ref().is_some_and(|kept| kept.path_into(id.index(), out)) {
+            return;
         }
         let entry = self.entries[id.index()];
         if entry.dir == MEMORY {
@@ -395,7 +398,7 @@ impl Sources {
     pub fn table_bytes(&self) -> usize {
         let dirs: usize = self.dirs.iter().map(|dir| dir.as_os_str().len() + size_of::<PathBuf>()).sum();
         let pins: usize = self.pins.iter().map(|(_, pin)| pin.len() + size_of::<(u32, Arc<str>)>() + 16).sum();
-        let numbers = (self.roots.capacity() + self.stores.capacity()) * 4;
+        let numbers = (self.roots.capacity() + self.stores.capacity() + self.mounts.capacity()) * 4;
         self.entries.capacity() * size_of::<Entry>() + self.names.capacity() + numbers + dirs + pins
     }
 }

@@ -10,17 +10,14 @@ use std::ffi::{c_int, c_long, c_uint};
 const SYS_CACHESTAT: c_long = 451;
 
 /// `F_OFD_SETLK`.
-#[cfg(feature = "remote")]
 const SETLK: c_int = 37;
 
 unsafe extern "C" {
     fn syscall(number: c_long, ...) -> c_long;
-    #[cfg(feature = "remote")]
     fn fcntl(fd: c_int, command: c_int, ...) -> c_int;
 }
 
 /// `struct flock` of systems with 64 bits.
-#[cfg(feature = "remote")]
 #[repr(C)]
 struct Flock {
     kind: i16,
@@ -33,19 +30,16 @@ struct Flock {
 /// Locks a range of a file for this open file alone, until it is closed or unlocked. False if another one holds it.
 ///
 /// Errors: the system's, such as `EINVAL` on a file system without such locks.
-#[cfg(feature = "remote")]
 pub(crate) fn lock_range(fd: BorrowedFd<'_>, start: u64, len: u64) -> std::io::Result<bool> {
     set_lock(fd, 1, start, len)
 }
 
 /// Ends all locks of an open file, also of a forked child that shares it.
-#[cfg(feature = "remote")]
 pub(crate) fn unlock(fd: BorrowedFd<'_>) {
     let _ = set_lock(fd, 2, 0, 0);
 }
 
 /// `kind`: F_WRLCK is 1, F_UNLCK is 2. A length of 0 is the whole file.
-#[cfg(feature = "remote")]
 fn set_lock(fd: BorrowedFd<'_>, kind: i16, start: u64, len: u64) -> std::io::Result<bool> {
     let lock = Flock { kind, whence: 0, start: start as i64, len: len as i64, pid: 0 };
     // SAFETY: the descriptor is borrowed, and the pointer points to a live local of the kernel's layout, which the kernel

@@ -60,17 +60,18 @@ struct Queue {
 }
 
 impl<W: Work> Threaded<W> {
-    /// Starts `threads` threads for at most `depth` reads in flight.
+    /// Starts `threads` threads for at most `depth` reads in flight. `other`: wakes the driver, which may sleep in another
+    /// reader.
     ///
     /// Errors: [`ErrorKind::Io`] if the system refuses a thread.
-    pub(super) fn start(work: W, depth: usize, threads: usize) -> Result<Self> {
+    pub(super) fn start(work: W, depth: usize, threads: usize, other: Option<Waker>) -> Result<Self> {
         let queue = Queue { jobs: VecDeque::with_capacity(depth), stop: false, idle: 0, alive: 0 };
         let shared = Arc::new(Shared {
             work,
             counters: Counters::default(),
             queue: Mutex::new(queue),
             changed: Condvar::new(),
-            done: Done::new(depth, None),
+            done: Done::new(depth, other),
         });
         let mut reader = Self {
             shared,
@@ -277,7 +278,7 @@ mod tests {
     fn a_stuck_thread_is_abandoned_with_its_buffer_and_counted() {
         let (word, words) = channel();
         let ring = ByteRing::new(4096, 1, || {}).unwrap();
-        let mut reader = Threaded::start(Stuck(Mutex::new(words)), 2, 1).unwrap();
+        let mut reader = Threaded::start(Stuck(Mutex::new(words)), 2, 1, None).unwrap();
         reader.deadline = Duration::from_millis(50);
         assert!(reader.submit(op(&ring, 0)).is_ok());
         reader.wait(&mut Vec::new(), Some(Duration::from_millis(20)));
@@ -292,7 +293,7 @@ mod tests {
     fn a_panic_of_a_thread_is_a_completion_like_any_other() {
         let (_word, words) = channel();
         let ring = ByteRing::new(4096, 1, || {}).unwrap();
-        let mut reader = Threaded::start(Stuck(Mutex::new(words)), 2, 1).unwrap();
+        let mut reader = Threaded::start(Stuck(Mutex::new(words)), 2, 1, None).unwrap();
         let mut out = Vec::new();
         assert!(reader.submit(op(&ring, 1)).is_ok());
         reader.wait(&mut out, Some(Duration::from_secs(5)));

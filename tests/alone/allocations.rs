@@ -7,9 +7,16 @@ use feedline::storage::{Direct, Mode};
 use feedline::tensor::{DType, Field};
 use feedline::{Loader, LoaderBuilder, Order};
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
+static HEAP: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes on the heap of the process.
+#[cfg(feature = "remote")]
+pub fn heap() -> usize {
+    HEAP.load(Ordering::Relaxed)
+}
 
 struct Counting;
 
@@ -18,15 +25,18 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
+        HEAP.fetch_add(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's promises are the system allocator's.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        HEAP.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: as above.
         unsafe { System.dealloc(ptr, layout) }
     }
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
+        HEAP.fetch_add(new_size.wrapping_sub(layout.size()), Ordering::Relaxed);
         // SAFETY: as above.
         unsafe { System.realloc(ptr, layout, new_size) }
     }

@@ -9,4 +9,6 @@ mod cancel;
 mod footprint;
 mod shutdown;
 mod soak;
+#[cfg(feature = "remote")]
+mod tables;
 mod truth;

@@ -2,7 +2,7 @@
 //! grow.
 //!
 //! ```text
-//! every second: a fault ──► reads ──► loader (substitutes) ──► rows against the oracle
+//! every second: a fault ──► reads of files or objects ──► loader (substitutes) ──► rows against the oracle
 //! every few seconds: the loader is dropped, the process is looked at, another one is built: next reader, next dataset
 //! ```
 //!
@@ -12,11 +12,15 @@
 use crate::common::sweep;
 use crate::common::*;
 use feedline::dataset::DatasetExt;
+#[cfg(feature = "remote")]
+use feedline::dataset::Records;
 use feedline::unstable::{Fault, Faulty};
 use feedline::{Loader, OnBadSample, Order, Status};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+#[cfg(feature = "remote")]
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const RECORD: usize = 3000;
@@ -122,41 +126,50 @@ fn life(path: &Path, index: &Path, bytes: &[u8], turn: usize, faulty: &Arc<Fault
     run(&loader, bytes, time, done);
 }
 
+/// Lives one after another; system resources in the first half, after `warm` lives, and in the second half.
+fn lives(seconds: u64, warm: usize, mut life: impl FnMut(usize, Duration, &mut Done)) -> (Done, House, House) {
+    let time = Duration::from_secs(seconds);
+    let one = (time / 20).clamp(Duration::from_millis(300), Duration::from_secs(10));
+    let (mut done, mut early, mut late) = (Done::default(), House::default(), House::default());
+    let (started, mut turn, mut minute) = (Instant::now(), 0, 0);
+    while started.elapsed() < time {
+        life(turn, one, &mut done);
+        let house = House::now();
+        if turn >= warm && started.elapsed() < time / 2 {
+            early = early.most(house);
+        } else if started.elapsed() >= time / 2 {
+            late = late.most(house);
+        }
+        turn += 1;
+        if started.elapsed().as_secs() / 60 > minute {
+            minute = started.elapsed().as_secs() / 60;
+            println!("minute {minute}: {house:?}");
+        }
+    }
+    (done, early, late)
+}
+
+/// A short run breaks things faster, so that it sees some.
+fn pause(seconds: u64) -> Duration {
+    if seconds >= 60 { Duration::from_secs(1) } else { Duration::from_millis(20) }
+}
+
 #[test]
 fn a_long_run_with_faults_is_right_and_does_not_grow() {
     if !alone(&here!()) {
         return;
     }
     let seconds = sweep::size(3, 6, 3600);
-    let time = Duration::from_secs(seconds);
-    // A short run breaks things faster, so that it sees some.
-    let every = if seconds >= 60 { Duration::from_secs(1) } else { Duration::from_millis(20) };
-    let one = (time / 20).clamp(Duration::from_millis(300), Duration::from_secs(10));
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, COUNT, RECORD);
     let (index, faulty, stop) = (dir.path("records.crc"), Arc::new(Faulty::new()), AtomicBool::new(false));
-    let (mut done, mut early, mut late) = (Done::default(), House::default(), House::default());
-    let minute = AtomicU64::new(0);
-    std::thread::scope(|scope| {
-        scope.spawn(|| break_things(&faulty, &stop, every));
-        let started = Instant::now();
-        let mut turn = 0;
-        while started.elapsed() < time {
-            life(&path, &index, &bytes, turn, &faulty, one, &mut done);
-            let house = House::now();
-            // Every reader has run once before anything is compared.
-            if turn >= READERS.len() && started.elapsed() < time / 2 {
-                early = early.most(house);
-            } else if started.elapsed() >= time / 2 {
-                late = late.most(house);
-            }
-            turn += 1;
-            if started.elapsed().as_secs() / 60 > minute.load(Ordering::Relaxed) {
-                minute.store(started.elapsed().as_secs() / 60, Ordering::Relaxed);
-                println!("minute {}: {house:?}", minute.load(Ordering::Relaxed));
-            }
-        }
+    let (done, early, late) = std::thread::scope(|scope| {
+        scope.spawn(|| break_things(&faulty, &stop, pause(seconds)));
+        // Every reader has run once before anything is compared.
+        let seen =
+            lives(seconds, READERS.len(), |turn, one, done| life(&path, &index, &bytes, turn, &faulty, one, done));
         stop.store(true, Ordering::Relaxed);
+        seen
     });
     println!(
         "{seconds} s: {} faults, {} rows right, {} substituted, {} reads recovered, {} errors; {early:?}, then {late:?}",
@@ -174,5 +187,73 @@ fn a_long_run_with_faults_is_right_and_does_not_grow() {
             late.anonymous_kib <= early.anonymous_kib + 16_384 && late.maps <= early.maps + 40,
             "{early:?} {late:?}"
         );
+    }
+}
+
+/// Without a cache, with one, and with one that has room for a tenth of the object.
+#[cfg(feature = "remote")]
+#[test]
+fn a_long_run_from_a_failing_object_store_is_right_and_does_not_grow() {
+    use crate::common::server::{Fault, Server};
+    use feedline::storage::Cache;
+    if !alone(&here!()) {
+        return;
+    }
+    let seconds = sweep::size(3, 6, 3600);
+    let (server, dir, bytes) = (Server::new(), Dir::new(), noise(COUNT * RECORD, 5));
+    server.put("bucket/a.bin", bytes.clone());
+    let mut faults = vec![
+        Fault::Close,
+        Fault::Cut(500),
+        Fault::Status(503, Some(0), "SlowDown"),
+        Fault::Reset(100),
+        Fault::Status(404, None, "NoSuchKey"),
+        Fault::OtherRange,
+        Fault::Short(700),
+        Fault::Status(500, None, "InternalError"),
+        Fault::Long,
+    ];
+    faults.extend((seconds >= 60).then_some(Fault::Stall(60)));
+    let (every, injected) = (pause(seconds), Arc::new(AtomicU64::new(0)));
+    let (counter, mut last, mut good) = (injected.clone(), Instant::now(), 0);
+    server.script(move |request| {
+        good += u32::from(request.range.is_some());
+        // A read that fails six times in a row is a store out of reach, which is another test.
+        let due = request.range.is_some() && good > 8 && last.elapsed() >= every;
+        due.then(|| {
+            (last, good) = (Instant::now(), 0);
+            faults[counter.fetch_add(1, Ordering::Relaxed) as usize % faults.len()].clone()
+        })
+    });
+    let (done, early, late) = lives(seconds, 3, |turn, one, done| {
+        let dataset = Records::builder(RECORD).open(server.s3("a.bin")).unwrap();
+        let builder = Loader::builder(dataset).order(Order::shuffled(turn as u64)).batch_size(32).workers(2);
+        let builder = builder.stall_deadline(Duration::from_secs(8)).depth(16);
+        let builder = builder.on_bad_sample(OnBadSample::Substitute { budget: u64::MAX });
+        let cache = |capacity| Cache::at(dir.path("cache")).block_bytes(64 << 10).capacity(capacity);
+        let loader = build(match turn % 3 {
+            0 => builder,
+            1 => builder.cache(cache(u64::MAX)),
+            _ => builder.cache(cache((COUNT * RECORD / 10) as u64)),
+        });
+        run(&loader, &bytes, one, done);
+        drop(loader);
+        if turn % 3 == 2 {
+            std::fs::remove_dir_all(dir.path("cache")).unwrap();
+        }
+        server.take_log();
+    });
+    let injected = injected.load(Ordering::Relaxed);
+    println!(
+        "{seconds} s: {injected} faults of a store, {} rows right, {} substituted, {} errors; {early:?}, then {late:?}",
+        done.rows, done.substituted, done.errors
+    );
+    assert!(injected > 0 && done.rows > 0);
+    // 24 requests at once leave as many idle connections, each with three descriptors and a thread of the server, which is in
+    // this process.
+    let most = early.most(late);
+    assert!(most.descriptors < 160 && most.threads < 80, "{early:?} {late:?}");
+    if early.threads > 0 {
+        assert!(late.anonymous_kib <= early.anonymous_kib + 16_384, "{early:?} {late:?}");
     }
 }

@@ -40,9 +40,22 @@ pub struct Dir(PathBuf);
 
 impl Dir {
     pub fn new() -> Self {
+        Self::below(Path::new(env!("CARGO_TARGET_TMPDIR")), "")
+    }
+
+    /// In memory if there is room for `bytes`: for tests that sync many files.
+    pub fn in_memory(bytes: u64) -> Self {
+        let shm = Path::new("/dev/shm");
+        match rustix::fs::statvfs(shm).is_ok_and(|disk| disk.f_bavail * disk.f_frsize > bytes) {
+            true => Self::below(shm, "feedline-"),
+            false => Self::new(),
+        }
+    }
+
+    fn below(folder: &Path, prefix: &str) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let name = format!("{prefix}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = folder.join(name);
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }

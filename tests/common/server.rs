@@ -23,8 +23,14 @@ pub enum Fault {
     Long,
     /// Sends the bytes of another range, and says so.
     OtherRange,
+    /// Sends the range, announces more, and sends nothing more.
+    Announced,
     /// Answers 200 with the whole object.
     Whole,
+    /// Answers 200 with the range, and names it.
+    OkRange,
+    /// Answers 200 with the range, and names another.
+    OkOtherRange,
     /// Sends nothing more after this many bytes of the body.
     Stall(usize),
     /// This status, with a `Retry-After` in seconds and a code of S3.
@@ -37,6 +43,8 @@ pub enum Fault {
     Trickle,
     /// The right answer, later.
     Delay(Duration),
+    /// Answers 302 with this `Location`.
+    Redirect(String),
 }
 
 /// One request.
@@ -47,6 +55,8 @@ pub struct Request {
     pub method: String,
     pub path: String,
     pub range: Option<(u64, u64)>,
+    /// The access key of the signature.
+    pub key: Option<String>,
 }
 
 type Script = Box<dyn FnMut(&Request) -> Option<Fault> + Send>;
@@ -115,6 +125,13 @@ impl Server {
         self.inner.objects.lock().unwrap().remove(name);
     }
 
+    /// Removes all objects, the faults and the log.
+    pub fn clear(&self) {
+        self.inner.objects.lock().unwrap().clear();
+        *self.inner.script.lock().unwrap() = None;
+        self.take_log();
+    }
+
     /// `http://127.0.0.1:PORT/bucket/name`.
     pub fn http(&self, name: &str) -> String {
         format!("http://127.0.0.1:{}/bucket/{name}", self.port)
@@ -123,16 +140,21 @@ impl Server {
     /// `s3://bucket-PORT/name`, configured for this server. The bucket is one of its own, since stores belong to the
     /// process.
     pub fn s3(&self, name: &str) -> String {
-        let bucket = format!("s3://bucket-{}", self.port);
-        let endpoint = format!("http://127.0.0.1:{}", self.port);
-        let options = [
-            ("endpoint", endpoint.as_str()),
-            ("access_key_id", "key"),
-            ("secret_access_key", "do-not-show-me"),
-            ("region", "here"),
-        ];
-        feedline::storage::configure(&bucket, options).unwrap();
-        format!("{bucket}/{name}")
+        let keys = [("access_key_id", "key"), ("secret_access_key", "do-not-show-me")];
+        self.try_s3("", &keys).map(|bucket| format!("{bucket}/{name}")).unwrap()
+    }
+
+    /// `s3://bucket-PORT-name`, another name of the bucket, with these options for credentials.
+    pub fn try_s3(&self, name: &str, options: &[(&str, &str)]) -> feedline::Result<String> {
+        let bucket = format!("s3://bucket-{}{name}", self.port);
+        let endpoint = self.endpoint();
+        let place = [("endpoint", endpoint.as_str()), ("region", "here")];
+        feedline::storage::configure(&bucket, place.iter().chain(options).copied())?;
+        Ok(bucket)
+    }
+
+    pub fn endpoint(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
     }
 
     /// Sets the faults of later requests.
@@ -210,7 +232,9 @@ impl Inner {
                 Some((first.parse().ok()?, last.parse::<u64>().ok()? + 1))
             });
             let number = self.requests.fetch_add(1, Ordering::Relaxed);
-            let request = Request { number, method: head.method.clone(), path: head.path.clone(), range };
+            let signature = head.headers.get("authorization").and_then(|text| text.split_once("Credential="));
+            let key = signature.and_then(|(_, rest)| Some(rest.split_once('/')?.0.to_string()));
+            let request = Request { number, method: head.method.clone(), path: head.path.clone(), range, key };
             let fault = self.script.lock().unwrap().as_mut().and_then(|script| script(&request));
             self.log.lock().unwrap().push(request);
             if !self.answer(&head, range, fault, &mut out)? {
@@ -229,15 +253,21 @@ impl Inner {
         out: &mut TcpStream,
     ) -> std::io::Result<bool> {
         let id = "x-amz-request-id: REQ-1\r\n";
-        match fault {
+        match fault.clone() {
             Some(Fault::Close) => return Ok(false),
             Some(Fault::Delay(delay)) => std::thread::sleep(delay),
             Some(Fault::Status(status, retry_after, code)) => {
-                let body = format!("<Error><Code>{code}</Code><Message>m</Message></Error>");
+                // As some stores do, it repeats what it was sent.
+                let said = format!("{:?} {}", head.headers, head.query);
+                let body = format!("<Error><Code>{code}</Code><Message>{said}</Message></Error>");
                 let after = retry_after.map_or(String::new(), |after| format!("retry-after: {after}\r\n"));
                 let len = body.len();
                 let body = if head.method == "HEAD" { "" } else { &body };
                 write!(out, "HTTP/1.1 {status} X\r\n{id}{after}content-length: {len}\r\n\r\n{body}")?;
+                return Ok(true);
+            }
+            Some(Fault::Redirect(to)) => {
+                write!(out, "HTTP/1.1 302 Found\r\n{id}location: {to}\r\ncontent-length: 0\r\n\r\n")?;
                 return Ok(true);
             }
             _ => {}
@@ -286,10 +316,14 @@ impl Inner {
         let last = last.min(total);
         let body = &bytes[first as usize..last as usize];
         let said = match fault {
-            Some(Fault::OtherRange) => format!("bytes {}-{}/{total}", first + 1, last),
+            Some(Fault::OtherRange | Fault::OkOtherRange) => format!("bytes {}-{}/{total}", first + 1, last),
             _ => format!("bytes {first}-{}/{total}", last - 1),
         };
-        let start = format!("HTTP/1.1 206 Partial Content\r\n{common}content-range: {said}\r\n");
+        let status = match fault {
+            Some(Fault::OkRange | Fault::OkOtherRange) => "200 OK",
+            _ => "206 Partial Content",
+        };
+        let start = format!("HTTP/1.1 {status}\r\n{common}content-range: {said}\r\n");
         let sent = |count: usize| &body[..count.min(body.len())];
         match fault {
             Some(Fault::Reset(count)) => {
@@ -314,6 +348,12 @@ impl Inner {
                 out.write_all(body)?;
                 out.write_all(b"garbage\r\n0\r\n\r\n")?;
                 Ok(true)
+            }
+            Some(Fault::Announced) => {
+                write!(out, "{start}content-length: {}\r\n\r\n", body.len() + 5)?;
+                out.write_all(body)?;
+                let _ = out.read(&mut [0]);
+                Ok(false)
             }
             Some(Fault::Stall(count)) => {
                 write!(out, "{start}content-length: {}\r\n\r\n", body.len())?;

@@ -10,51 +10,53 @@ use feedline::{Loader, Order};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const RECORD: usize = 1000;
-const COUNT: usize = 300;
-const BLOCK: u64 = 16 << 10;
+pub(crate) const RECORD: usize = 1000;
+pub(crate) const COUNT: usize = 300;
+pub(crate) const BLOCK: u64 = 16 << 10;
 /// Blocks of both objects.
-const BLOCKS: u64 = 2 * (RECORD as u64 * COUNT as u64 / 2).div_ceil(BLOCK);
+pub(crate) const BLOCKS: u64 = 2 * (RECORD as u64 * COUNT as u64 / 2).div_ceil(BLOCK);
 
 /// A bucket of two objects, and their batches.
-struct Bucket {
-    server: Server,
-    dir: Dir,
+pub(crate) struct Bucket {
+    pub(crate) server: Server,
+    pub(crate) dir: Dir,
 }
 
 impl Bucket {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (server, bytes) = (Server::new(), noise(RECORD * COUNT, 21));
         server.put("bucket/a.bin", bytes[..bytes.len() / 2].to_vec());
         server.put("bucket/b.bin", bytes[bytes.len() / 2..].to_vec());
         Self { server, dir: Dir::new() }
     }
 
-    fn records(&self) -> Records {
+    pub(crate) fn records(&self) -> Records {
         Records::builder(RECORD).open_files(&[self.server.s3("a.bin"), self.server.s3("b.bin")]).unwrap()
     }
 
-    fn cache(&self) -> Cache {
+    pub(crate) fn cache(&self) -> Cache {
         Cache::at(self.dir.path("cache")).block_bytes(BLOCK)
     }
 
-    fn loader(&self, order: Order, cache: Cache) -> Loader {
+    pub(crate) fn loader(&self, order: Order, cache: Cache) -> Loader {
         self.reader(order, cache, Mode::Auto)
     }
 
-    fn reader(&self, order: Order, cache: Cache, mode: Mode) -> Loader {
+    pub(crate) fn reader(&self, order: Order, cache: Cache, mode: Mode) -> Loader {
         Loader::builder(self.records()).order(order).batch_size(7).reader(mode).cache(cache).build().unwrap()
     }
 
-    fn expected(&self, order: Order) -> Vec<Got> {
+    pub(crate) fn expected(&self, order: Order) -> Vec<Got> {
         let loader = Loader::builder(self.records()).order(order).batch_size(7).build().unwrap();
         Got::epoch(&loader, 0)
     }
 
     /// Downloads of whole blocks since the last call. Reads that pass a slow disk are others: no record ends with a block.
-    fn downloads(&self) -> u64 {
+    pub(crate) fn downloads(&self) -> u64 {
         let len = (RECORD * COUNT / 2) as u64;
         let is_block = |(first, end): (u64, u64)| first % BLOCK == 0 && end == (first + BLOCK).min(len);
         let log = self.server.take_log();
@@ -62,7 +64,7 @@ impl Bucket {
     }
 
     /// The files in the cache whose names have this ending, after 25 characters of hash and number.
-    fn files(&self, ending: &str) -> Vec<PathBuf> {
+    pub(crate) fn files(&self, ending: &str) -> Vec<PathBuf> {
         let mut found = Vec::new();
         for share in std::fs::read_dir(self.dir.path("cache/v1/objects")).into_iter().flatten().flatten() {
             for file in std::fs::read_dir(share.path()).into_iter().flatten().flatten() {
@@ -81,12 +83,12 @@ fn is_read(request: &Request) -> bool {
     request.range.is_some()
 }
 
-fn counts(loader: &Loader) -> CacheReads {
+pub(crate) fn counts(loader: &Loader) -> CacheReads {
     loader.report().local_cache.unwrap()
 }
 
 /// Epochs until all blocks are there.
-fn fill(loader: &Loader) {
+pub(crate) fn fill(loader: &Loader) {
     fill_blocks(loader, BLOCKS);
 }
 
@@ -95,6 +97,14 @@ fn fill_blocks(loader: &Loader, blocks: u64) {
     while counts(loader).blocks < blocks {
         assert!(Instant::now() < deadline, "{}", counts(loader));
         Got::epoch(loader, 0);
+    }
+}
+
+fn wait_for_blocks(loader: &Loader, blocks: u64) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while counts(loader).blocks < blocks {
+        assert!(Instant::now() < deadline, "{}", counts(loader));
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -129,6 +139,42 @@ fn a_loader_downloads_each_block_once() {
     same(&Got::epoch(&loader, 0), &bucket.expected(Order::sequential()), "cold");
     fill(&loader);
     assert_eq!(bucket.downloads(), BLOCKS);
+}
+
+#[test]
+fn one_epoch_keeps_small_objects_of_a_shuffled_order() {
+    let (bucket, bytes) = (Bucket::new(), noise(RECORD * COUNT, 22));
+    let names: Vec<_> = (0..COUNT).map(|index| format!("small/{index}.bin")).collect();
+    for (name, record) in names.iter().zip(bytes.chunks(RECORD)) {
+        bucket.server.put(&format!("bucket/{name}"), record.to_vec());
+    }
+    let urls: Vec<_> = names.iter().map(|name| bucket.server.s3(name)).collect();
+    let records = || Records::builder(RECORD).open_files(&urls).unwrap();
+    let loader = |cache| {
+        let builder = Loader::builder(records()).order(Order::shuffled(5)).batch_size(7).slots(16);
+        builder.cache(cache).build().unwrap()
+    };
+    let loader = loader(Cache::at(bucket.dir.path("cache")));
+    bucket.server.take_log();
+    Got::epoch(&loader, 0);
+    wait_for_blocks(&loader, COUNT as u64);
+    let log = bucket.server.take_log();
+    assert_eq!(log.iter().filter(|request| is_read(request)).count(), COUNT, "{}", counts(&loader));
+    bucket.server.script(|request| is_read(request).then_some(Fault::Close));
+    let files = Loader::builder(Records::builder(RECORD).open_bytes(bytes).unwrap());
+    let expected = Got::epoch(&files.order(Order::shuffled(5)).batch_size(7).build().unwrap(), 0);
+    same(&Got::epoch(&loader, 0), &expected, "kept");
+}
+
+#[test]
+fn blocks_are_downloaded_ahead_of_sequential_reads() {
+    let bucket = Bucket::new();
+    let builder = Loader::builder(bucket.records()).order(Order::sequential()).batch_size(1).slots(1);
+    let loader = builder.cache(bucket.cache()).build().unwrap();
+    let mut batches = loader.epoch(0).unwrap();
+    batches.next().unwrap().unwrap();
+    wait_for_blocks(&loader, 9);
+    drop(batches);
 }
 
 #[test]
@@ -313,6 +359,31 @@ fn a_folder_that_cannot_be_a_cache_is_refused_by_name() {
 }
 
 #[test]
+fn objects_and_files_on_a_mount_share_a_cache() {
+    let (bucket, bytes) = (Bucket::new(), noise(RECORD * COUNT, 21));
+    let (mount, local) =
+        (bucket.dir.write("mount/b.bin", &bytes[bytes.len() / 2..]), bucket.dir.write("c.bin", &bytes));
+    let time = std::time::SystemTime::now() - Duration::from_secs(60);
+    std::fs::File::options().write(true).open(&mount).unwrap().set_modified(time).unwrap();
+    let cache = || bucket.cache().mount(mount.parent().unwrap().canonicalize().unwrap());
+    let paths = [bucket.server.s3("a.bin").into(), mount.clone(), local];
+    for order in [Order::sequential(), Order::shuffled(6)] {
+        let builder =
+            || Loader::builder(Records::builder(RECORD).open_files(&paths).unwrap()).order(order.clone()).batch_size(7);
+        let expected = Got::epoch(&builder().build().unwrap(), 0);
+        let loader = builder().cache(cache()).build().unwrap();
+        same(&Got::epoch(&loader, 0), &expected, "first");
+        fill(&loader);
+        bucket.server.script(|request| is_read(request).then_some(Fault::Close));
+        same(&Got::epoch(&loader, 0), &expected, "full");
+        bucket.server.script(|_| None);
+        assert!(loader.report().network.is_some() && bucket.files("").len() == 2);
+        drop(loader);
+        std::fs::remove_dir_all(bucket.dir.path("cache")).unwrap();
+    }
+}
+
+#[test]
 fn o_direct_reads_what_the_cache_wrote() {
     let bucket = Bucket::new();
     let expected = bucket.expected(Order::shuffled(2));
@@ -369,6 +440,36 @@ fn a_kill_while_blocks_are_written_leaves_no_wrong_byte() {
         let builder = Loader::builder(records()).batch_size(7).cache(bucket.cache());
         same(&Got::epoch(&builder.build().unwrap(), 0), &expected, &format!("kill {kill}"));
     }
+}
+
+#[test]
+fn a_stopped_process_that_claims_blocks_delays_others_once() {
+    let bucket = Bucket::new();
+    let asked = Arc::new(AtomicU64::new(0));
+    let counter = asked.clone();
+    bucket.server.script(move |request| {
+        counter.fetch_add(u64::from(is_read(request)), Ordering::Relaxed);
+        is_read(request).then_some(Fault::Delay(Duration::from_secs(5)))
+    });
+    let mut stopped = child(&bucket, true);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while asked.load(Ordering::Relaxed) < 4 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    rustix::process::kill_process(rustix::process::Pid::from_child(&stopped), rustix::process::Signal::STOP).unwrap();
+    bucket.server.script(|_| None);
+    // The child's URLs.
+    let urls = ["a.bin", "b.bin"].map(|name| bucket.server.http(name));
+    let records = Records::builder(RECORD).open_files(&urls).unwrap();
+    let builder = Loader::builder(records).order(Order::sequential()).batch_size(7);
+    let loader = builder.cache(bucket.cache()).build().unwrap();
+    for _ in 0..2 {
+        same(&Got::epoch(&loader, 0), &bucket.expected(Order::sequential()), "beside a stopped process");
+    }
+    let counts = counts(&loader);
+    assert!(counts.why.as_ref().is_some_and(|why| why.contains("another process holds a block")), "{counts}");
+    stopped.kill().unwrap();
+    stopped.wait().unwrap();
 }
 
 #[test]

@@ -6,11 +6,14 @@ mod common;
 
 #[cfg(feature = "remote")]
 mod cache;
+#[cfg(feature = "remote")]
+mod cache_tools;
 mod checked;
 mod datasets;
 mod decoders;
 mod finish;
 mod mds;
+mod mounts;
 mod npy;
 mod parquet;
 mod prepare;

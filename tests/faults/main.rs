@@ -4,11 +4,17 @@
 mod common;
 
 mod bad_samples;
+#[cfg(feature = "remote")]
+mod connections;
+#[cfg(feature = "remote")]
+mod credentials;
 mod hostile;
 mod injected;
 mod real;
 #[cfg(feature = "remote")]
 mod remote;
+#[cfg(feature = "remote")]
+mod remote_sweep;
 mod stalled;
 mod substitutes;
 mod torture;

@@ -6,26 +6,28 @@ use crate::common::{Dir, noise, sweep};
 use feedline::dataset::Records;
 use feedline::storage::Cache;
 use feedline::{ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Status};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-const RECORD: usize = 50;
-const COUNT: usize = 24;
+pub(super) const RECORD: usize = 50;
+pub(super) const COUNT: usize = 24;
 
-fn server() -> (Server, Vec<u8>) {
+pub(super) fn server() -> (Server, Vec<u8>) {
     let (server, bytes) = (Server::new(), noise(RECORD * COUNT, 9));
     server.put("bucket/a.bin", bytes.clone());
     (server, bytes)
 }
 
 /// Few reads in flight, so that an epoch is several requests.
-fn loader(server: &Server) -> LoaderBuilder {
+pub(super) fn loader(server: &Server) -> LoaderBuilder {
     let records = Records::builder(RECORD).open(server.s3("a.bin")).unwrap();
     let builder = Loader::builder(records).order(Order::shuffled(5)).batch_size(4).depth(4);
     builder.stall_deadline(Duration::from_secs(4))
 }
 
 /// An epoch, compared with the object; the ids that were substituted.
-fn epoch(loader: &Loader, bytes: &[u8]) -> Result<usize> {
+pub(super) fn epoch(loader: &Loader, bytes: &[u8]) -> Result<usize> {
     let (mut seen, mut substitutes) = (vec![0; COUNT], 0);
     for batch in Got::try_epoch(loader, 0)? {
         for (row, record) in batch.fields[0].bytes.chunks(RECORD).enumerate().take(batch.valid) {
@@ -40,12 +42,12 @@ fn epoch(loader: &Loader, bytes: &[u8]) -> Result<usize> {
     Ok(substitutes)
 }
 
-fn is_read(request: &Request) -> bool {
+pub(super) fn is_read(request: &Request) -> bool {
     request.method == "GET" && request.range.is_some()
 }
 
 /// Gives the fault to the read with this number, counted from 0.
-fn once(fault: Fault, at: usize) -> impl FnMut(&Request) -> Option<Fault> + Send {
+pub(super) fn once(fault: Fault, at: usize) -> impl FnMut(&Request) -> Option<Fault> + Send {
     let mut reads = 0;
     move |request| {
         reads += usize::from(is_read(request));
@@ -69,7 +71,7 @@ fn passing() -> Vec<Fault> {
         Fault::Status(403, None, "ExpiredToken"),
         Fault::Status(400, None, "ExpiredToken"),
     ];
-    faults.extend([0, 1, 60].map(Fault::Stall));
+    faults.extend([0, 1, RECORD - 1].map(Fault::Stall));
     faults
 }
 
@@ -86,6 +88,23 @@ fn a_fault_of_any_read_that_may_pass_is_recovered() {
     }
     // A trickle is slow, and no fault.
     assert!(recovered as usize >= 3 * (faults.len() - 1), "{recovered}");
+}
+
+#[test]
+fn a_report_counts_requests_repeats_and_throttling() {
+    let (server, bytes) = server();
+    let loader = loader(&server).build().unwrap();
+    server.take_log();
+    server.script(once(Fault::Status(503, None, "SlowDown"), 1));
+    epoch(&loader, &bytes).unwrap();
+    let requests = server.take_log().iter().filter(|request| is_read(request)).count() as u64;
+    let network = loader.report().network.unwrap();
+    let seen = (network.requests, network.throttled, network.retries, network.first_byte.count);
+    assert_eq!(seen, (requests, 1, 1, requests - 1), "{network}");
+    assert!(network.bytes >= bytes.len() as u64 && network.in_flight_ns > 0, "{network}");
+    let text = loader.report().to_string();
+    assert!(text.contains(&format!("network   {requests} requests")) && text.contains("1 throttled"), "{text}");
+    assert!(loader.snapshot().storage.network.is_some_and(|steady| steady.requests <= requests));
 }
 
 #[test]
@@ -124,6 +143,15 @@ fn a_dropped_loader_ends_the_downloads_of_its_cache() {
 }
 
 #[test]
+fn a_range_is_whole_with_its_last_byte() {
+    let (server, bytes) = server();
+    let loader = loader(&server).build().unwrap();
+    server.script(|request| is_read(request).then_some(Fault::Announced));
+    epoch(&loader, &bytes).unwrap();
+    assert_eq!(loader.report().reads.retries, 0);
+}
+
+#[test]
 fn a_body_cut_after_any_byte_is_continued() {
     let (server, bytes) = server();
     let kinds: [fn(usize) -> Fault; 3] = [Fault::Reset, Fault::Cut, Fault::Short];
@@ -147,6 +175,7 @@ fn a_fault_that_stays_is_one_error_that_names_the_object() {
         (Fault::OtherRange, ErrorKind::Io, "Requested"),
         (Fault::Stall(0), ErrorKind::Stalled, "no byte for 333"),
         (Fault::Whole, ErrorKind::Io, "200"),
+        (Fault::OkOtherRange, ErrorKind::Io, "Requested"),
         (Fault::OtherVersion, ErrorKind::Changed, "version v2 now, v1 when it was listed"),
         (Fault::Status(301, None, "PermanentRedirect"), ErrorKind::Config, "check region and endpoint"),
         (Fault::Status(403, None, "AccessDenied"), ErrorKind::Permission, "403 (request id REQ-1) AccessDenied"),
@@ -173,6 +202,49 @@ fn a_fault_that_stays_is_one_error_that_names_the_object() {
 }
 
 #[test]
+fn a_fault_in_mid_run_follows_the_batches_before_it() {
+    let (server, bytes) = server();
+    for (fault, kind) in [
+        (Fault::Status(404, None, "NoSuchKey"), ErrorKind::NotFound),
+        (Fault::Status(412, None, ""), ErrorKind::Changed),
+    ] {
+        let loader = loader(&server).order(Order::sequential()).slots(1).build().unwrap();
+        // With one slot, the reads of the second batch follow the delivery of the first.
+        let first = AtomicBool::new(true);
+        let first = Arc::new(first);
+        let (is_first, one) = (first.clone(), fault.clone());
+        server.script(move |request| (is_read(request) && !is_first.load(Ordering::SeqCst)).then(|| one.clone()));
+        let mut batches = loader.epoch(0).unwrap();
+        let batch = batches.next().unwrap().unwrap();
+        assert_eq!(Got::of(&batch).unwrap().fields[0].bytes, bytes[..4 * RECORD]);
+        first.store(false, Ordering::SeqCst);
+        drop(batch);
+        let error = batches.find_map(Result::err).unwrap();
+        assert!(error.kind() == kind && error.site().sample == Some(4), "{fault:?}: {error}");
+        assert!(error.to_string().contains("request id REQ-1"), "{error}");
+    }
+}
+
+#[test]
+fn a_whole_object_is_used_where_the_range_is_the_object() {
+    let (server, bytes) = server();
+    let records = Records::builder(RECORD * COUNT).open(server.s3("a.bin")).unwrap();
+    let loader = Loader::builder(records).batch_size(1).build().unwrap();
+    server.script(|request| is_read(request).then_some(Fault::Whole));
+    assert_eq!(Got::epoch(&loader, 0)[0].fields[0].bytes, bytes);
+    assert_eq!(loader.report().reads.retries, 0);
+}
+
+#[test]
+fn an_answer_200_that_names_the_range_is_used() {
+    let (server, bytes) = server();
+    let loader = loader(&server).build().unwrap();
+    server.script(|request| is_read(request).then_some(Fault::OkRange));
+    epoch(&loader, &bytes).unwrap();
+    assert_eq!(loader.report().reads.retries, 0);
+}
+
+#[test]
 fn an_object_that_is_gone_is_substituted_by_policy() {
     let (server, bytes) = (Server::new(), noise(RECORD * COUNT, 9));
     let half = RECORD * COUNT / 2;
@@ -196,6 +268,16 @@ fn a_store_out_of_reach_is_no_samples_fault() {
     // Stalled, if the machine is too busy for an answer.
     assert!(matches!(error.kind(), ErrorKind::Io | ErrorKind::Stalled), "{error}");
     assert!(error.to_string().contains("tried 6 times"), "{error}");
+}
+
+#[test]
+fn a_store_that_is_away_for_seconds_is_waited_for() {
+    let (server, bytes) = server();
+    let loader = loader(&server).stall_deadline(Duration::from_secs(120)).build().unwrap();
+    let back = Instant::now() + Duration::from_millis(3500);
+    server.script(move |request| (is_read(request) && Instant::now() < back).then_some(Fault::Close));
+    epoch(&loader, &bytes).unwrap();
+    assert!(loader.report().reads.retries > 6);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::dataset::digest::Digest;
 use crate::dataset::starts::Starts;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::{Kind, files_of, look, regular};
+use crate::storage::listing::{expand, regular};
 use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use std::path::{Path, PathBuf};
@@ -98,15 +98,15 @@ impl RecordsBuilder {
         self
     }
 
-    /// Opens one file, or all regular files of a folder in the order of their names (hidden files left out).
+    /// Opens one file, all regular files of a folder in the order of their names (hidden files left out), or those of a
+    /// pattern such as `train-{0000..0127}.bin` or `*.bin`.
     ///
     /// Errors: not found; not a regular file; empty; a length that is not a whole number of records
     /// ([`ErrorKind::Truncated`], with the extra bytes); a wrong number of labels ([`ErrorKind::Shape`]); a field that
     /// does not have `record_bytes` bytes ([`ErrorKind::Config`]).
     pub fn open(self, path: impl AsRef<Path>) -> Result<Records> {
         let path = path.as_ref();
-        let files = if look(path)?.kind == Kind::Folder { files_of(path, &[])? } else { vec![path.to_path_buf()] };
-        let mut records = self.open_files(&files)?;
+        let mut records = self.open_files(&expand(path, &[])?)?;
         records.name = path.display().to_string();
         Ok(records)
     }

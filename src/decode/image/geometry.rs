@@ -157,21 +157,11 @@ impl Rect {
     }
 
     /// The rectangle with `by` more pixels on every side, within a picture of size `picture`.
+    #[cfg(feature = "turbojpeg")]
     pub(super) fn widened(&self, by: u32, picture: Size) -> Self {
         let (left, top) = (self.left.saturating_sub(by), self.top.saturating_sub(by));
         let (right, bottom) = ((self.right() + by).min(picture.width), (self.bottom() + by).min(picture.height));
         Self { left, top, size: Size::new(right - left, bottom - top) }
-    }
-
-    pub(super) fn moved(mut self, right: u32, down: u32) -> Self {
-        self.left += right;
-        self.top += down;
-        self
-    }
-
-    /// The same rectangle relative to `origin`, which contains it.
-    pub(super) fn seen_from(&self, origin: Self) -> Self {
-        Self { left: self.left - origin.left, top: self.top - origin.top, size: self.size }
     }
 }
 

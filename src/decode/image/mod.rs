@@ -1,13 +1,11 @@
 //! Pictures: common formats in, pixels of one size out.
 //!
 //! ```text
-//! JPEG with restart markers ──restart──► a smaller JPEG ┐
-//!                             (the part under the crop) ▼
-//! encoded bytes ──────────────────────► jpeg | turbo | other ──► RGB: the picture, or the part of it
-//!                                       (limits from the         (worker's buffer)  that a crop needs
-//!                                        header)                        │
-//!                          ┌──────────────crop + resize, one pass───────┘
-//!                          ▼
+//! sequential JPEG ──► crate::jpeg: the crop alone ┐
+//! other JPEGs ─────► turbo | zune ────────────────┤► RGB: the picture, or the part of it that a crop needs
+//! other formats ───► other ───────────────────────┘  (worker's buffer)        │
+//!              (limits from the header)           ┌── crop + resize, one pass ┘
+//!                                                 ▼
 //!                       u8 pixels ──────────────► row
 //!       (u8 NHWC: into the row,   upright, flip, dtype, layout,
 //!        else a small buffer)     normalise, one pass
@@ -26,11 +24,9 @@
 //!
 //! # Invariants
 //!
-//! * The header's size is checked against [`Limits`] before any allocation. Exception: the bytes of a cut JPEG, fewer
-//!   than the encoded ones, are allocated after the check of the pixels alone.
+//! * The header's size is checked against [`Limits`] before any allocation.
 //! * Steady state needs no allocation here. zune-jpeg, libjpeg-turbo, `image` and fast_image_resize allocate their own
-//!   tables and rows per picture, within [`Limits::memory`]. Padding before a JPEG's end marker costs libjpeg-turbo a
-//!   copy.
+//!   tables and rows per picture, within [`Limits::memory`].
 //! * An earlier picture's content of a buffer never shows.
 //! * A panic of one of these libraries is an error of the picture ([`ErrorKind::Panicked`]).
 //!
@@ -38,32 +34,31 @@
 //!
 //! A damaged picture is an error, never grey pixels, as far as its format can detect damage. JPEG has no checksum. A
 //! cut file is always detected, and in a JPEG of one scan any missing or surplus data. Other damage is detected if it
-//! puts the codes out of step. Detection rates of zune-jpeg, for 807 damages each in 60 photographs: 99 % of 4 KiB
-//! zeroed, 90 % of 4 KiB of other data, 36 % of one flipped bit; in progressive files a half, a half and a sixth.
-//! libjpeg-turbo detects as many flipped bits; the rest was not measured.
+//! puts the codes out of step. zune-jpeg detects a half of 4 KiB zeroed or of other data in progressive files, and a
+//! sixth of single flipped bits.
 //!
-//! Rows below the crop of a JPEG of one scan are not decoded. So only a crop that reaches the damage there detects it,
+//! Rows below the crop of a sequential JPEG are not decoded. So only a crop that reaches the damage there detects it,
 //! except for a cut. Restart markers are all checked for order and number, their intervals only under the crop. A
 //! checksum in the dataset covers all bytes, decoded or not.
 
 mod finish;
 mod geometry;
-mod jpeg;
 mod orientation;
 mod other;
 #[cfg(test)]
 mod parts_tests;
-mod restart;
 #[cfg(test)]
 mod tests;
 #[cfg(feature = "turbojpeg")]
 mod turbo;
+mod zune;
 
 use self::finish::Values;
 use self::geometry::{Crop, Op, Part, Rect, Size};
 use self::orientation::Orientation;
 use super::{Ctx, Decoder};
 use crate::error::{Error, ErrorKind, Result, Stage, guarded};
+use crate::jpeg::{self, Header};
 use crate::memory::Row;
 use crate::order::Draws;
 use crate::tensor::{DType, EncodedField, Encoding, Field};
@@ -94,24 +89,14 @@ pub enum Filter {
     Lanczos3,
 }
 
-/// Library that decodes JPEGs.
+/// What decodes JPEGs. Tests choose one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Backend {
-    /// zune-jpeg: Rust, always built in. Decodes the rows from the top of the picture to the end of the crop.
-    Zune,
-    /// libjpeg-turbo, with the feature `turbojpeg`: faster, and computes only the pixels of the crop.
-    ///
-    /// Its pixels equal Pillow's to the bit. zune-jpeg's differ from them by at most 5 of 255, 0.4 in the mean. In the
-    /// last column and row they differ by up to 80, because zune-jpeg interpolates chroma with the padding behind them.
+#[cfg_attr(not(test), allow(dead_code, reason = "tests compare the others with it"))]
+enum Backend {
+    /// [`crate::jpeg`]; for kinds that it does not decode, libjpeg-turbo if it is built in, else zune-jpeg.
+    Own,
     Turbo,
-}
-
-impl Default for Backend {
-    /// `Turbo` if it is built in.
-    fn default() -> Self {
-        if cfg!(feature = "turbojpeg") { Self::Turbo } else { Self::Zune }
-    }
+    Zune,
 }
 
 /// Limits for one picture, checked from its header before memory is allocated.
@@ -141,9 +126,10 @@ impl Default for Limits {
 
 /// Decodes JPEG, PNG, WebP, BMP or GIF, identified by their first bytes; then crops, resizes, flips and converts.
 ///
-/// A JPEG is decoded only as far as the crop needs, and as the [`Backend`] and the file allow. If the distance of
-/// restart markers divides a row's MCUs or is whole rows, even the entropy coding beside the crop is skipped. This
-/// needs no setting; files without restart markers decode as usual.
+/// A JPEG is decoded only as far as the crop needs. In files with restart markers even the entropy coding beside the
+/// crop is skipped. Pixels of sequential JPEGs equal those of libjpeg-turbo, and so Pillow's and torchvision's, to the
+/// bit. Progressive JPEGs are decoded by libjpeg-turbo with the feature `turbojpeg`, else by zune-jpeg, whose pixels
+/// differ by at most 5 of 255 (0.4 in the mean), and by up to 80 in the last column and row.
 ///
 /// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]. Random choices depend on (seed,
 /// epoch, sample id) alone.
@@ -152,12 +138,11 @@ impl Default for Limits {
 ///
 /// One decode takes at most this many heap bytes, per pixel of the encoded picture unless noted:
 /// - RGB pixels: 3 (kept for the next picture). 4 to 8 for a PNG with alpha or 16 bits, 4 for a GIF. For a JPEG only
-///   the decoded part counts, with 4 for CMYK by libjpeg-turbo.
+///   the decoded part counts, with 4 for a progressive one of CMYK by libjpeg-turbo.
 /// - Decoder, while it runs: 1 for PNG and BMP, 4 for GIF, 8 for WebP. A JPEG of several scans takes 2 per sample
 ///   (progressive: 3 per pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), any other only rows, 512 per pixel of width.
-/// - Tables: 4 MiB for formats other than JPEG, 256 KiB for libjpeg-turbo.
-/// - Copies of the file's metadata: as many bytes as are encoded; for a cut JPEG as many again, at least a 16th of the
-///   limit.
+/// - Tables: 4 MiB for formats other than JPEG, 256 KiB for JPEG; 8 bytes per restart interval.
+/// - Copies of the file's metadata: as many bytes as are encoded.
 /// - Resizing: 3 per (pixel of width × row of output), the filter's weights, and 6 per pixel of output.
 ///
 /// The sum is computed from the header and compared with [`Limits::memory`] before any of it is allocated.
@@ -214,7 +199,7 @@ impl Image {
             filter: Filter::default(),
             limits: Limits::default(),
             strict: true,
-            backend: Backend::default(),
+            backend: Backend::Own,
             scaling: false,
             orient: false,
         }
@@ -291,21 +276,19 @@ impl Image {
         self
     }
 
-    /// The library that decodes JPEGs; by default libjpeg-turbo with the feature `turbojpeg`, else zune-jpeg.
-    ///
-    /// `build()` refuses [`Backend::Turbo`] without the feature.
-    #[must_use]
-    pub fn backend(mut self, backend: Backend) -> Self {
+    #[cfg(test)]
+    fn backend(mut self, backend: Backend) -> Self {
         self.backend = backend;
         self
     }
 
-    /// Whether libjpeg-turbo may decode a JPEG at 1/2, 1/4 or 1/8 of its size; false by default.
+    /// Whether libjpeg-turbo may decode a JPEG at 1/2, 1/4 or 1/8 of its size; false by default. Needs the feature
+    /// `turbojpeg`, without which this is ignored.
     ///
-    /// It does so if the crop stays at least as large as the output. Other backends and formats ignore this. It saves
-    /// much of the work besides entropy coding. Pixels change, because blocks are averaged before the filter averages:
-    /// on photo-like pictures by 0.6 to 1.8 of 255 in the mean, by at most 26. The speed depends on the sizes: 0.92 to
-    /// 1.37 times as fast on 100 such pictures.
+    /// It does so if the crop stays at least as large as the output. Other formats ignore this. It saves much of the
+    /// work besides entropy coding. Pixels change, because blocks are averaged before the filter averages: on photo-like
+    /// pictures by 0.6 to 1.8 of 255 in the mean, by at most 26. Measure it: this crate's engine, which decodes full
+    /// sizes, may be faster.
     #[must_use]
     pub fn dct_scaling(mut self, scaling: bool) -> Self {
         self.scaling = scaling;
@@ -348,9 +331,6 @@ impl Image {
             }
             _ => {}
         }
-        if self.backend == Backend::Turbo && !cfg!(feature = "turbojpeg") {
-            return config("libjpeg-turbo is not built in: enable the feature `turbojpeg`".into());
-        }
         if !(0.0..=1.0).contains(&self.flip) {
             return config(format!("flip probability {}: it must be 0 to 1", self.flip));
         }
@@ -374,7 +354,7 @@ impl Image {
             let scaled = |side: f64| side / f64::from(*scale);
             scaled(crop.part.width) >= f64::from(output.width) && scaled(crop.part.height) >= f64::from(output.height)
         };
-        let allowed = self.scaling && cfg!(feature = "turbojpeg") && self.backend == Backend::Turbo;
+        let allowed = self.scaling && cfg!(feature = "turbojpeg") && self.backend != Backend::Zune;
         [8, 4, 2].into_iter().find(|scale| allowed && fits(scale)).unwrap_or(1)
     }
 
@@ -466,9 +446,8 @@ struct Workspace {
     resized: Vec<u8>,
     /// `resized`, turned upright.
     upright: Vec<u8>,
-    /// A JPEG of the part under the crop.
-    cut: Vec<u8>,
     resizer: fir::Resizer,
+    jpeg: jpeg::Decoder,
     #[cfg(feature = "turbojpeg")]
     turbo: turbo::Turbo,
 }
@@ -490,8 +469,10 @@ impl Workspace {
             Format::Jpeg => self.decode_jpeg(input, image, limits, draws),
             format => {
                 let output = image.op.output();
-                let Self { pixels, cut: spare, resizer, .. } = self;
-                let mut room = Room { limits, encoded: input.len(), copy: 0, output, pixels, spare, resizer };
+                // Less than what other formats are charged for tables.
+                self.jpeg.release_beyond(1 << 20);
+                let Self { pixels, resizer, .. } = self;
+                let mut room = Room { limits, encoded: input.len(), output, pixels, resizer };
                 let size = other::decode(format, input, &mut room)?;
                 Ok(Picture { size, crop: image.op.crop(size, draws), orientation: Orientation::default() })
             }
@@ -499,41 +480,35 @@ impl Workspace {
     }
 
     fn decode_jpeg(&mut self, input: &[u8], image: &Image, limits: Limits, draws: &mut Draws) -> Result<Picture> {
-        let header = jpeg::Header::parse(input)?;
+        let header = Header::parse(input)?;
         header.check_scans(input, limits.scans)?;
+        if image.strict {
+            header.check_stray()?;
+        }
         let orientation = if image.orient { header.orientation(input) } else { Orientation::default() };
         let output = orientation.size(image.op.output());
-        let crop = orientation.stored(image.op.crop(orientation.size(header.size), draws), header.size);
+        let crop = orientation.stored(image.op.crop(orientation.size(header.size()), draws), header.size());
         let scale = image.scale_of(&crop, output);
         let needed = crop.needed(output);
-        let crop = if scale == 1 { crop } else { crop.scaled(scale, header.size.divided(scale)) };
-        let (mut cut, mut none) = (std::mem::take(&mut self.cut), Vec::new());
-        let origin = match header.size.pixels() <= limits.pixels {
-            // At a smaller scale, two pixels of chroma cover more pixels of the picture.
-            true => restart::cut(input, &header, needed.widened(2 * (scale - 1), header.size), image.strict, &mut cut)?,
-            // The decoder refuses it below.
-            false => None,
-        };
-        let (bytes, header, origin, copy, spare) = match origin {
-            None => (input, header, Rect::of(header.size), 0, &mut cut),
-            Some(origin) => {
-                let copy = restart::bound(&mut cut, input.len(), limits.memory);
-                (cut.as_slice(), jpeg::Header::parse(&cut)?, origin, copy, &mut none)
-            }
-        };
-        let (pixels, resizer, needed) = (&mut self.pixels, &mut self.resizer, needed.seen_from(origin));
-        let mut room = Room { limits, encoded: input.len(), copy, output, pixels, spare, resizer };
+        let crop = if scale == 1 { crop } else { crop.scaled(scale, header.size().divided(scale)) };
+        let (pixels, resizer) = (&mut self.pixels, &mut self.resizer);
+        let mut room = Room { limits, encoded: input.len(), output, pixels, resizer };
         let there = match image.backend {
-            #[cfg(feature = "turbojpeg")]
-            Backend::Turbo => {
-                let want = turbo::Want { needed, scale, strict: image.strict };
-                self.turbo.decode(bytes, &header, want, &mut room)
+            Backend::Own if header.one_scan && scale == 1 => {
+                own_decode(&mut self.jpeg, input, &header, needed, image.strict, &mut room).map(|()| needed)
             }
-            _ => jpeg::decode(bytes, &header, needed, image.strict, &mut room),
+            #[cfg(feature = "turbojpeg")]
+            Backend::Own | Backend::Turbo => {
+                let want = turbo::Want { needed, scale, strict: image.strict };
+                self.turbo.decode(input, &header, want, &mut room)
+            }
+            _ => zune::decode(input, &header, image.strict, &mut room),
         };
-        self.cut = cut;
-        let explained = |error| if image.strict { header.explain(error) } else { error };
-        let there = there.map_err(explained)?.moved(origin.left / scale, origin.top / scale);
+        let damaged = |error: &Error| error.kind() == ErrorKind::Decode && error.message().starts_with(jpeg::DAMAGED);
+        let there = there.map_err(|error| match image.strict && damaged(&error) {
+            true => error.with_note("`strict(false)` takes what can be decoded"),
+            false => error,
+        })?;
         Ok(Picture { size: there.size, crop: crop.within(there), orientation })
     }
 
@@ -581,17 +556,28 @@ impl Workspace {
     }
 }
 
+/// Decodes the pixels `needed` of a sequential JPEG to the front of the room's pixels.
+fn own_decode(
+    decoder: &mut jpeg::Decoder,
+    input: &[u8],
+    header: &Header,
+    needed: Rect,
+    strict: bool,
+    room: &mut Room<'_>,
+) -> Result<()> {
+    let Rect { left, top, size: Size { width, height } } = needed;
+    decoder.release_beyond(header.engine_bytes());
+    let pixels = room.take(header.size(), 3 * needed.size.pixels(), header.engine_bytes())?;
+    decoder.decode(input, header, jpeg::Region { left, top, width, height }, strict, pixels)
+}
+
 /// The only source of memory for a picture: it checks the limits.
 struct Room<'a> {
     limits: Limits,
     /// Bytes of the encoded picture.
     encoded: usize,
-    /// Maximum bytes of the JPEG cut from it.
-    copy: usize,
     output: Size,
     pixels: &'a mut Vec<u8>,
-    /// An earlier picture's buffer that this one does not use.
-    spare: &'a mut Vec<u8>,
     resizer: &'a mut fir::Resizer,
 }
 
@@ -612,17 +598,15 @@ impl Room<'_> {
         self.admit(picture)?;
         let Size { width, height } = picture;
         let (resizing, limit) = (resizing(picture, self.output), self.limits.memory as u64);
-        let theirs = theirs.saturating_add(self.encoded as u64).saturating_add(self.copy as u64);
+        let theirs = theirs.saturating_add(self.encoded as u64);
         let sum = own.saturating_add(theirs).saturating_add(resizing);
         if sum > limit {
             return Err(over(format!("{width}x{height} pixels take {sum} bytes to decode; the limit is {limit}")));
         }
         let kept = (self.pixels.len().max(own as usize) + self.resizer.size_of_internal_buffers()) as u64;
-        let spare = self.spare.capacity() as u64;
-        if kept.max(own.saturating_add(resizing)).saturating_add(theirs).saturating_add(spare) > limit {
+        if kept.max(own.saturating_add(resizing)).saturating_add(theirs) > limit {
             // Buffers of earlier pictures leave too little for this one.
             *self.pixels = Vec::new();
-            *self.spare = Vec::new();
             self.resizer.reset_internal_buffers();
         }
         if self.pixels.len() < own as usize {

@@ -9,6 +9,7 @@
 //! browsers: metadata is not part of the picture, and the row is right without it.
 
 use super::geometry::{Crop, Part, Rect, Size};
+use crate::jpeg::EXIF;
 
 /// Mapping of upright pixel (x, y) to stored pixel (x, y), or (y, x) if `swapped`.
 ///
@@ -20,8 +21,6 @@ pub(super) struct Orientation {
     mirror_y: bool,
 }
 
-/// The first bytes of an APP1 segment with EXIF.
-pub(super) const EXIF: &[u8] = b"Exif\0\0";
 const TAG: u16 = 0x0112;
 const SHORT: u16 = 3;
 

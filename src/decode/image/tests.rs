@@ -25,15 +25,15 @@ fn fixtures() -> Vec<(String, Vec<u8>)> {
     names.into_iter().map(|name| (name.clone(), fixture(&name))).collect()
 }
 
-/// The backends that are built in.
+/// The decoders that are built in.
 fn backends() -> Vec<Backend> {
     let turbo = cfg!(feature = "turbojpeg").then_some(Backend::Turbo);
-    [Backend::Zune].into_iter().chain(turbo).collect()
+    [Backend::Own].into_iter().chain(turbo).collect()
 }
 
 /// The whole picture as RGB, by the default backend.
 fn whole(input: &[u8], workspace: &mut Workspace) -> Result<(Size, Vec<u8>)> {
-    whole_by(Backend::default(), input, workspace)
+    whole_by(Backend::Own, input, workspace)
 }
 
 fn whole_by(backend: Backend, input: &[u8], workspace: &mut Workspace) -> Result<(Size, Vec<u8>)> {
@@ -54,18 +54,14 @@ fn difference(a: &[u8], b: &[u8]) -> (u8, f64) {
     (differences.clone().max().unwrap_or(0), differences.map(f64::from).sum::<f64>() / a.len() as f64)
 }
 
-/// How far a decoded picture may be from Pillow's: largest, mean.
+/// Largest and mean difference of a decoded picture from Pillow's.
 ///
-/// libjpeg-turbo is what Pillow uses: not at all. Lossless formats, GIF and (with this version of `image`) WebP: not at all. JPEG: two IDCTs and colour conversions in
-/// integers are off by one here and there; where chroma is interpolated the roundings differ (found: 5, 0.4). zune
-/// interpolates the chroma of the last column with the padding behind it, libjpeg-turbo does not: a picture of 3
-/// columns shows it (found: 11, 1.8). CMYK is a product, which hides small differences.
+/// None for sequential JPEGs, lossless formats, GIF and (with this version of `image`) WebP. Progressive JPEGs by
+/// zune-jpeg: its transform and colours are off by one here and there, and its interpolation rounds otherwise.
 fn tolerance(picture: &str, backend: Backend) -> (u8, f64) {
     match picture {
-        _ if picture.ends_with(".jpg") && backend == Backend::Turbo => (0, 0.0),
-        "thin.jpg" => (12, 2.0),
         _ if picture.starts_with("lossy") => (1, 0.1),
-        _ if picture.ends_with(".jpg") => (6, 0.5),
+        _ if picture.starts_with("progressive") && backend == Backend::Own && !cfg!(feature = "turbojpeg") => (6, 0.5),
         _ => (0, 0.0),
     }
 }
@@ -155,7 +151,7 @@ fn crops_and_resizes_are_those_of_torchvision() {
     for (case, backend) in others.flat_map(|case| backends().into_iter().map(move |backend| (case, backend))) {
         let found = run(case, &fixture(&case.picture), backend, &mut workspace);
         let name = format!("{} {}", case.picture, case.words.join(" "));
-        let jpeg = if case.picture == "rgb.png" || backend == Backend::Turbo { 0 } else { 4 };
+        let jpeg = if tolerance(&case.picture, backend).0 > 1 { 4 } else { 0 };
         let exact = case.words.last().unwrap() == "nearest";
         let most = if case.words[0].ends_with("normalize") {
             let values = |bytes: &[u8]| bytemuck::pod_collect_to_vec::<u8, f32>(bytes);
@@ -456,30 +452,6 @@ fn half_of_the_rows_are_flipped_and_the_flip_leaves_the_crop_alone() {
     assert!((140..=260).contains(&flipped), "{flipped} of 400");
 }
 
-/// The first rows of a JPEG, decoded alone, are those of the whole picture, for every number of rows.
-#[test]
-fn the_rows_below_a_crop_are_not_decoded_and_not_missed() {
-    let mut workspace = Workspace::default();
-    for (name, input) in fixtures().iter().filter(|(name, _)| name.ends_with("jpg")) {
-        let header = jpeg::Header::parse(input).unwrap();
-        let (size, all) = whole_by(Backend::Zune, input, &mut workspace).unwrap();
-        for needed in 1..=size.height {
-            let rows = header.rows(needed);
-            assert!(rows >= needed && rows <= size.height);
-            let mut pixels = Vec::new();
-            let mut resizer = fir::Resizer::new();
-            let (limits, output) = (Limits::default(), Size::new(1, 1));
-            let (spare, resizer) = (&mut Vec::new(), &mut resizer);
-            let mut room = Room { limits, encoded: 0, copy: 0, output, pixels: &mut pixels, spare, resizer };
-            let needed = Rect::of(Size::new(size.width, needed));
-            let there = jpeg::decode(input, &header, needed, true, &mut room).unwrap();
-            assert_eq!(there, Rect::of(Size::new(size.width, rows)));
-            let bytes = 3 * needed.size.pixels() as usize;
-            assert!(pixels[..bytes] == all[..bytes], "{name}: {rows} of {} rows", size.height);
-        }
-    }
-}
-
 #[test]
 fn a_cut_jpeg_is_an_error_wherever_it_is_cut() {
     let mut workspace = Workspace::default();
@@ -579,7 +551,7 @@ fn what_browsers_show_of_a_cut_jpeg_is_had_on_request() {
 #[test]
 fn stray_bytes_in_a_jpeg_header_are_skipped_on_request() {
     let good = fixture("420.jpg");
-    let (_, _, second) = jpeg::segment(&good, 2).unwrap();
+    let second = jpeg::Segment::next(&good, 2).unwrap().end;
     let with = |stray: &[u8]| [&good[..second], stray, &good[second..]].concat();
     // An Adobe segment whose last byte is missing is no Adobe segment.
     let short_adobe = with(b"\xFF\xEE\0\x0DAdobe\0d\0\0\0\0");
@@ -611,7 +583,7 @@ fn stray_bytes_in_a_jpeg_header_are_skipped_on_request() {
             }
         }
         let mut damaged = good.clone();
-        let scan = jpeg::Header::parse(&good).unwrap().scan();
+        let scan = Header::parse(&good).unwrap().scan;
         damaged[scan + 20..scan + 40].fill(0xFF);
         let error = decode(&damaged, true).unwrap_err();
         assert!(error.message().ends_with("; `strict(false)` takes what can be decoded"), "{error}");

@@ -17,7 +17,7 @@
 //! or too late, markers out of order. Some encoders pad the end marker by a byte or two: such a picture is decoded
 //! again without the padding, under the same rules.
 //!
-//! All `unsafe` of image decoding is in this file. Its obligations:
+//! The obligations of the `unsafe` here:
 //! * The library writes `rows` rows of `pitch` bytes and no more, because the size that it reads from the header is the
 //!   size that we read ([`Session::region`]).
 //! * One thread at a time uses a handle (`&mut`).
@@ -28,9 +28,9 @@
 #![allow(unsafe_code)]
 
 use super::geometry::{Rect, Size};
-use super::jpeg::{self, Header};
 use super::{Room, bad};
 use crate::error::{Error, Result};
+use crate::jpeg::{DAMAGED, Header, SURPLUS, product};
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;
 use turbojpeg_sys as sys;
@@ -93,19 +93,19 @@ impl Turbo {
             Err(Failure::Error(error)) => return Err(error),
             Err(Failure::Surplus(surplus)) => surplus,
         };
-        let end = jpeg::end_of(input, header)?;
-        let kept = end.checked_sub(surplus).filter(|kept| *kept >= header.scan());
-        let trimmed = kept.map(|kept| [&input[..kept], &jpeg::END].concat());
+        let end = header.end_marker(input)?;
+        let kept = end.checked_sub(surplus).filter(|kept| *kept >= header.scan);
+        let trimmed = kept.map(|kept| [&input[..kept], &[0xFF, 0xD9]].concat());
         match trimmed.map(|trimmed| self.attempt(&trimmed, header, want, room)) {
             Some(Ok(there)) => Ok(there),
             Some(Err(Failure::Error(error))) => Err(error),
-            _ => Err(bad(format!("{}: {surplus} bytes of data are left when the picture is complete", jpeg::DAMAGED))),
+            _ => Err(bad(format!("{}: {surplus} bytes of data are left when the picture is complete", DAMAGED))),
         }
     }
 
     fn attempt(&mut self, input: &[u8], header: &Header, want: Want, room: &mut Room<'_>) -> Result<Rect, Failure> {
         if want.strict {
-            jpeg::end_of(input, header)?;
+            header.end_marker(input)?;
         }
         let handle = match self.handle.take() {
             Some(handle) => handle,
@@ -165,13 +165,13 @@ struct Session<'a> {
 impl Session<'_> {
     fn run(&mut self, room: &mut Room<'_>) -> Result<Rect, Failure> {
         let (header, strict) = (self.header, self.want.strict);
-        let channels = if header.components() == 4 { 4 } else { 3 };
-        room.admit(header.size)?;
+        let channels = if header.components == 4 { 4 } else { 3 };
+        room.admit(header.size())?;
         self.settings(room.limits.scans)?;
         self.read_header()?;
         let region = self.region()?;
         let bytes = channels as u64 * region.size.pixels();
-        let pixels = room.take(header.size, bytes, header.scratch() + OWN)?;
+        let pixels = room.take(header.size(), bytes, header.scratch() + OWN)?;
         if !strict {
             // An aborted decode leaves out rows, where an earlier picture's pixels must not show.
             pixels.fill(128);
@@ -185,7 +185,7 @@ impl Session<'_> {
 
     fn settings(&mut self, scans: u32) -> Result<()> {
         let number = |number: u64| c_int::try_from(number).unwrap_or(c_int::MAX);
-        let pixels = number(self.header.size.pixels());
+        let pixels = number(self.header.size().pixels());
         // In MiB, mostly of coefficients: a second limit, besides the sum that `Room` checks.
         let memory = number((self.header.scratch() + OWN).div_ceil(1 << 20) + 1);
         self.handle.set(sys::TJPARAM_TJPARAM_STOPONWARNING, c_int::from(self.want.strict))?;
@@ -203,7 +203,7 @@ impl Session<'_> {
         self.check(code)?;
         let side = |side: u32| side as c_int;
         let found = [sys::TJPARAM_TJPARAM_JPEGWIDTH, sys::TJPARAM_TJPARAM_JPEGHEIGHT].map(|side| self.handle.get(side));
-        if found != [side(self.header.size.width), side(self.header.size.height)] {
+        if found != [side(self.header.width), side(self.header.height)] {
             return Err(bad("JPEG with a second frame header").into());
         }
         Ok(())
@@ -212,7 +212,7 @@ impl Session<'_> {
     /// Requests the part to decode, and returns it. Needs [`read_header`](Self::read_header), which checks the size.
     fn region(&mut self) -> Result<Rect> {
         let Want { needed, scale, .. } = self.want;
-        let picture = self.header.size;
+        let picture = self.header.size();
         let scaled = picture.divided(scale);
         let factor = sys::tjscalingfactor { num: 1, denom: scale as c_int };
         // SAFETY: the handle is alive; the factor is passed by value and checked by the library.
@@ -221,7 +221,8 @@ impl Session<'_> {
         }
         let wide = needed.widened(MARGIN * scale, picture);
         // A multiple of the MCU, which is a multiple of the scale.
-        let left = wide.left / self.header.mcu().width * self.header.mcu().width / scale;
+        let mcu = 8 * self.header.largest_factors().0;
+        let left = wide.left / mcu * mcu / scale;
         let (right, top) = (wide.right().div_ceil(scale), needed.top / scale);
         let size = Size::new(right - left, needed.bottom().div_ceil(scale) - top);
         let mut region = Rect { left, top, size };
@@ -278,8 +279,8 @@ impl Session<'_> {
         }
         let message = self.handle.message();
         match surplus(&message) {
-            Some(surplus @ 1..=jpeg::SURPLUS) => Err(Failure::Surplus(surplus)),
-            _ => Err(bad(jpeg::DAMAGED).with_source(message).into()),
+            Some(surplus @ 1..=SURPLUS) => Err(Failure::Surplus(surplus)),
+            _ => Err(bad(DAMAGED).with_source(message).into()),
         }
     }
 }
@@ -293,11 +294,7 @@ fn surplus(message: &str) -> Option<usize> {
 fn cmyk_to_rgb(count: usize, pixels: &mut [u8]) {
     for pixel in 0..count {
         let [cyan, magenta, yellow, black] = *pixels[4 * pixel..].first_chunk::<4>().expect("four bytes per pixel");
-        let product = |ink: u8| {
-            let product = u32::from(ink) * u32::from(black) + 128;
-            ((product + (product >> 8)) >> 8) as u8
-        };
-        pixels[3 * pixel..3 * pixel + 3].copy_from_slice(&[cyan, magenta, yellow].map(product));
+        pixels[3 * pixel..3 * pixel + 3].copy_from_slice(&[cyan, magenta, yellow].map(|ink| product(ink, black)));
     }
 }
 

@@ -1,7 +1,8 @@
 //! The advice of a verdict: the most promising first, in the names of the builder's settings.
 
 use super::{Case, LACKS, NO_STREAM, first_share, slots_bound_reads, slots_lack};
-use crate::report::depth::Headroom;
+use crate::meter::CacheReads;
+use crate::report::depth::{Headroom, network_share, on_network_mount};
 use crate::report::load::{Cause, FILLED};
 use crate::report::whatif::{Change, Prediction, WhatIf};
 use crate::report::words::{bytes, number, time};
@@ -164,17 +165,12 @@ impl Case<'_> {
                 "Reads of {each} are small: where each is a file of its own, `prepare::Shards` packs them into shards."
             ));
         }
-        let cached = self.model.with(&Change { cached: true, ..Change::default() });
-        if self.gains(&cached) {
-            let (rate, next) = (self.rate(&cached), self.next(&cached));
-            let reader = storage.reader.as_ref().map_or("", |reader| &reader.name);
-            let how = match reader.contains("network") && !reader.contains("local cache") {
-                true => "`cache(Cache::at(…))` keeps objects on a local disk from the first epoch on",
-                false => {
-                    "Faster storage (local NVMe), fewer bytes for each sample (`prepare`), or memory for the page cache"
-                }
-            };
-            all.push(format!("{how}: with all of it cached, {rate}{next}."));
+        all.extend(self.network_advice());
+        if network_share(storage) < 0.5 {
+            let cached = self.model.with(&Change { cached: true, ..Change::default() });
+            let how =
+                "Faster storage (local NVMe), fewer bytes for each sample (`prepare`), or memory for the page cache";
+            all.extend(self.gains(&cached).then(|| self.all_cached(how, &cached)));
         }
         if filled && loads.headroom == Headroom::Unknown {
             all.extend(self.deeper("which helps unless the device is at its limit, and latencies do not tell"));
@@ -191,6 +187,41 @@ impl Case<'_> {
             ));
         }
         all
+    }
+
+    fn network_advice(&self) -> Vec<String> {
+        let storage = &self.snapshot.storage;
+        let mut all = Vec::new();
+        if let Some(network) = &storage.network
+            && network.throttled > network.requests / 100
+        {
+            all.push(format!(
+                "The store throttled {} of {} requests: fewer loaders at a time, keys under more prefixes, or a higher quota.",
+                number(network.throttled as f64),
+                number(network.requests as f64)
+            ));
+        }
+        let local = self.model.with(&Change { local_cache: true, ..Change::default() });
+        let how = match &storage.local_cache {
+            None if on_network_mount(storage) => "`cache(Cache::at(…))` keeps the mount's files on a local disk".into(),
+            None => "`cache(Cache::at(…))` keeps objects on a local disk from the first epoch on".into(),
+            // Counts of the steady time may be 0; the reason stays.
+            Some(CacheReads { why: Some(why), .. }) => {
+                let is_full = why.contains("full") || why.contains("No space");
+                let more = if is_full { ": a larger `capacity` or disk helps" } else { "" };
+                format!("The local cache did not keep everything ({why}){more}")
+            }
+            Some(_) => "The local cache is still being filled; `prepare warm` does it beforehand".into(),
+        };
+        // A few misses of a full cache are not worth a word.
+        let misses = network_share(storage) >= 0.05 && self.gains(&local);
+        all.extend(misses.then(|| self.all_cached(&how, &local)));
+        all
+    }
+
+    fn all_cached(&self, how: &str, then: &Prediction) -> String {
+        let most = if then.at_most { "at most " } else { "" };
+        format!("{how}: with all of it cached, {most}{}{}.", self.rate(then), self.next(then))
     }
 
     /// More reads in flight, where they may raise the rate.

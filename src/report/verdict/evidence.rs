@@ -15,6 +15,8 @@ impl Case<'_> {
         all.push(self.workers());
         all.extend(self.cores());
         all.extend(storage.then(|| self.reads()));
+        all.extend(self.network());
+        all.extend(self.local_cache());
         all.push(self.slots());
         all.extend((self.cause == Cause::Order || self.also == Some(Cause::Order)).then(|| self.planner()));
         all
@@ -141,6 +143,36 @@ impl Case<'_> {
                 &format!("; {:.0} % of the bytes came from the page cache", 100.0 * storage.cached_bytes as f64 / all);
         }
         text + "."
+    }
+
+    fn network(&self) -> Option<String> {
+        let network = self.snapshot.storage.network.as_ref().filter(|network| network.requests > 0)?;
+        let steady = self.loads.steady_ns;
+        let (half, most) = (time(network.first_byte.p50_ns), time(network.first_byte.p99_ns));
+        let mut text = format!(
+            "Of requests to object stores {:.1} were in flight, on average, with {:.3} GB/s; half of the answers began within \
+             {half}, 99 % within {most}",
+            network.in_flight_ns as f64 / steady,
+            network.bytes as f64 / steady,
+        );
+        if network.retries > 0 {
+            text += &format!("; {} were repeated, {} throttled", network.retries, network.throttled);
+        }
+        Some(text + ".")
+    }
+
+    fn local_cache(&self) -> Option<String> {
+        let cache = self.snapshot.storage.local_cache.as_ref().filter(|cache| cache.hits + cache.misses > 0)?;
+        let reads = cache.hits.saturating_add(cache.misses);
+        let share = 100.0 * cache.hits as f64 / reads.max(1) as f64;
+        let mut text = format!("The local cache served {share:.0} % of {} reads", grouped(&reads.to_string()));
+        if cache.blocks > 0 {
+            text += &format!(", and kept {:.3} GB more", cache.bytes as f64 / 1e9);
+        }
+        if let (Some(why), 1..) = (&cache.why, cache.not_kept) {
+            text += &format!("; {} times it kept nothing ({why})", cache.not_kept);
+        }
+        Some(text + ".")
     }
 
     fn slots(&self) -> String {

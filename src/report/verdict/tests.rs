@@ -1,7 +1,7 @@
 //! Verdicts on snapshots made by hand; `loader::scenarios` has those of the real pipeline.
 
 use super::*;
-use crate::meter::ReaderInUse;
+use crate::meter::{CacheReads, Network, ReaderInUse};
 use crate::report::whatif::Change;
 
 /// Four of sixteen cores decode all the time; a batch of 100 each 0.1 s; the consumer needs 0.05 s of it.
@@ -347,16 +347,40 @@ fn an_explicit_slow_reader_is_the_first_advice() {
 }
 
 #[test]
-fn a_cache_is_advised_for_objects_without_one() {
-    let reading = |name: &'static str| {
+fn objects_are_advised_on_by_the_share_that_the_network_serves() {
+    let reading = |network: Option<Network>, cache: Option<CacheReads>| {
         said(move |s| {
             (s.decode.busy_ns, s.decode.cpu_ns) = (8_000_000_000, None);
             (s.storage.busy_ns, s.storage.in_flight_ns) = (9_900_000_000, 310_000_000_000);
-            s.storage.reader = Some(ReaderInUse { name: name.into(), explicit: false });
+            (s.storage.network, s.storage.local_cache) = (network.clone(), cache.clone());
         })
     };
-    assert_said(Cause::Storage, "`cache(Cache::at(…))` keeps objects on a local disk", reading("network"));
-    assert_said(Cause::Storage, "Faster storage (local NVMe)", reading("local cache by io_uring, and network"));
+    let network = |throttled| Some(Network { requests: 1000, throttled, retries: throttled, ..Network::default() });
+    let cache = |hits, misses| CacheReads { hits, misses, ..CacheReads::default() };
+    let full = CacheReads { not_kept: 3, why: Some("the cache is full".into()), ..cache(100, 900) };
+    let table = [
+        (network(0), None, "`cache(Cache::at(…))` keeps objects on a local disk"),
+        (network(0), None, "Of requests to object stores 0.0 were in flight"),
+        (network(50), None, "The store throttled 50.0 of 1,000 requests"),
+        (network(0), Some(cache(100, 900)), "`prepare warm`"),
+        (
+            network(0),
+            Some(full.clone()),
+            "(the cache is full): a larger `capacity` or disk helps: with all of it cached",
+        ),
+        (network(0), Some(full), "The local cache served 10 % of 1,000 reads; 3 times it kept nothing"),
+        (network(0), Some(cache(999, 1)), "Faster storage (local NVMe)"),
+        (None, Some(cache(1000, 0)), "Faster storage (local NVMe)"),
+    ];
+    for (network, cache, words) in table {
+        assert_said(Cause::Storage, words, reading(network, cache));
+    }
+    let mount = said(|s| {
+        (s.decode.busy_ns, s.decode.cpu_ns) = (8_000_000_000, None);
+        (s.storage.busy_ns, s.storage.in_flight_ns) = (9_900_000_000, 310_000_000_000);
+        s.storage.reader = Some(ReaderInUse { name: "pread on a network mount".into(), explicit: false });
+    });
+    assert_said(Cause::Storage, "keeps the mount's files on a local disk: with all of it cached, at most", mount);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::super::fnv;
 use super::config::{Cache, FREE};
 use super::entry::{is_data_name, is_map, link_name, map_of};
 use rustix::fs::{FlockOperation, flock, statvfs};
+use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -39,13 +40,26 @@ struct Room {
     booked: u64,
 }
 
-/// An entry that may be removed.
-struct Old {
-    used: SystemTime,
-    data: PathBuf,
-    link: Option<PathBuf>,
-    bytes: u64,
-    share: usize,
+/// The files of an entry.
+pub(super) struct Old {
+    pub(super) used: SystemTime,
+    pub(super) data: PathBuf,
+    /// `None`: no reader finds the files.
+    pub(super) link: Option<PathBuf>,
+    /// On the disk.
+    pub(super) bytes: u64,
+    pub(super) share: usize,
+}
+
+impl Old {
+    /// Whether the map is a cache's.
+    pub(super) fn is_own(&self) -> bool {
+        is_map(&map_of(&self.data))
+    }
+
+    fn may_go(&self) -> bool {
+        self.link.is_some() || self.used.elapsed().is_ok_and(|age| age > ORPHAN)
+    }
 }
 
 impl Dir {
@@ -61,9 +75,22 @@ impl Dir {
         }
         let (used, loaders) = (open_lock(&root.join("used"))?, open_lock(&root.join("loaders"))?);
         take(&loaders, FlockOperation::NonBlockingLockShared)?;
+        Ok(Self::of(root, cache, used, loaders))
+    }
+
+    fn of(root: PathBuf, cache: &Cache, used: File, loaders: File) -> Self {
         let room = Mutex::new(Room { used, loaders, booked: 0 });
         let leases = Mutex::new((0..SHARES).map(|_| None).collect());
-        Ok(Self { root, capacity: cache.capacity, room, leases })
+        Self { root, capacity: cache.capacity, room, leases }
+    }
+
+    /// The folder for a tool, which keeps nothing. Errors: the system's; `NotFound` for a folder that is no cache.
+    pub(super) fn existing(cache: &Cache, write: bool) -> io::Result<Self> {
+        let root = std::path::absolute(&cache.dir)?.join("v1");
+        let open = |name: &str| OpenOptions::new().read(true).write(write).open(root.join(name));
+        let (used, loaders) = (open("used")?, open("loaders")?);
+        std::fs::read_dir(root.join("objects"))?;
+        Ok(Self::of(root, cache, used, loaders))
     }
 
     /// The folder for the objects of a store's folder, which nobody empties from now on.
@@ -128,9 +155,7 @@ impl Dir {
         if now.abs_diff(read_number(&room.used, SEARCHED)?) < CALM {
             return Err(full());
         }
-        let mut found = Vec::new();
-        let total =
-            (0..SHARES).try_fold(0, |total, share| Ok::<_, io::Error>(total + self.look(share, &mut found)?))?;
+        let (found, total) = self.all()?;
         // Killed processes leave the number too high. Others may have booked bytes that no file shows.
         let alone = flock(&room.loaders, FlockOperation::NonBlockingLockExclusive).is_ok();
         let _ = flock(&room.loaders, FlockOperation::NonBlockingLockShared);
@@ -157,6 +182,7 @@ impl Dir {
 
     /// Removes entries that nobody reads until `bytes` fit, the longest unused first; gives their number and bytes.
     fn make_room(&self, used: u64, bytes: u64, mut found: Vec<Old>) -> io::Result<(u64, u64)> {
+        found.retain(Old::may_go);
         let all = found.iter().map(|old| old.bytes).sum();
         if !self.fits(used.saturating_sub(all), bytes, all)? {
             return Ok((0, 0));
@@ -168,20 +194,61 @@ impl Dir {
             if self.fits(used.saturating_sub(freed), bytes, freed)? {
                 break;
             }
-            let idle = held[old.share].get_or_insert_with(|| {
-                let file = open_lock(&self.lease(old.share)).ok()?;
-                flock(&file, FlockOperation::NonBlockingLockExclusive).ok().map(|()| file)
-            });
-            if idle.is_some() && is_map(&map_of(&old.data)) {
-                // The link first: without it, nobody finds the rest.
-                let _ = old.link.map(std::fs::remove_file);
-                let gone = std::fs::remove_file(&old.data).is_ok();
-                let _ = std::fs::remove_file(map_of(&old.data));
-                freed += if gone { old.bytes } else { 0 };
-                removed += u64::from(gone);
+            let idle = held[old.share].get_or_insert_with(|| self.idle(old.share).ok());
+            if idle.is_some() && remove(&old) {
+                freed += old.bytes;
+                removed += 1;
             }
         }
         Ok((removed, freed))
+    }
+
+    /// The lock of a share that no process reads, which keeps others from it. Errors: the system's; `WouldBlock`.
+    fn idle(&self, share: usize) -> io::Result<File> {
+        let file = open_lock(&self.lease(share))?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(file)
+    }
+
+    /// Keeps others from removing what a share holds, as long as the file is open.
+    pub(super) fn protect(&self, share: usize) -> io::Result<File> {
+        let file = open_lock(&self.lease(share))?;
+        take(&file, FlockOperation::NonBlockingLockShared)?;
+        Ok(file)
+    }
+
+    /// Whether a process reads a share.
+    pub(super) fn is_read(&self, share: usize) -> bool {
+        let room = lock(&self.room);
+        // So that no one who makes room meets this lock.
+        let _ = take(&room.used, FlockOperation::NonBlockingLockExclusive);
+        // Readers make the file, and lock it as long as they are there.
+        let read = File::open(self.lease(share))
+            .is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK));
+        let _ = flock(&room.used, FlockOperation::Unlock);
+        read
+    }
+
+    /// Removes an entry if no process reads its share; gives the bytes that are free now.
+    pub(super) fn discard(&self, old: &Old) -> io::Result<u64> {
+        let room = lock(&self.room);
+        take(&room.used, FlockOperation::NonBlockingLockExclusive)?;
+        let freed = match self.idle(old.share) {
+            Ok(_idle) if old.may_go() && remove(old) => old.bytes,
+            _ => 0,
+        };
+        let used = read_number(&room.used, USED);
+        let done = used.and_then(|used| write_number(&room.used, USED, used.saturating_sub(freed)));
+        let _ = flock(&room.used, FlockOperation::Unlock);
+        done.map(|()| freed)
+    }
+
+    /// All entries, and their bytes.
+    pub(super) fn all(&self) -> io::Result<(Vec<Old>, u64)> {
+        let mut found = Vec::new();
+        let add = |total, share| Ok::<_, io::Error>(total + self.look(share, &mut found)?);
+        let total = (0..SHARES).try_fold(0, add)?;
+        Ok((found, total))
     }
 
     /// Lists the entries of a share; gives their bytes.
@@ -201,11 +268,8 @@ impl Dir {
             let bytes = (meta.blocks() + map.blocks()) * 512;
             total += bytes;
             let link = folder.join(&name[..link_name(0).len()]);
-            let linked = std::fs::read_link(&link).is_ok_and(|to| to.as_os_str() == name);
-            let used = map.modified()?;
-            if linked || used.elapsed().is_ok_and(|age| age > ORPHAN) {
-                found.push(Old { used, data, link: linked.then_some(link), bytes, share });
-            }
+            let link = Some(link).filter(|link| leads_to(link, &data));
+            found.push(Old { used: map.modified()?, data, link, bytes, share });
         }
         Ok(total)
     }
@@ -222,6 +286,24 @@ impl Drop for Dir {
     }
 }
 
+/// Removes the files of an entry of an idle share; false if they are not the cache's, or gone.
+fn remove(old: &Old) -> bool {
+    if !old.is_own() {
+        return false;
+    }
+    // The link first: without it, nobody finds the rest. It may lead to a newer entry by now.
+    if let Some(link) = old.link.as_ref().filter(|link| leads_to(link, &old.data)) {
+        let _ = std::fs::remove_file(link);
+    }
+    let gone = std::fs::remove_file(&old.data).is_ok();
+    let _ = std::fs::remove_file(map_of(&old.data));
+    gone
+}
+
+fn leads_to(link: &Path, data: &Path) -> bool {
+    std::fs::read_link(link).is_ok_and(|to| data.file_name() == Some(to.as_os_str()))
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -236,7 +318,7 @@ fn take(file: &File, operation: FlockOperation) -> io::Result<()> {
     loop {
         match flock(file, operation) {
             Ok(()) => return Ok(()),
-            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(1));
             }
             Err(errno) => return Err(errno.into()),

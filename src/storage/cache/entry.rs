@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The stamp is a hash of this boot and the inode of the data. Such a record counts as it is: the page cache shows what was
-//! written before it. After a boot, and in a copy of the folder, the block itself is compared.
+//! written before it. After a boot, in a copy of the folder, and where the stamp is 0, the block itself is compared.
 
 use super::super::{fnv, sys};
 use rustix::fd::AsFd;
@@ -22,6 +22,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const MAGIC: &[u8; 8] = b"FDLCACH1";
 const HEADER: usize = 4096;
 const RECORD: usize = 32;
+
+/// The stamp of a block that a verification refused. No boot has it.
+const REFUSED: u64 = 0;
 
 /// This boot's id. Empty if it is not known: then every block is compared.
 static BOOT: LazyLock<String> =
@@ -50,6 +53,20 @@ impl Identity {
             header.resize(HEADER, 0);
             Self { hash: fnv(&header), header, len, block }
         })
+    }
+
+    /// The header of a map, and its URL and version. `None` if it is damaged.
+    pub(super) fn parse(header: Vec<u8>) -> Option<(Self, String, String)> {
+        let word = |at: usize| {
+            header.get(at..at + 4).map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+        };
+        let long = |at: usize| Some(u64::from(word(at)?) | u64::from(word(at + 4)?) << 32);
+        let (len, block, url, pin) = (long(8)?, long(16)?, word(24)? as usize, word(28)? as usize);
+        let url = header.get(32..32_usize.checked_add(url)?)?.to_vec();
+        let pin = header.get(32 + url.len()..(32 + url.len()).checked_add(pin)?)?;
+        let pin = str::from_utf8(pin).ok()?.to_string();
+        let identity = Self::new(&url, &pin, len, block).filter(|it| it.header == header && block > 0)?;
+        Some((identity, String::from_utf8_lossy(&url).into_owned(), pin))
     }
 
     /// Bytes of the map on the disk.
@@ -130,6 +147,23 @@ impl Entry {
         Ok(Some((Self::of(data, map)?, path)))
     }
 
+    /// The entry with this data file, its URL and version. `None` if the header is damaged, or of another object.
+    pub(super) fn open(path: &Path, write: bool) -> io::Result<Option<(Self, Identity, String, String)>> {
+        let open = |path: &Path| OpenOptions::new().read(true).write(write).custom_flags(NOFOLLOW).open(path);
+        let (data, map) = (open(path)?, open(&map_of(path))?);
+        let mut header = vec![0; HEADER];
+        map.read_exact_at(&mut header, 0)?;
+        let Some((identity, url, version)) = Identity::parse(header) else { return Ok(None) };
+        let named = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| name.starts_with(&link_name(identity.hash)));
+        match named && data.metadata()?.len() == identity.len {
+            true => Ok(Some((Self::of(data, map)?, identity, url, version))),
+            false => Ok(None),
+        }
+    }
+
     /// Makes the files and the link. Another process may be faster; then its entry is the one.
     pub(super) fn make(folder: &Path, identity: &Identity) -> io::Result<(Self, PathBuf)> {
         static MADE: AtomicU64 = AtomicU64::new(0);
@@ -166,6 +200,11 @@ impl Entry {
         sys::lock_range(self.map.as_fd(), place_of(block), RECORD as u64).unwrap_or(true)
     }
 
+    /// Ends this entry's claims.
+    pub(super) fn yield_claims(&self) {
+        sys::unlock(self.map.as_fd());
+    }
+
     pub(super) fn state(&self, identity: &Identity, block: u64) -> io::Result<State> {
         let mut record = [0; RECORD];
         match self.map.read_exact_at(&mut record, place_of(block)) {
@@ -176,16 +215,37 @@ impl Entry {
 
     /// The states of all blocks that have a record, by one read.
     pub(super) fn states(&self, identity: &Identity) -> io::Result<Vec<State>> {
+        self.records(identity, |block, record| self.state_of(identity, block, record))
+    }
+
+    /// The checksums of these blocks; `None` for those that are missing or [refused](Self::refuse).
+    pub(super) fn checksums(&self, identity: &Identity) -> io::Result<Vec<Option<u32>>> {
+        self.records(identity, |block, record| self.checksum_in(identity, block, record))
+    }
+
+    /// As [`checksums`](Self::checksums), of one block.
+    pub(super) fn checksum(&self, identity: &Identity, block: u64) -> io::Result<Option<u32>> {
+        let mut record = [0; RECORD];
+        self.map.read_exact_at(&mut record, place_of(block))?;
+        Ok(self.checksum_in(identity, block, &record))
+    }
+
+    fn checksum_in(&self, identity: &Identity, block: u64, record: &[u8; RECORD]) -> Option<u32> {
+        let is_here = self.state_of(identity, block, record) != State::Missing && record[..8] != REFUSED.to_le_bytes();
+        is_here.then(|| crc_in(record))
+    }
+
+    fn records<T>(&self, identity: &Identity, read: impl Fn(u64, &[u8; RECORD]) -> T) -> io::Result<Vec<T>> {
         let records = self.map.metadata()?.len().saturating_sub(HEADER as u64) / RECORD as u64;
         let records = records.min(identity.len.div_ceil(identity.block));
         let mut bytes = vec![0; records as usize * RECORD];
         self.map.read_exact_at(&mut bytes, HEADER as u64)?;
         let (records, _) = bytes.as_chunks::<RECORD>();
-        Ok(records.iter().zip(0..).map(|(record, block)| self.state_of(identity, block, record)).collect())
+        Ok(records.iter().zip(0..).map(|(record, block)| read(block, record)).collect())
     }
 
     fn state_of(&self, identity: &Identity, block: u64, record: &[u8; RECORD]) -> State {
-        let crc = u32::from_le_bytes([record[20], record[21], record[22], record[23]]);
+        let crc = crc_in(record);
         let mut stamp = [0; 8];
         stamp.copy_from_slice(&record[..8]);
         let stamp = u64::from_le_bytes(stamp);
@@ -199,22 +259,38 @@ impl Entry {
     /// Reads a block, compares it with its checksum, and renews its record if it is right. False if it is not, or cannot
     /// be read.
     pub(super) fn prove(&self, identity: &Identity, block: u64, crc: u32, bytes: &mut Vec<u8>) -> io::Result<bool> {
-        bytes.resize(identity.block_len(block) as usize, 0);
-        if self.data.read_exact_at(bytes, block * identity.block).is_err() || crc32c::crc32c(bytes) != crc {
-            return Ok(false);
+        match self.compare(identity, block, crc, bytes) {
+            true => self.record(identity, block, crc, self.stamp).map(|()| true),
+            false => Ok(false),
         }
-        self.record(identity, block, crc).map(|()| true)
+    }
+
+    /// Whether a block can be read and has this checksum.
+    pub(super) fn compare(&self, identity: &Identity, block: u64, crc: u32, bytes: &mut Vec<u8>) -> bool {
+        bytes.resize(identity.block_len(block) as usize, 0);
+        self.data.read_exact_at(bytes, block * identity.block).is_ok() && crc32c::crc32c(bytes) == crc
+    }
+
+    /// Makes a block unproven for all who meet its record from now on. They compare it, and download it if it is wrong,
+    /// into the room that it has.
+    pub(super) fn refuse(&self, identity: &Identity, block: u64, crc: u32) -> io::Result<()> {
+        self.record(identity, block, crc, REFUSED)
+    }
+
+    /// Drops the data's pages, so that the disk answers the next reads.
+    pub(super) fn drop_pages(&self) {
+        let _ = rustix::fs::fadvise(&self.data, 0, None, rustix::fs::Advice::DontNeed);
     }
 
     /// Writes a block, waits for the disk, and writes the record.
     pub(super) fn keep(&self, identity: &Identity, block: u64, bytes: &[u8]) -> io::Result<()> {
         self.data.write_all_at(bytes, block * identity.block)?;
         self.data.sync_data()?;
-        self.record(identity, block, crc32c::crc32c(bytes))
+        self.record(identity, block, crc32c::crc32c(bytes), self.stamp)
     }
 
-    fn record(&self, identity: &Identity, block: u64, crc: u32) -> io::Result<()> {
-        self.map.write_all_at(&record_of(identity, block, crc, self.stamp), place_of(block))
+    fn record(&self, identity: &Identity, block: u64, crc: u32, stamp: u64) -> io::Result<()> {
+        self.map.write_all_at(&record_of(identity, block, crc, stamp), place_of(block))
     }
 
     /// Marks the entry as used now. Those that nobody used for longest are removed first.
@@ -224,6 +300,10 @@ impl Entry {
 }
 
 const NOFOLLOW: i32 = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+
+fn crc_in(record: &[u8; RECORD]) -> u32 {
+    u32::from_le_bytes([record[20], record[21], record[22], record[23]])
+}
 
 fn place_of(block: u64) -> u64 {
     HEADER as u64 + block * RECORD as u64

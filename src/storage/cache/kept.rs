@@ -1,8 +1,13 @@
 //! What this process knows of a cache: for each object its file and its whole blocks. Read on the hot path, without a
 //! lock.
 
+use super::config::{Cache, QUEUE};
 use crate::meter::CacheReads;
+use crate::storage::Sources;
+use crate::storage::meta::Version;
+use std::io::Write;
 use std::ops::RangeInclusive;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -10,7 +15,13 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// The blocks of all sources of a loader.
 pub(crate) struct Kept {
     block: u64,
+    /// The folder of all objects.
+    root: PathBuf,
     objects: Box<[OnceLock<Option<Object>>]>,
+    /// Of the same sources; empty if none of them lies on a mount.
+    mounts: Box<[OnceLock<OnMount>]>,
+    /// Limit of heap bytes beside `objects`.
+    beside: usize,
     counts: Counts,
 }
 
@@ -26,27 +37,69 @@ struct Counts {
     why: Mutex<Option<String>>,
 }
 
-/// A cached object.
+/// Path and inode of a cache's file, and the version of a file on a mount.
+pub(super) type Place = (PathBuf, u64, Option<Version>);
+
+/// What is known of a file on a mount.
+struct OnMount {
+    version: Version,
+    /// It is another file now: every read fails.
+    changed: AtomicBool,
+    /// When it was compared last, in milliseconds from the loader's start.
+    compared: AtomicU64,
+}
+
+impl OnMount {
+    fn new(version: Version) -> Self {
+        Self { version, changed: AtomicBool::new(false), compared: AtomicU64::new(0) }
+    }
+}
+
+/// A cached object: few bytes, since there may be millions.
 pub(super) struct Object {
-    pub(super) path: PathBuf,
+    name: Name,
     /// The file's inode: blocks of another file of this name do not count.
     pub(super) inode: u64,
-    whole: Bits,
-    /// Written in an earlier boot, and not compared since.
-    unproven: Bits,
-    asked: Bits,
+    blocks: Blocks,
     /// The file is gone or unreadable.
     lost: AtomicBool,
 }
 
+/// The numbers in the path of a data file: `root/share/hash.number`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Name {
+    hash: u64,
+    number: u32,
+    share: u8,
+}
+
+impl Name {
+    fn of(path: &Path) -> Option<Self> {
+        let (share, name) = (path.parent()?.file_name()?.to_str()?, path.file_name()?.to_str()?);
+        let (hash, number) = name.split_once('.')?;
+        let (hash, number) = (u64::from_str_radix(hash, 16).ok()?, u32::from_str_radix(number, 16).ok()?);
+        Some(Self { hash, number, share: u8::from_str_radix(share, 16).ok()? })
+    }
+}
+
 impl Kept {
-    pub(super) fn new(sources: usize, block: u64) -> Self {
-        Self { block, objects: (0..sources).map(|_| OnceLock::new()).collect(), counts: Counts::default() }
+    pub(super) fn new(sources: &Sources, cache: &Cache) -> Self {
+        let root = std::path::absolute(&cache.dir).unwrap_or_default().join("v1/objects");
+        let staged = || sources.ids().filter(|id| sources.is_staged(*id));
+        let on_mounts = if staged().any(|id| !sources.is_remote(id)) { sources.count() } else { 0 };
+        let mounts: Box<[_]> = (0..on_mounts).map(|_| OnceLock::new()).collect();
+        let blocks = staged().map(|id| sources.len_of(id).div_ceil(cache.block));
+        let (words, blocks) = blocks.fold((0, 0), |(words, all), blocks| (words + Blocks::words(blocks), all + blocks));
+        let queue = blocks.min(QUEUE as u64).next_power_of_two() as usize * size_of::<(u64, u64)>();
+        // The reader of files has a copy of `sources`.
+        let beside = words * 8 + size_of_val(&*mounts) + root.as_os_str().len() + queue + sources.table_bytes();
+        let objects = (0..sources.count()).map(|_| OnceLock::new()).collect();
+        Self { block: cache.block, root, objects, mounts, beside, counts: Counts::default() }
     }
 
-    /// Heap bytes of the table without its objects.
+    /// Limit of the heap bytes of the table, once all objects are known, and of the queue of their blocks.
     pub(crate) fn table_bytes(&self) -> usize {
-        self.objects.len() * size_of::<OnceLock<Option<Object>>>()
+        size_of_val(&*self.objects) + self.beside
     }
 
     pub(super) fn block(&self) -> u64 {
@@ -58,24 +111,47 @@ impl Kept {
         offset / self.block..=(offset + len - 1) / self.block
     }
 
-    /// The object, once it was looked up. `Some(None)`: it is not cached.
+    /// The object, once it was looked up, unless it changed. `Some(None)`: it is not cached.
     pub(super) fn object(&self, source: usize) -> Option<Option<&Object>> {
         let found = self.objects[source].get()?.as_ref();
+        if self.is_changed(source) {
+            return None;
+        }
         Some(found.filter(|object| !object.lost.load(Ordering::Relaxed)))
     }
 
-    /// Sets what a lookup found: path and inode of a file for an object of `len` bytes, or nothing.
-    pub(super) fn set(&self, source: usize, file: Option<(PathBuf, u64)>, len: u64) -> Option<&Object> {
-        let blocks = len.div_ceil(self.block);
-        let object = file.map(|(path, inode)| Object {
-            path,
+    /// The object that a lookup found, also one that was lost or changed since.
+    pub(super) fn found(&self, source: usize) -> Option<&Object> {
+        self.objects[source].get()?.as_ref()
+    }
+
+    /// Sets what a lookup found: path and inode of a file for an object of `len` bytes, and the version of a file on a
+    /// mount; or nothing. `mark` sets the blocks that are there, before any read meets the object.
+    pub(super) fn set(
+        &self,
+        source: usize,
+        file: Option<Place>,
+        len: u64,
+        mark: impl FnOnce(&Object),
+    ) -> Option<&Object> {
+        let version = file.as_ref().and_then(|(_, _, version)| *version);
+        let known = file.and_then(|(path, inode, _)| Some((Name::of(&path)?, inode)));
+        let object = known.map(|(name, inode)| Object {
+            name,
             inode,
-            whole: Bits::new(blocks),
-            unproven: Bits::new(blocks),
-            asked: Bits::new(blocks),
+            blocks: Blocks::new(len.div_ceil(self.block)),
             lost: AtomicBool::new(false),
         });
-        self.objects[source].get_or_init(|| object).as_ref()
+        if let Some(object) = &object {
+            mark(object);
+        }
+        let set = || {
+            if let (Some(mount), Some(version)) = (self.mounts.get(source), version) {
+                mount.get_or_init(|| OnMount::new(version));
+            }
+            object
+        };
+        self.objects[source].get_or_init(set).as_ref()
     }
 
     /// The object's file cannot be read: from now on, it comes from the network.
@@ -83,6 +159,34 @@ impl Kept {
         if let Some(object) = self.objects[source].get().and_then(Option::as_ref) {
             object.lost.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// The file on the mount is another one: from now on, its reads fail.
+    pub(super) fn change(&self, source: usize) {
+        if let Some(mount) = self.on_mount(source) {
+            mount.changed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn is_changed(&self, source: usize) -> bool {
+        self.on_mount(source).is_some_and(|mount| mount.changed.load(Ordering::Relaxed))
+    }
+
+    /// The version of a file on a mount that is, or was, cached.
+    pub(super) fn version(&self, source: usize) -> Option<Version> {
+        self.on_mount(source).map(|mount| mount.version)
+    }
+
+    /// True once in `pause` milliseconds, for a cached file on a mount: it is time to compare it.
+    pub(super) fn is_due(&self, source: usize, now: u64, pause: u64) -> bool {
+        let (Some(mount), Some(Some(_))) = (self.on_mount(source), self.object(source)) else { return false };
+        let last = mount.compared.load(Ordering::Relaxed);
+        let swap = || mount.compared.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed);
+        now >= last + pause && swap().is_ok()
+    }
+
+    fn on_mount(&self, source: usize) -> Option<&OnMount> {
+        self.mounts.get(source)?.get()
     }
 
     /// Whether all bytes of a range are on the disk.
@@ -133,63 +237,114 @@ impl Kept {
         }
     }
 
-    /// The cache's file of an object.
-    pub(crate) fn path(&self, source: usize) -> Option<&Path> {
-        Some(&self.objects.get(source)?.get()?.as_ref()?.path)
+    /// Appends the path of the cache's file of an object; false if there is none.
+    pub(crate) fn path_into(&self, source: usize, out: &mut Vec<u8>) -> bool {
+        let object = self.objects.get(source).and_then(OnceLock::get).and_then(Option::as_ref);
+        let Some(Object { name, .. }) = object else { return false };
+        out.extend_from_slice(self.root.as_os_str().as_bytes());
+        write!(out, "/{:02x}/{:016x}.{:08x}", name.share, name.hash, name.number).is_ok()
+    }
+
+    /// The folder of an object's file.
+    pub(super) fn folder(&self, object: &Object) -> PathBuf {
+        self.root.join(format!("{:02x}", object.name.share))
     }
 }
 
 impl Object {
+    /// Whether this is the path of its file.
+    pub(super) fn is_at(&self, path: &Path) -> bool {
+        Name::of(path) == Some(self.name)
+    }
+
     pub(super) fn has(&self, block: u64) -> bool {
-        self.whole.get(block)
+        self.blocks.get(WHOLE, block)
     }
 
     /// The block's bytes are on the disk, for every thread that learns of it here.
     pub(super) fn set(&self, block: u64) {
-        self.whole.set(block);
+        self.blocks.set(WHOLE, block);
     }
 
     /// A block of an earlier boot.
     pub(super) fn doubt(&self, block: u64) {
-        self.unproven.set(block);
+        self.blocks.set(UNPROVEN, block);
     }
 
     /// Whether a look at the disk may bring the block.
     pub(super) fn is_unproven(&self, block: u64) -> bool {
-        self.unproven.get(block)
+        self.blocks.get(UNPROVEN, block)
     }
 
     /// True for the first one who asks for a block.
     pub(super) fn ask(&self, block: u64) -> bool {
-        self.asked.set(block)
+        self.blocks.set(ASKED, block)
+    }
+
+    /// The block is not asked for.
+    pub(super) fn unask(&self, block: u64) {
+        self.blocks.clear(ASKED, block);
     }
 
     /// The block was not kept; it may be asked for again.
     pub(super) fn forget(&self, block: u64) {
-        self.asked.clear(block);
-        self.unproven.clear(block);
+        self.blocks.clear(ASKED, block);
+        self.blocks.clear(UNPROVEN, block);
     }
 }
 
-struct Bits(Box<[AtomicU64]>);
+/// What is known of a block.
+const WHOLE: u64 = 0;
+/// Written in an earlier boot, and not compared since.
+const UNPROVEN: u64 = 1;
+const ASKED: u64 = 2;
+const FACTS: u64 = 3;
 
-impl Bits {
-    fn new(bits: u64) -> Self {
-        Self((0..bits.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+/// Three sets of blocks, in one word for a small object.
+enum Blocks {
+    Few(AtomicU64),
+    Many(Box<[AtomicU64]>),
+}
+
+/// Blocks that one word has room for.
+const FEW: u64 = 64 / FACTS;
+
+impl Blocks {
+    fn new(blocks: u64) -> Self {
+        match Self::words(blocks) {
+            0 => Self::Few(AtomicU64::new(0)),
+            words => Self::Many((0..words).map(|_| AtomicU64::new(0)).collect()),
+        }
     }
 
-    fn get(&self, bit: u64) -> bool {
-        self.0[(bit / 64) as usize].load(Ordering::Acquire) >> (bit % 64) & 1 == 1
+    /// Words on the heap.
+    fn words(blocks: u64) -> usize {
+        if blocks <= FEW { 0 } else { (FACTS * blocks.div_ceil(64)) as usize }
     }
 
-    /// True if the bit was clear.
-    fn set(&self, bit: u64) -> bool {
-        let mask = 1 << (bit % 64);
-        self.0[(bit / 64) as usize].fetch_or(mask, Ordering::AcqRel) & mask == 0
+    /// The word and the bit of a fact.
+    fn place(&self, fact: u64, block: u64) -> (&AtomicU64, u64) {
+        let (words, bit) = match self {
+            Self::Few(word) => (std::slice::from_ref(word), fact * FEW + block),
+            Self::Many(words) => (&**words, fact * (words.len() as u64 / FACTS * 64) + block),
+        };
+        (&words[(bit / 64) as usize], 1 << (bit % 64))
     }
 
-    fn clear(&self, bit: u64) {
-        self.0[(bit / 64) as usize].fetch_and(!(1 << (bit % 64)), Ordering::AcqRel);
+    fn get(&self, fact: u64, block: u64) -> bool {
+        let (word, mask) = self.place(fact, block);
+        word.load(Ordering::Acquire) & mask != 0
+    }
+
+    /// True if it was not set.
+    fn set(&self, fact: u64, block: u64) -> bool {
+        let (word, mask) = self.place(fact, block);
+        word.fetch_or(mask, Ordering::AcqRel) & mask == 0
+    }
+
+    fn clear(&self, fact: u64, block: u64) {
+        let (word, mask) = self.place(fact, block);
+        word.fetch_and(!mask, Ordering::AcqRel);
     }
 }
 
@@ -199,9 +354,12 @@ mod tests {
 
     #[test]
     fn an_extent_is_here_once_all_of_its_blocks_are() {
-        let kept = Kept::new(1, 4096);
+        let mut sources = Sources::new();
+        sources.file("/a", 70 * 4096).unwrap();
+        let kept = Kept::new(&sources, &Cache { block: 4096, ..Cache::at("/c") });
         assert!(!kept.has(0, 0, 1), "before the lookup");
-        let object = kept.set(0, Some(("/f".into(), 1)), 70 * 4096).unwrap();
+        let path = "/c/v1/objects/2a/0123456789abcdef.00000007";
+        let object = kept.set(0, Some((path.into(), 1, None)), 70 * 4096, |_| ()).unwrap();
         assert!(object.ask(65) && !object.ask(65));
         object.forget(65);
         assert!(object.ask(65));
@@ -215,6 +373,31 @@ mod tests {
         }
         kept.lose(0);
         assert!(!kept.has(0, pages(64), 1));
-        assert_eq!(kept.path(0), Some(Path::new("/f")), "open descriptors still name it");
+        let mut named = Vec::new();
+        assert!(kept.path_into(0, &mut named) && object.is_at(Path::new(path)), "open descriptors still name it");
+        assert_eq!(named, path.as_bytes());
+        assert_eq!(kept.folder(object), Path::new("/c/v1/objects/2a"));
+    }
+
+    #[test]
+    fn facts_of_blocks_are_independent() {
+        for blocks in [1, FEW, FEW + 1, 64, 65, 1000] {
+            let set = Blocks::new(blocks);
+            let all = || (0..FACTS).flat_map(|fact| (0..blocks).map(move |block| (fact, block)));
+            for (fact, block) in all() {
+                assert!(set.set(fact, block) && !set.set(fact, block), "{fact} {block} of {blocks}");
+            }
+            for (fact, block) in all() {
+                set.clear(fact, block);
+                assert!(!set.get(fact, block));
+                assert_eq!(all().filter(|(fact, block)| set.get(*fact, *block)).count() as u64, FACTS * blocks - 1);
+                set.set(fact, block);
+            }
+        }
+    }
+
+    #[test]
+    fn a_small_object_takes_no_more_than_64_bytes() {
+        assert!(size_of::<OnceLock<Option<Object>>>() <= 64, "{}", size_of::<OnceLock<Option<Object>>>());
     }
 }

@@ -1,4 +1,4 @@
-//! A cache of objects on local disks, shared by the processes of a machine.
+//! A cache of objects, and of files on network mounts, on local disks. The processes of a machine share it.
 //!
 //! ```text
 //! read of an object ──► route ─┬─ all blocks are here ─► reader of files (page cache, io_uring, O_DIRECT)
@@ -9,7 +9,9 @@
 //! ```
 //!
 //! Where to start reading: `dir` (folders, names, room), `entry` (the two files of an object), `kept` (blocks that this
-//! process knows), `fill` (queue and threads). `storage::mixed` asks [`Fill::route`].
+//! process knows), `origin` (object or file that blocks come from), `fill` (queue and threads), `contents` and `warm` (for
+//! tools). `storage::mixed` asks [`Fill::route`]. In all of them a file on a network mount is an object, and the mount is
+//! the network.
 //!
 //! ```text
 //! DIR/v1/used                 bytes of all files, under a lock
@@ -24,18 +26,24 @@
 //!
 //! Invariants:
 //! * A file's name is never used again, and its blocks only come. So a reader may close and open it at any time.
-//! * A record follows the block's synced bytes. A record of an earlier boot, or of another inode, counts after the block's
-//!   checksum was compared.
+//! * All reads of a loader bring one version: of an object the listed one, of a file the one of the first read.
+//! * A record follows the block's synced bytes. A record of an earlier boot, of another inode, or that a
+//!   verification refused, counts after the block's checksum was compared.
 //! * A failing, full, slow or read-only disk never fails a read: it goes to the network, and is counted.
 //! * No read waits for a lock, a lookup or another process for longer than 4 × [`PATIENCE`](config::PATIENCE).
 //! * Only files with this name and header are removed, and only of folders that no process reads.
 
 mod config;
+mod contents;
 mod dir;
 mod entry;
 mod fill;
 mod kept;
+mod origin;
+mod warm;
 
 pub use config::Cache;
+pub use contents::CacheEntry;
 pub(crate) use fill::{Fill, Route};
 pub(crate) use kept::Kept;
+pub use warm::CacheWarmed;

@@ -16,15 +16,26 @@ use futures_util::future::BoxFuture;
 use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange, GetResult};
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Tries in a row that bring nothing.
+/// Tries in a row that bring nothing, at least.
 pub(super) const TRIES: u32 = 6;
 
 /// A try ends after this time without a byte, or after the share of the stall deadline that leaves time for all tries.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Pause before the second try; it doubles with each.
+/// After a range's last byte, the end of the body is waited for so long: a connection at its end serves the next request.
+const LINGER: Duration = Duration::from_millis(100);
+
+/// Halves of the patience for which reads of a loader go on without progress, beyond [`TRIES`].
+const AWAY: u32 = 5;
+
+/// Patience of a loader's reads, and the time that the store may be away: a run outlives a server's restart.
+pub(super) fn of_run(patience: Duration) -> (Duration, Duration) {
+    (patience, patience * AWAY / 2)
+}
+
+/// Pause before the second try; it doubles with each, up to 3.2 s.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Bytes that make a try count as progress. A server that sends one byte and resets must not be asked for ever.
@@ -46,8 +57,12 @@ enum Class {
     Passing,
     /// As `Passing`, and the store asks for fewer requests.
     Throttled(Option<Duration>),
-    /// Credentials may have expired on the way; one more try signs anew.
+    /// No answer: requests may wait in a queue of the store.
+    Unanswered,
+    /// Refused, perhaps on the way; one more try signs anew.
     Refused,
+    /// As `Refused`, and the credentials are renewed before. The store called them expired, or `sure` is false.
+    Expired { sure: bool },
     /// No try will work.
     Lasting,
 }
@@ -63,6 +78,9 @@ impl Failed {
 struct Tries {
     failed: u32,
     refused: bool,
+    /// When the first of the failed tries ended, and for how long a store may be away.
+    since: Option<Instant>,
+    away: Duration,
 }
 
 impl Tries {
@@ -70,21 +88,45 @@ impl Tries {
     async fn after(&mut self, failure: Failed, permit: Permit<'_>) -> Result<()> {
         let Failed { class, error, progress } = failure;
         self.failed = if progress { 1 } else { self.failed + 1 };
+        if self.failed == 1 {
+            self.since = Some(Instant::now());
+        }
+        let away = self.since.map_or(Duration::ZERO, |since| since.elapsed());
         let last = match class {
             Class::Lasting => return Err(error),
-            Class::Refused => std::mem::replace(&mut self.refused, true),
-            Class::Passing | Class::Throttled(_) => self.failed >= TRIES,
+            Class::Refused | Class::Expired { .. } => std::mem::replace(&mut self.refused, true),
+            Class::Passing | Class::Throttled(_) | Class::Unanswered => self.failed >= TRIES && away >= self.away,
         };
         match class {
             Class::Throttled(retry_after) => permit.throttled(retry_after),
+            Class::Unanswered => permit.throttled(None),
             // Others use the permit meanwhile.
             _ => drop(permit),
         }
         if last {
             return Err(error.with_note(&format!("tried {} times", self.failed)));
         }
-        tokio::time::sleep(PAUSE * 2_u32.pow(self.failed - 1)).await;
+        tokio::time::sleep(PAUSE * 2_u32.pow((self.failed - 1).min(TRIES))).await;
         Ok(())
+    }
+}
+
+/// Waits for credentials, for as long as all tries may take; gives their number.
+///
+/// Errors: the renewal's; [`ErrorKind::Stalled`].
+async fn ready(store: &Store, patience: Duration) -> Result<u64> {
+    let Some(credentials) = &store.credentials else { return Ok(0) };
+    let time = patience * TRIES;
+    let ready = tokio::time::timeout(time, credentials.ready()).await;
+    ready.unwrap_or_else(|_| {
+        Err(Error::new(ErrorKind::Stalled, Stage::Read, format!("no credentials came within {time:?}")))
+    })
+}
+
+/// Credentials that the store calls expired are renewed once: for all requests, and for one of them.
+fn refuse(store: &Store, number: u64, class: Class, tries: &Tries) {
+    if let (Class::Expired { sure }, Some(credentials), false) = (class, &store.credentials, tries.refused) {
+        credentials.refuse(number, sure);
     }
 }
 
@@ -94,18 +136,20 @@ pub(super) async fn asked<T>(
     key: &Key,
     mut ask: impl FnMut(Note) -> BoxFuture<'static, object_store::Result<T>>,
 ) -> Result<T> {
-    let mut tries = Tries::default();
+    let (mut tries, site) = (Tries::default(), |error: Error| error.with_path(store.url(key)));
     loop {
+        let number = ready(store, PATIENCE).await.map_err(site)?;
         let (permit, note) = (store.limit.enter().await, Note::default());
         let failure = match tokio::time::timeout(PATIENCE, ask(note.clone())).await {
             Ok(Ok(answer)) => {
                 permit.done();
                 return Ok(answer);
             }
-            Ok(Err(error)) => failed(&error, &note.answer()),
+            Ok(Err(error)) => failed(store, &error, &note.answer()),
             Err(_) => silent(&note.answer(), PATIENCE),
         };
-        tries.after(failure, permit).await.map_err(|error| error.with_path(store.url(key)))?;
+        refuse(store, number, failure.class, &tries);
+        tries.after(failure, permit).await.map_err(site)?;
     }
 }
 
@@ -125,28 +169,49 @@ impl Sink for Vec<u8> {
 }
 
 /// Brings `range`, which is not empty, of an object: `sink` gets its bytes in order, each once. If it fails, `sink` has
-/// got a correct beginning. A try ends after `patience` without a byte.
+/// got a correct beginning. A try ends after `patience` without a byte; the store may be away for `away`.
 ///
 /// Errors name the object and the range: [`ErrorKind::Changed`] for another version, [`ErrorKind::NotFound`],
 /// [`ErrorKind::Permission`], [`ErrorKind::Stalled`] for a silent store, [`ErrorKind::Io`].
-pub(super) async fn fetch(object: &Object, range: Range<u64>, patience: Duration, sink: &mut impl Sink) -> Result<()> {
-    let (mut at, mut tries) = (range.start, Tries::default());
+pub(super) async fn fetch(
+    object: &Object,
+    range: Range<u64>,
+    (patience, away): (Duration, Duration),
+    sink: &mut impl Sink,
+) -> Result<()> {
+    let (mut at, mut tries, store) = (range.start, Tries { away, ..Tries::default() }, &object.store);
+    let site = |error: Error| error.with_path(object.url()).with_range(range.start, range.end - range.start);
     loop {
-        let (permit, begin) = (object.store.limit.enter().await, at);
-        let Err(failure) = attempt(object, &mut at, range.end, patience, sink).await else {
+        let number = ready(store, patience).await.map_err(site)?;
+        let (permit, begin) = (store.limit.enter().await, at);
+        let Err(failure) = attempt(object, &mut at, range.end, patience, sink, &permit).await else {
             permit.done();
             return Ok(());
         };
-        let site = |error: Error| error.with_path(object.url()).with_range(range.start, range.end - range.start);
         let failure = Failed { progress: at - begin >= PROGRESS, ..failure };
+        refuse(store, number, failure.class, &tries);
+        let throttled = matches!(failure.class, Class::Throttled(_));
+        if let Some(meter) = &object.meter {
+            meter.throttled.add(u64::from(throttled));
+        }
         tries.after(failure, permit).await.map_err(site)?;
+        if let Some(meter) = &object.meter {
+            meter.retries.add(1);
+        }
         sink.retried();
     }
 }
 
 /// One try. `at` moves with the bytes that came.
-async fn attempt(object: &Object, at: &mut u64, end: u64, patience: Duration, sink: &mut impl Sink) -> Tried<()> {
-    let note = Note::default();
+async fn attempt(
+    object: &Object,
+    at: &mut u64,
+    end: u64,
+    patience: Duration,
+    sink: &mut impl Sink,
+    permit: &Permit<'_>,
+) -> Tried<()> {
+    let (note, request) = (Note::default(), object.meter.as_ref().map(|meter| meter.enter()));
     let options = GetOptions {
         range: Some(GetRange::Bounded(*at..end)),
         if_match: object.condition(),
@@ -154,36 +219,43 @@ async fn attempt(object: &Object, at: &mut u64, end: u64, patience: Duration, si
         ..GetOptions::default()
     };
     let got = tokio::time::timeout(patience, object.store.client.get_opts(&object.key, options)).await;
-    let got = got.map_err(|_| silent(&note.answer(), patience))?.map_err(|error| failed(&error, &note.answer()))?;
-    same(object, &got, *at..end)?;
+    let got = got.map_err(|_| silent(&note.answer(), patience))?;
+    let got = got.map_err(|error| failed(&object.store, &error, &note.answer()))?;
+    if let Some(request) = &request {
+        request.answered();
+    }
+    permit.answered(patience);
+    let wrong = |class, kind, what: String| Failed::new(class, kind, format!("{}, and {what}", note.answer().said()));
+    same(object, &got, *at..end).map_err(|(class, kind, what)| wrong(class, kind, what))?;
+    let broken = |what: String| wrong(Class::Passing, ErrorKind::Io, what);
     let mut body = got.into_stream();
     loop {
-        let next = tokio::time::timeout(patience, body.next()).await;
-        match next.map_err(|_| silent(&note.answer(), patience))? {
+        let whole = *at == end;
+        let next = match tokio::time::timeout(if whole { LINGER } else { patience }, body.next()).await {
+            Err(_) | Ok(Some(Err(_))) if whole => return Ok(()),
+            next => next.map_err(|_| silent(&note.answer(), patience))?,
+        };
+        match next {
             Some(Ok(chunk)) => {
                 if chunk.len() as u64 > end - *at {
-                    let message = "the store sent more bytes than the range has";
-                    return Err(Failed::new(Class::Passing, ErrorKind::Io, message));
+                    return Err(broken("sent more bytes than the range has".into()));
                 }
                 sink.take(&chunk);
                 *at += chunk.len() as u64;
+                if let Some(request) = &request {
+                    request.brought(chunk.len());
+                }
             }
-            Some(Err(error)) => {
-                let message = format!("the body was cut: {}", cause(&error));
-                return Err(Failed::new(Class::Passing, ErrorKind::Io, message));
-            }
-            None if *at == end => return Ok(()),
-            None => {
-                let message = format!("the body ended {} bytes too early", end - *at);
-                return Err(Failed::new(Class::Passing, ErrorKind::Io, message));
-            }
+            Some(Err(error)) => return Err(broken(format!("the body was cut: {}", cause(&error)))),
+            None if whole => return Ok(()),
+            None => return Err(broken(format!("the body ended {} bytes too early", end - *at))),
         }
     }
 }
 
 /// Compares an answer with the request and the listing.
-fn same(object: &Object, got: &GetResult, range: Range<u64>) -> Tried<()> {
-    let changed = |message: String| Err(Failed::new(Class::Lasting, ErrorKind::Changed, message));
+fn same(object: &Object, got: &GetResult, range: Range<u64>) -> std::result::Result<(), (Class, ErrorKind, String)> {
+    let changed = |message: String| Err((Class::Lasting, ErrorKind::Changed, message));
     let pin = pin_of(&got.meta);
     if got.meta.size != object.len {
         return changed(format!("the object has {} bytes now, {} when it was listed", got.meta.size, object.len));
@@ -192,40 +264,61 @@ fn same(object: &Object, got: &GetResult, range: Range<u64>) -> Tried<()> {
         return changed(format!("the object has version {pin} now, {} when it was listed", object.pin));
     }
     if got.range != range {
-        let message = format!("the store sent bytes {:?} for a request of bytes {range:?}", got.range);
-        return Err(Failed::new(Class::Passing, ErrorKind::Io, message));
+        let message = format!("sent bytes {:?} for a request of bytes {range:?}", got.range);
+        return Err((Class::Passing, ErrorKind::Io, message));
     }
     Ok(())
 }
 
 fn silent(answer: &Answer, patience: Duration) -> Failed {
-    let what = if answer.status == 0 { "answer" } else { "byte" };
-    let message = format!("the store sent no {what} for {patience:?}");
-    Failed::new(Class::Passing, ErrorKind::Stalled, message)
+    match answer.status {
+        0 => {
+            let message = format!("the store sent no answer for {patience:?}");
+            Failed::new(Class::Unanswered, ErrorKind::Stalled, message)
+        }
+        _ => {
+            let message = format!("{}, and no byte for {patience:?}", answer.said());
+            Failed::new(Class::Passing, ErrorKind::Stalled, message)
+        }
+    }
 }
 
 /// Classifies a failed request by the store's answer.
-fn failed(error: &object_store::Error, answer: &Answer) -> Failed {
+fn failed(store: &Store, error: &object_store::Error, answer: &Answer) -> Failed {
     // The body of an error answer has the store's own code.
     let code = code_in(&error.to_string());
     let said = match &code {
         Some(code) => format!("{} {code}", answer.said()),
         None => answer.said(),
     };
-    let expired =
-        code.as_deref().is_some_and(|code| matches!(code, "ExpiredToken" | "RequestExpired" | "InvalidToken"));
+    // An answer to HEAD has no code.
+    let class_of_refusal = match code.as_deref() {
+        Some("ExpiredToken" | "RequestExpired" | "InvalidToken" | "TokenRefreshRequired") => {
+            Class::Expired { sure: true }
+        }
+        None => Class::Expired { sure: false },
+        Some(_) => Class::Refused,
+    };
     let (class, kind, message) = match answer.status {
         // The client itself failed, for example for lack of credentials.
         0 if answer.failure.is_none() => {
             let message = format!("no request could be made: {}; check the credentials", cause(error));
             (Class::Passing, ErrorKind::Io, message)
         }
+        0 if answer.lasting => (Class::Lasting, ErrorKind::Config, format!("{said}; check the URL and SSL_CERT_FILE")),
         0 => (Class::Passing, ErrorKind::Io, said),
         404 | 410 => (Class::Lasting, ErrorKind::NotFound, said),
-        412 => (Class::Lasting, ErrorKind::Changed, "the object was replaced since it was listed".into()),
-        416 => (Class::Lasting, ErrorKind::Changed, "the object is shorter than when it was listed".into()),
-        400 if expired => (Class::Refused, ErrorKind::Permission, said),
-        401 | 403 => (Class::Refused, ErrorKind::Permission, format!("{said}; check the credentials")),
+        412 => (Class::Lasting, ErrorKind::Changed, format!("{said}: the object was replaced since it was listed")),
+        416 => (Class::Lasting, ErrorKind::Changed, format!("{said}: the object is shorter than when it was listed")),
+        400 if class_of_refusal == Class::Refused || store.credentials.is_none() => {
+            (Class::Lasting, ErrorKind::Io, said)
+        }
+        401 | 403 if store.credentials.is_none() => {
+            (Class::Refused, ErrorKind::Permission, format!("{said} to a request without credentials"))
+        }
+        400 | 401 | 403 => {
+            (class_of_refusal, ErrorKind::Permission, format!("{said}; check the credentials and the region"))
+        }
         429 | 503 => (Class::Throttled(answer.retry_after), ErrorKind::Io, said),
         408 | 500..=599 => (Class::Passing, ErrorKind::Io, said),
         300..=399 => (Class::Lasting, ErrorKind::Config, format!("{said}; check region and endpoint")),

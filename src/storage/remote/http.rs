@@ -30,6 +30,8 @@ pub(super) struct Answer {
     pub(super) retry_after: Option<Duration>,
     /// Why there was no answer, without the URL.
     pub(super) failure: Option<String>,
+    /// No other try will work.
+    pub(super) lasting: bool,
 }
 
 impl Note {
@@ -61,7 +63,7 @@ impl Answer {
             // A server may send anything here.
             request_id: id.map(|id| id.chars().filter(|c| c.is_ascii_graphic()).take(64).collect()),
             retry_after: text("retry-after").and_then(|text| text.parse().ok()).map(Duration::from_secs),
-            failure: None,
+            ..Self::default()
         }
     }
 
@@ -84,6 +86,27 @@ pub(super) fn cause(error: &(dyn std::error::Error + 'static)) -> String {
     last.to_string()
 }
 
+/// Whether redirects go round, or the server's certificate is not trusted.
+fn is_lasting(error: &(dyn std::error::Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| error.source()).any(|error| {
+        error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_redirect)
+            || error.downcast_ref::<std::io::Error>().is_some_and(is_distrust)
+    })
+}
+
+/// An I/O error's source is that of the error in it, not that error.
+fn is_distrust(error: &std::io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| match inner.downcast_ref::<rustls::Error>() {
+        // The other type is the answer of a server without TLS.
+        Some(error) => matches!(
+            error,
+            rustls::Error::InvalidCertificate(_)
+                | rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)
+        ),
+        None => inner.downcast_ref::<std::io::Error>().is_some_and(is_distrust),
+    })
+}
+
 #[derive(Debug)]
 struct Service(reqwest::Client);
 
@@ -91,16 +114,16 @@ struct Service(reqwest::Client);
 impl HttpService for Service {
     async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
         let note = request.extensions().get::<Note>().cloned();
-        let asked = request.headers().get("range").and_then(|range| whole(range.to_str().ok()?));
+        let asked = request.headers().get("range").map(|range| range.to_str().ok().and_then(whole));
         let mut response = self.0.call(request).await;
         if let Some(note) = note {
             note.set(match &response {
                 Ok(response) => Answer::of(response),
-                Err(error) => Answer { failure: Some(cause(error)), ..Answer::default() },
+                Err(error) => Answer { failure: Some(cause(error)), lasting: is_lasting(error), ..Answer::default() },
             });
         }
-        if let (Ok(response), Some(len)) = (&mut response, asked) {
-            accept_whole(response, len);
+        if let (Ok(response), Some(whole)) = (&mut response, asked) {
+            accept_ok(response, whole);
         }
         if let Ok(response) = &mut response {
             add_length(response);
@@ -115,16 +138,19 @@ fn whole(range: &str) -> Option<u64> {
     last.checked_add(1)
 }
 
-/// A server that ignores ranges answers 200 with the whole object. If that is the range asked for, its bytes are used;
-/// otherwise the client refuses them.
-fn accept_whole(response: &mut HttpResponse, len: u64) {
+/// Some servers answer 200 to a request for a range. If `Content-Range` names what they send, or if they send the whole
+/// object and that was asked for, the answer counts as 206; otherwise the client refuses it. The range is compared later.
+fn accept_ok(response: &mut HttpResponse, whole: Option<u64>) {
     let headers: &HeaderMap = response.headers();
     let has = headers.get("content-length").and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    if response.status().as_u16() != 200 || has != Some(len) || headers.contains_key("content-range") {
+    let named = headers.contains_key("content-range");
+    if response.status().as_u16() != 200 || has.is_none() || has != if named { span(headers) } else { whole } {
         return;
     }
-    let Ok(value) = format!("bytes 0-{}/{len}", len - 1).parse() else { return };
-    response.headers_mut().insert("content-range", value);
+    if let (false, Some(len)) = (named, whole) {
+        let Ok(value) = format!("bytes 0-{}/{len}", len - 1).parse() else { return };
+        response.headers_mut().insert("content-range", value);
+    }
     if let Ok(partial) = 206.try_into() {
         *response.status_mut() = partial;
     }
@@ -133,13 +159,16 @@ fn accept_whole(response: &mut HttpResponse, len: u64) {
 /// The client wants a length, which a body in chunks does not have. The range says it; the body is counted later.
 fn add_length(response: &mut HttpResponse) {
     let headers: &HeaderMap = response.headers();
-    let range = headers.get("content-range").and_then(|value| value.to_str().ok()?.strip_prefix("bytes "));
-    let ends = range.and_then(|range| range.split_once('/')?.0.split_once('-'));
-    let ends = ends.and_then(|(first, last)| Some((first.parse::<u64>().ok()?, last.parse::<u64>().ok()?)));
-    let len = ends.and_then(|(first, last)| last.checked_sub(first)?.checked_add(1));
-    if let (false, Some(len)) = (headers.contains_key("content-length"), len) {
+    if let (false, Some(len)) = (headers.contains_key("content-length"), span(headers)) {
         response.headers_mut().insert("content-length", len.into());
     }
+}
+
+/// Length of the range in `Content-Range`.
+fn span(headers: &HeaderMap) -> Option<u64> {
+    let range = headers.get("content-range")?.to_str().ok()?.strip_prefix("bytes ")?;
+    let (first, last) = range.split_once('/')?.0.split_once('-')?;
+    last.parse::<u64>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
 }
 
 /// Connects stores to the process's clients; a client shares its connections.

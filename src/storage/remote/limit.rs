@@ -1,7 +1,13 @@
 //! Requests in flight to one store, shared by all loaders of the process: additive increase, multiplicative decrease.
 //!
-//! A throttled request (429, 503) multiplies the limit by [`CUT`], at most once per [`CALM`], and honours
-//! `Retry-After`. A completed request raises it by 1 / limit, so by about one per round of requests.
+//! A throttled request (429, 503) multiplies the limit by [`CUT`], at most once per [`CALM`] and round of requests, and
+//! honours `Retry-After`. A completed request raises it by 1 / limit, so by about one per round.
+//!
+//! Latency counts as well, since some stores queue requests where others throttle: a try without an answer is throttled,
+//! and so is a late answer. Late is a first byte after [`LATE`] of the patience that is also [`LATE_TIMES`] the store's
+//! best. At 10 s of patience such a request waited for 2 s or more, so the store always had more to do: fewer requests
+//! wait, and the rate stays. The rule leaves [`LATE_LEAST`] requests. It compares no rates, which depend on the sizes of
+//! requests and on the loader's own demand.
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -12,6 +18,14 @@ use tokio::time::Instant;
 pub(super) const REQUESTS_MAX: usize = 256;
 
 const CUT: f64 = 0.7;
+
+/// Share of the patience.
+const LATE: u32 = 4;
+
+const LATE_TIMES: u32 = 4;
+
+/// Requests that late answers leave. Slow answers of an idle store cost no more.
+const LATE_LEAST: f64 = 16.0;
 
 /// All requests in flight meet the same throttling, which counts once.
 const CALM: Duration = Duration::from_millis(200);
@@ -30,14 +44,16 @@ struct State {
     /// No request starts before.
     until: Option<Instant>,
     cut: Option<Instant>,
+    /// Shortest time to a first byte.
+    best: Duration,
 }
 
-/// The right to one request.
-pub(super) struct Permit<'l>(&'l Limit);
+/// The right to one request, and when it began.
+pub(super) struct Permit<'l>(&'l Limit, Instant);
 
 impl Limit {
     pub(super) fn new() -> Self {
-        let state = State { limit: REQUESTS_MAX as f64, in_flight: 0, until: None, cut: None };
+        let state = State { limit: REQUESTS_MAX as f64, in_flight: 0, until: None, cut: None, best: Duration::MAX };
         Self { state: Mutex::new(state), changed: Notify::new() }
     }
 
@@ -55,7 +71,7 @@ impl Limit {
                     Some(until) if until > now => Some(until),
                     _ if state.in_flight < state.limit as usize => {
                         state.in_flight += 1;
-                        return Permit(self);
+                        return Permit(self, now);
                     }
                     _ => None,
                 }
@@ -71,6 +87,11 @@ impl Limit {
 }
 
 impl Permit<'_> {
+    /// The first byte came.
+    pub(super) fn answered(&self, patience: Duration) {
+        self.0.lock().answer(self.1, Instant::now(), patience);
+    }
+
     /// The request brought its bytes.
     pub(super) fn done(self) {
         if self.0.lock().grow() {
@@ -80,7 +101,7 @@ impl Permit<'_> {
 
     /// The store asked for fewer requests.
     pub(super) fn throttled(self, retry_after: Option<Duration>) {
-        self.0.lock().shrink(Instant::now(), retry_after);
+        self.0.lock().shrink(self.1, Instant::now(), retry_after);
     }
 }
 
@@ -92,8 +113,16 @@ impl State {
         self.limit as usize > before
     }
 
-    fn shrink(&mut self, now: Instant, retry_after: Option<Duration>) {
-        if self.cut.is_none_or(|cut| now - cut >= CALM) {
+    fn answer(&mut self, began: Instant, now: Instant, patience: Duration) {
+        let time = now - began;
+        self.best = self.best.min(time);
+        if time > patience / LATE && time > self.best.saturating_mul(LATE_TIMES) && self.limit > LATE_LEAST {
+            self.shrink(began, now, None);
+        }
+    }
+
+    fn shrink(&mut self, began: Instant, now: Instant, retry_after: Option<Duration>) {
+        if self.cut.is_none_or(|cut| began >= cut && now - cut >= CALM) {
             self.cut = Some(now);
             self.limit = (self.limit * CUT).max(1.0);
         }
@@ -113,6 +142,8 @@ impl Drop for Permit<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cmp::Reverse;
+    use std::collections::BinaryHeap;
 
     fn run<T>(future: impl Future<Output = T>) -> T {
         tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
@@ -122,14 +153,64 @@ mod tests {
     fn throttling_lowers_the_limit_once_per_storm_and_success_raises_it() {
         let mut state = Limit::new().state.into_inner().unwrap();
         let start = Instant::now();
-        (0..3).for_each(|k| state.shrink(start + CALM / 4 * k, None));
+        (0..3).for_each(|k| state.shrink(start, start + CALM / 4 * k, None));
         assert_eq!(state.limit as usize, 179);
         let cut = state.limit;
         let grown = (0..=cut as usize).filter(|_| state.grow()).count();
         assert_eq!(grown, 1);
         assert!((state.limit - cut - 1.0).abs() < 0.1);
-        (1..50).for_each(|k| state.shrink(start + CALM * k, None));
+        (1..50).for_each(|k| state.shrink(start + CALM * k, start + CALM * k, None));
         assert_eq!(state.limit, 1.0);
+    }
+
+    /// A store of `workers` that queues requests, with clients that ask whenever they may. Gives the answers in the last
+    /// minute of five, and the requests in flight at the end.
+    fn queue(workers: usize, service: Duration, patience: Duration) -> (usize, usize) {
+        let (mut state, start) = (Limit::new().state.into_inner().unwrap(), Instant::now());
+        let mut free: BinaryHeap<_> = vec![Reverse(start); workers].into();
+        let mut in_flight = BinaryHeap::new();
+        let (mut now, mut answers) = (start, 0);
+        while now < start + Duration::from_secs(300) {
+            while in_flight.len() < state.limit as usize {
+                let mut worker = free.peek_mut().unwrap();
+                worker.0 = worker.0.max(now) + service;
+                in_flight.push(Reverse((worker.0, now)));
+            }
+            let Reverse((end, began)) = in_flight.pop().unwrap();
+            now = end;
+            state.answer(began, now, patience);
+            state.grow();
+            answers += usize::from(now > start + Duration::from_secs(240));
+        }
+        (answers, in_flight.len())
+    }
+
+    #[test]
+    fn a_queue_at_the_store_lowers_the_limit_and_keeps_the_rate() {
+        let (patience, ms) = (Duration::from_secs(10), Duration::from_millis);
+        // Workers, time per request, and whether 256 requests wait for 2.5 s.
+        for (workers, service, queues) in
+            [(1, ms(100), true), (4, ms(100), true), (32, ms(500), true), (8, ms(10), false), (256, ms(200), false)]
+        {
+            let (answers, in_flight) = queue(workers, service, patience);
+            let all = workers * 60_000 / service.as_millis() as usize;
+            assert!(answers.abs_diff(all) <= workers, "{workers} workers: {answers} of {all}");
+            assert_eq!(in_flight + 1 < REQUESTS_MAX, queues, "{workers} workers: {in_flight}");
+            // Nobody comes near the patience.
+            assert!(!queues || service * in_flight as u32 / (workers as u32) < patience / 3, "{workers}: {in_flight}");
+        }
+    }
+
+    #[test]
+    fn a_slow_store_without_a_queue_keeps_its_requests() {
+        let mut state = Limit::new().state.into_inner().unwrap();
+        let (start, slow) = (Instant::now(), Duration::from_secs(3));
+        (0..100).for_each(|k| state.answer(start + slow * k, start + slow * (k + 1), Duration::from_secs(10)));
+        assert_eq!(state.limit as usize, REQUESTS_MAX);
+        // One fast answer, and lateness by other causes: some requests stay.
+        state.answer(start, start, Duration::from_secs(10));
+        (100..200).for_each(|k| state.answer(start + slow * k, start + slow * (k + 1), Duration::from_secs(10)));
+        assert!((LATE_LEAST * CUT..=LATE_LEAST).contains(&state.limit), "{}", state.limit);
     }
 
     #[test]

@@ -95,7 +95,8 @@ impl Object {
         // A task of the network threads cannot borrow `out`. Metadata is small, so it may be copied.
         let bytes = wait(async move {
             let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
-            fetch::fetch(&object, range, fetch::PATIENCE, &mut bytes).await?;
+            // A wrong URL is named at once.
+            fetch::fetch(&object, range, (fetch::PATIENCE, Duration::ZERO), &mut bytes).await?;
             Ok(bytes)
         })?;
         out.copy_from_slice(&bytes);
@@ -117,7 +118,7 @@ impl Object {
         buffer.reserve_exact((range.end - range.start) as usize);
         let patience = patience.map_or(fetch::PATIENCE, |patience| patience.min(fetch::PATIENCE));
         let task = runtime()?.spawn(async move {
-            let done = fetch::fetch(&self, range, patience, &mut buffer).await;
+            let done = fetch::fetch(&self, range, fetch::of_run(patience), &mut buffer).await;
             let _ = send.send(done.map(|()| buffer));
         });
         loop {

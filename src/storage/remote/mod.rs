@@ -9,7 +9,7 @@
 //! ```
 //!
 //! An object's address is its URL, and travels as a path. Where to start reading: `url`, `store`
-//! (clients), `lookup` (listings), `fetch` (one range, with retries), `reader`.
+//! (clients), `credentials`, `lookup` (listings), `fetch` (one range, with retries), `reader`.
 //!
 //! Limits: requests in flight per store (`limit`, additive increase and multiplicative decrease); [`fetch::TRIES`] tries
 //! in a row without progress; [`fetch::PATIENCE`] without a byte ends a try; one body chunk in memory per request.
@@ -18,20 +18,23 @@
 //! * Every byte comes from the version that was listed. Each request asks for it (`If-Match`), and each answer is
 //!   compared: the range, the object's length, the etag. So a server that ignores the condition is noticed.
 //! * A body that is too short is continued; one that is too long is refused.
-//! * Each request is signed when it is sent.
+//! * Each request is signed when it is sent, with credentials that are valid then.
 //! * Messages name store, key, range, status and request id. They never hold a query, a header or a credential.
 //!
-//! Threads: a runtime of two threads for all loaders of the process (`feedline-net`). A forked child gets an error.
+//! Threads: a runtime of two threads for all loaders of the process (`feedline-net`), and one more while the command of a
+//! profile runs. A forked child gets an error.
 
+mod credentials;
 mod fetch;
 mod http;
 mod limit;
 mod lookup;
+mod profile;
 mod reader;
 mod store;
 mod url;
 
+pub(crate) use crate::meter::NetworkMeter as Meter;
 pub(crate) use lookup::{children, expand, look};
-pub(crate) use reader::Remote;
-pub(crate) use store::{Object, configure, spawn};
-pub(crate) use tokio::time::sleep;
+pub(crate) use reader::{Keep, Remote};
+pub(crate) use store::{Object, configure};

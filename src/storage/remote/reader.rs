@@ -7,18 +7,19 @@
 //! Limits: `depth` reads in flight; gaps of at most [`GAP`] are read and dropped. A task owns the buffers of its reads. An
 //! aborted task ends at its next chunk, and its reads complete as cancelled.
 
-use super::fetch::{PATIENCE, Sink, fetch};
+use super::fetch::{PATIENCE, Sink, fetch, of_run};
 use super::limit::REQUESTS_MAX;
 use super::store::runtime;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Region;
+use crate::meter::NetworkMeter;
 use crate::storage::done::Done;
 use crate::storage::{
     Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, ReaderOptions, Sealed, SourceId,
     Sources, Waker, add, count_leaked,
 };
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
@@ -61,13 +62,23 @@ struct Shared {
     /// Number of cancellations; a task of an earlier number ends.
     cancels: AtomicU64,
     cancelled: Notify,
+    keep: OnceLock<Keep>,
+    meter: Arc<NetworkMeter>,
 }
+
+/// Gets each extent that came, and its bytes.
+pub(crate) type Keep = Box<dyn Fn(&Extent, &[u8]) + Send + Sync>;
 
 impl Remote {
     /// A reader for the objects of `sources`. `files`: wakes the driver, which sleeps in another reader.
     ///
     /// Errors: [`ErrorKind::Forked`]; [`ErrorKind::Io`] if the system refuses threads.
-    pub(crate) fn start(sources: Arc<Sources>, options: &ReaderOptions, files: Option<Waker>) -> Result<Self> {
+    pub(crate) fn start(
+        sources: Arc<Sources>,
+        options: &ReaderOptions,
+        meter: Arc<NetworkMeter>,
+        files: Option<Waker>,
+    ) -> Result<Self> {
         runtime()?;
         let fits = |bytes: usize| ((bytes / CONNECTION) as u32).clamp(4, DEPTH);
         let depth = options.depth.unwrap_or_else(|| options.connections.map_or(DEPTH, fits)) as usize;
@@ -80,8 +91,16 @@ impl Remote {
             patience: options.patience.map_or(PATIENCE, |patience| patience.min(PATIENCE)),
             cancels: AtomicU64::new(0),
             cancelled: Notify::new(),
+            keep: OnceLock::new(),
+            meter,
         };
         Ok(Self { shared: Arc::new(shared), pending: Vec::with_capacity(depth), in_flight: 0, depth })
+    }
+
+    /// As it is, and `keep` gets what is read, on the network's threads.
+    pub(crate) fn keeping(self, keep: Keep) -> Self {
+        let _ = self.shared.keep.set(keep);
+        self
     }
 
     /// Starts a task for each run of pending reads.
@@ -169,9 +188,12 @@ impl Shared {
         };
         add(&self.counters.bytes_moved, reads.at - reads.start);
         add(&self.counters.retries, reads.retries);
-        let waiting = self.done.add(reads.ops.into_iter().map(|op| {
+        let waiting = self.done.add(reads.ops.into_iter().map(|mut op| {
             // What came before a failure is whole.
             let whole = end_of(&op.extent) <= reads.at;
+            if whole && let Some(keep) = self.keep.get() {
+                keep(&op.extent, &op.buf.as_mut_slice()[..op.extent.len as usize]);
+            }
             let result = if whole { Ok(0) } else { brought.as_ref().map(|()| 0).map_err(Error::clone_lossy) };
             self.end(op, result)
         }));
@@ -186,9 +208,9 @@ impl Shared {
     }
 
     async fn bring(&self, reads: &mut Reads) -> Result<()> {
-        let object = self.sources.object(reads.source)?;
+        let object = self.sources.object(reads.source)?.metered(&self.meter);
         let range = reads.start..reads.end;
-        fetch(&object, range, self.patience, reads).await
+        fetch(&object, range, of_run(self.patience), reads).await
     }
 }
 

@@ -1,17 +1,24 @@
 //! Stores of the process, and objects with their version.
 
-use super::http::Connector;
+use super::credentials::{Credentials, Library, Renewed};
+use super::http::{Connector, cause};
 use super::limit::Limit;
+use super::profile::Profile;
 use super::url::{Scheme, Url};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::meter::NetworkMeter;
 use crate::storage::meta::Meta;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::http::HttpBuilder;
 use object_store::list::PaginatedListStore;
 use object_store::path::Path as Key;
 use object_store::{ClientOptions, ObjectMeta, ObjectStore, RetryConfig};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 /// Network threads of the process. They decrypt bodies and copy them into rows.
@@ -24,6 +31,8 @@ pub(super) struct Store {
     pub(super) client: Arc<dyn ObjectStore>,
     /// `None` for HTTP servers: they have no listing.
     pub(super) lists: Option<Arc<dyn PaginatedListStore>>,
+    /// `None` for requests without a signature.
+    pub(super) credentials: Option<Arc<dyn Renewed>>,
     pub(super) limit: Limit,
     /// Objects that a listing or look has found lately, by key.
     pub(super) found: Mutex<HashMap<String, (Meta, Instant)>>,
@@ -36,6 +45,8 @@ pub(crate) struct Object {
     pub(super) key: Key,
     pub(super) len: u64,
     pub(super) pin: Arc<str>,
+    /// Counts its requests.
+    pub(super) meter: Option<Arc<NetworkMeter>>,
 }
 
 /// The runtime of all stores. Errors: [`ErrorKind::Forked`] in a forked child, which has none of its threads.
@@ -73,11 +84,6 @@ pub(super) fn lost() -> Error {
     Error::new(ErrorKind::Panicked, Stage::Read, "a network thread panicked")
 }
 
-/// Starts a task of the network threads.
-pub(crate) fn spawn(future: impl Future<Output = ()> + Send + 'static) -> Result<()> {
-    runtime().map(|runtime| drop(runtime.spawn(future)))
-}
-
 /// Settings beside those of the environment: names and values.
 pub(super) type Options = Vec<(String, String)>;
 
@@ -107,46 +113,83 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+// The library's three builders have the same methods and no common trait.
+
+/// Adds options to a builder of buckets. A redirected request would lack its signature.
+macro_rules! bucket {
+    ($builder:expr, $options:expr) => {{
+        let connector = Connector { follow: false };
+        let builder = $builder.with_client_options(plain()).with_retry(no_retries()).with_http_connector(connector);
+        $options.iter().try_fold(builder, |builder, (key, value)| {
+            key.parse().map(|key| builder.with_config(key, value)).map_err(refused)
+        })?
+    }};
+}
+
+/// The library's own provider of a builder's credentials.
+macro_rules! library {
+    ($builder:expr) => {{
+        let builder = $builder.clone().with_retry(few_retries());
+        Library::new(move || builder.clone().build().map(|store| store.credentials().clone())).map_err(refused)
+    }};
+}
+
 impl Store {
     /// Settings and credentials come from the environment, as the store's own tools read them, and from `options`.
     fn open(url: &Url, name: String, options: &Options) -> Result<Self> {
-        let refused = |error: object_store::Error| {
-            let message = format!("the store cannot be used: {}", super::http::cause(&error));
-            Error::new(ErrorKind::Config, Stage::Index, message).with_path(&name)
-        };
-        let (client, lists) = Self::client(url, &name, options).map_err(refused)?;
-        Ok(Self { name, client, lists, limit: Limit::new(), found: Mutex::default() })
+        let Client { reads, lists, credentials } = match url.scheme {
+            Scheme::S3 => Self::s3(url, options),
+            Scheme::Gcs => Self::gcs(url, options),
+            Scheme::Azure => Self::azure(url, options),
+            Scheme::Http | Scheme::Https => Self::http(url, &name, options),
+        }
+        .map_err(|error| error.with_path(&name))?;
+        Ok(Self { name, client: reads, lists, credentials, limit: Limit::new(), found: Mutex::default() })
     }
 
-    fn client(url: &Url, name: &str, options: &Options) -> object_store::Result<Client> {
-        let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
-        let connector = Connector { follow: url.scheme.is_http() };
-        // An endpoint without TLS is the user's own choice.
-        let plain = ClientOptions::new().with_allow_http(true);
-        // The three builders have the same methods and no common trait.
-        macro_rules! bucket {
-            ($builder:ty, $named:ident) => {{
-                let mut builder = <$builder>::from_env().$named(&url.bucket).with_client_options(plain);
-                for (key, value) in options {
-                    builder = builder.with_config(key.parse()?, value);
-                }
-                builder.with_retry(retry).with_http_connector(connector).build().map(both)
-            }};
+    fn s3(url: &Url, options: &Options) -> Result<Client> {
+        let (named, options) = options.iter().cloned().partition::<Options, _>(|(name, _)| name == "profile");
+        let profile = Profile::of_env(named.last().map(|(_, name)| name.as_str()));
+        let builder = AmazonS3Builder::from_env().with_bucket_name(&url.bucket);
+        let builder = profile.place(bucket!(builder, options))?;
+        if is_true(builder.get_config_value(&AmazonS3ConfigKey::SkipSignature)) {
+            return unsigned(builder.build());
         }
-        match url.scheme {
-            Scheme::S3 => bucket!(object_store::aws::AmazonS3Builder, with_bucket_name),
-            Scheme::Gcs => bucket!(object_store::gcp::GoogleCloudStorageBuilder, with_bucket_name),
-            Scheme::Azure => bucket!(object_store::azure::MicrosoftAzureBuilder, with_container_name),
-            Scheme::Http | Scheme::Https => {
-                if let Some((name, _)) = options.first() {
-                    let source = format!("an HTTP server has no option {name:?}").into();
-                    return Err(object_store::Error::NotSupported { source });
-                }
-                let builder = object_store::http::HttpBuilder::new().with_url(name).with_client_options(plain);
-                let store = builder.with_retry(retry).with_http_connector(connector).build()?;
-                Ok((Arc::new(store), None))
-            }
+        let credentials = match profile.gives_credentials(&builder, !named.is_empty())? {
+            true => Credentials::new(profile),
+            false => Credentials::new(library!(builder)?),
+        };
+        signed(builder.with_credentials(Arc::new(credentials.clone())).build(), credentials)
+    }
+
+    fn gcs(url: &Url, options: &Options) -> Result<Client> {
+        let builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(&url.bucket);
+        let builder = bucket!(builder, options);
+        if is_true(builder.get_config_value(&GoogleConfigKey::SkipSignature)) {
+            return unsigned(builder.build());
         }
+        let credentials = Credentials::new(library!(builder)?);
+        signed(builder.with_credentials(Arc::new(credentials.clone())).build(), credentials)
+    }
+
+    fn azure(url: &Url, options: &Options) -> Result<Client> {
+        let builder = MicrosoftAzureBuilder::from_env().with_container_name(&url.bucket);
+        let builder = bucket!(builder, options);
+        if is_true(builder.get_config_value(&AzureConfigKey::SkipSignature)) {
+            return unsigned(builder.build());
+        }
+        let credentials = Credentials::new(library!(builder)?);
+        signed(builder.with_credentials(Arc::new(credentials.clone())).build(), credentials)
+    }
+
+    fn http(url: &Url, name: &str, options: &Options) -> Result<Client> {
+        if let Some((name, _)) = options.first() {
+            let message = format!("an HTTP server has no option {name:?}");
+            return Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        }
+        let builder = HttpBuilder::new().with_url(name).with_client_options(plain()).with_retry(no_retries());
+        let store = builder.with_http_connector(Connector { follow: url.scheme.is_http() }).build().map_err(refused)?;
+        Ok(Client { reads: Arc::new(store), lists: None, credentials: None })
     }
 
     /// The URL of a key.
@@ -155,12 +198,47 @@ impl Store {
     }
 }
 
-/// Reads, and listings where the store has them.
-type Client = (Arc<dyn ObjectStore>, Option<Arc<dyn PaginatedListStore>>);
+/// Reads, listings where the store has them, and credentials where requests are signed.
+struct Client {
+    reads: Arc<dyn ObjectStore>,
+    lists: Option<Arc<dyn PaginatedListStore>>,
+    credentials: Option<Arc<dyn Renewed>>,
+}
 
-fn both<S: ObjectStore + PaginatedListStore>(store: S) -> Client {
-    let store = Arc::new(store);
-    (store.clone(), Some(store))
+fn unsigned<S: ObjectStore + PaginatedListStore>(store: object_store::Result<S>) -> Result<Client> {
+    let store = Arc::new(store.map_err(refused)?);
+    Ok(Client { reads: store.clone(), lists: Some(store), credentials: None })
+}
+
+fn signed<S: ObjectStore + PaginatedListStore>(
+    store: object_store::Result<S>,
+    credentials: impl Renewed + 'static,
+) -> Result<Client> {
+    Ok(Client { credentials: Some(Arc::new(credentials)), ..unsigned(store)? })
+}
+
+fn refused(error: object_store::Error) -> Error {
+    Error::new(ErrorKind::Config, Stage::Index, format!("the store cannot be used: {}", cause(&error)))
+}
+
+/// Words that the client library takes for true.
+fn is_true(value: Option<String>) -> bool {
+    value.is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "on" | "yes" | "y"))
+}
+
+/// An endpoint without TLS is the user's own choice.
+fn plain() -> ClientOptions {
+    ClientOptions::new().with_allow_http(true)
+}
+
+/// `fetch` tries again, signed anew.
+fn no_retries() -> RetryConfig {
+    RetryConfig { max_retries: 0, ..RetryConfig::default() }
+}
+
+/// Requests for credentials are tried again by the client library. A server that is not there is asked once.
+fn few_retries() -> RetryConfig {
+    RetryConfig { max_retries: 3, retry_timeout: Duration::from_secs(4), ..RetryConfig::default() }
 }
 
 /// The version of an object: its etag without quotes, or else the time of its last change.
@@ -179,7 +257,12 @@ impl Object {
     /// The object at a URL, in the listed version.
     pub(crate) fn at(path: &Path, len: u64, pin: Option<Arc<str>>) -> Result<Self> {
         let url = Url::parse(path)?;
-        Ok(Self { store: store(&url)?, key: url.object()?, len, pin: pin.unwrap_or_default() })
+        Ok(Self { store: store(&url)?, key: url.object()?, len, pin: pin.unwrap_or_default(), meter: None })
+    }
+
+    /// The object, with its requests counted.
+    pub(crate) fn metered(self, meter: &Arc<NetworkMeter>) -> Self {
+        Self { meter: Some(meter.clone()), ..self }
     }
 
     /// Whether each request names the version, so that bytes may be kept for later runs.
@@ -189,7 +272,10 @@ impl Object {
 
     /// The condition of each request; weak etags and times cannot be one, they are only compared.
     pub(super) fn condition(&self) -> Option<String> {
-        let strong = !self.pin.starts_with("W/") && !self.pin.starts_with("modified ") && !self.pin.is_empty();
+        let strong = !self.pin.starts_with("W/")
+            && !self.pin.starts_with("w/")
+            && !self.pin.starts_with("modified ")
+            && !self.pin.is_empty();
         strong.then(|| format!("\"{}\"", self.pin))
     }
 }

@@ -1,12 +1,21 @@
-//! Prepares a folder of pictures for training: JPEGs get restart markers (lossless), so that a crop decodes alone, and
-//! many small files become shards.
+//! Prepares data for training: pictures become shards, JPEGs with restart markers (lossless), so that a crop decodes
+//! alone; objects of a store are put into a local cache.
 //!
 //! ```text
 //! cargo run --release --example prepare -- train/ shards/ --format tar --shuffle 7
 //! cargo run --release --example prepare -- train/ restarts/ --format files
+//! cargo run --release --features remote --example prepare -- warm --path 's3://bucket/train-{0000..1023}.tar' --cache /nvme/cache
 //! ```
+//!
+//! Exit code: 0 when everything is done, 1 for an error. Of `warm`: 2 if bytes are missing, 130 when interrupted.
 
-use clap::{Parser, ValueEnum};
+#[cfg(all(feature = "remote", feature = "signals"))]
+#[path = "../throughput/source.rs"]
+mod source;
+#[cfg(all(feature = "remote", feature = "signals"))]
+mod warm;
+
+use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
 use feedline::prepare::{Format, RestartOptions, Shards};
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::error::Error;
@@ -14,13 +23,30 @@ use std::io::IsTerminal;
 use std::num::{NonZeroU16, NonZeroUsize};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Writes pictures as shards, or fills a cache of objects.
+#[derive(Parser)]
+#[command(version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+struct Args {
+    #[cfg(all(feature = "remote", feature = "signals"))]
+    #[command(subcommand)]
+    verb: Option<Verb>,
+    #[command(flatten)]
+    shards: Option<ShardArgs>,
+}
+
+#[cfg(all(feature = "remote", feature = "signals"))]
+#[derive(clap::Subcommand)]
+enum Verb {
+    Warm(warm::WarmArgs),
+}
 
 /// Writes pictures with restart markers, as shards or as files.
 ///
 /// Ctrl-C leaves complete shards, and hidden files that a run with --force removes. `manifest.tsv` is written last.
-#[derive(Parser)]
-#[command(version)]
-struct Args {
+#[derive(clap::Args)]
+struct ShardArgs {
     /// Folder of pictures: a folder per class, or flat
     input: PathBuf,
     /// Folder to write to
@@ -65,14 +91,23 @@ enum Kind {
     Files,
 }
 
-fn main() {
-    if let Err(error) = run(&Args::parse()) {
+fn main() -> ExitCode {
+    let command = Args::command();
+    #[cfg(all(feature = "remote", feature = "signals"))]
+    let command = warm::with_defaults(command);
+    let done = match Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit()) {
+        #[cfg(all(feature = "remote", feature = "signals"))]
+        Args { verb: Some(Verb::Warm(args)), .. } => warm::run(&args),
+        Args { shards: Some(args), .. } => run(&args).map(|()| ExitCode::SUCCESS),
+        Args { .. } => Err("name a folder of pictures and a folder to write to; --help says more".into()),
+    };
+    done.unwrap_or_else(|error| {
         eprintln!("error: {error}");
-        std::process::exit(1);
-    }
+        ExitCode::from(1)
+    })
 }
 
-fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+fn run(args: &ShardArgs) -> Result<(), Box<dyn Error>> {
     let mut restarts = RestartOptions::default().pixels_max(u64::from(args.megapixels) << 20);
     if let Some(interval) = args.interval {
         restarts = restarts.interval(interval);
@@ -108,11 +143,16 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
 }
 
 fn bar() -> Result<ProgressBar, Box<dyn Error>> {
+    progress("{elapsed_precise} {wide_bar} {pos}/{len} pictures, {msg} ({eta})")
+}
+
+/// A line on standard error; none if that is no terminal.
+fn progress(template: &str) -> Result<ProgressBar, Box<dyn Error>> {
     if !std::io::stderr().is_terminal() {
         return Ok(ProgressBar::hidden());
     }
     let bar = ProgressBar::no_length();
-    bar.set_style(ProgressStyle::with_template("{elapsed_precise} {wide_bar} {pos}/{len} pictures, {msg} ({eta})")?);
+    bar.set_style(ProgressStyle::with_template(template)?);
     bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
     Ok(bar)
 }

@@ -3,33 +3,42 @@
 //! ```text
 //! route ─┬─ first read of an object ────────────────► waits ──► a thread looks the object up ──► route again
 //!        ├─ missing block, and most of it is wanted ► waits ──► download ──► completed from memory ──► kept
+//!        ├─ the same, but all threads download ──────► network; whole blocks that it brings ────────► kept
 //!        └─ missing block, and little of it is wanted ► network; the block is downloaded when no read waits
 //! ```
 //!
-//! Limits: a thread holds one block in memory. A read waits at most 4 × [`PATIENCE`] for disks and other processes; then
-//! it goes to the network.
+//! In a dense order, threads download ahead of the reads: as many blocks of an object as there are threads.
+//!
+//! Limits: a thread holds one block in memory; blocks that reads brought, and no thread has written, have one block's bytes
+//! together. A read waits at most 4 × [`PATIENCE`](super::config::PATIENCE) for disks and other processes; then it goes to
+//! the network.
 
-use super::config::{Cache, PATIENCE};
+mod work;
+
+use super::config::{Cache, QUEUE};
 use super::dir::Dir;
-use super::entry::{Entry, Identity, State};
 use super::kept::{Kept, Object};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::done::Done;
-use crate::storage::{Completion, DROP_DEADLINE, Extent, ReadOp, ReaderOptions, SourceId, Sources, Waker, remote};
+use crate::storage::mounts::Mounts;
+use crate::storage::remote::Meter;
+use crate::storage::{Completion, DROP_DEADLINE, Extent, ReadOp, ReaderOptions, SourceId, Sources, Waker};
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use work::Work;
 
 /// Downloads at a time, without a limit of memory.
 const THREADS: usize = 8;
 
 /// After a block was not kept, none is asked for for so long.
 const REST: Duration = Duration::from_secs(10);
+
+/// Time to write what reads have brought, at a loader's end.
+const LAST: Duration = Duration::from_secs(1);
 
 /// Pause between two looks at another process's download.
 const LOOK: Duration = Duration::from_millis(5);
@@ -51,27 +60,33 @@ pub(crate) struct Fill {
 /// A block, or [`LOOKUP`] of an object.
 type Job = (SourceId, u64);
 
-/// In place of a block: find or make the object's files.
+/// In place of a block: find or make the object's files, or compare the file on the mount.
 const LOOKUP: u64 = u64::MAX;
 
 struct Shared {
     sources: Arc<Sources>,
     kept: Arc<Kept>,
+    mounts: Mounts,
     dir: Dir,
     /// Samples follow each other in their objects, so that whole blocks are soon used.
     dense: bool,
     patience: Option<Duration>,
     queue: Mutex<Queue>,
     changed: Condvar,
+    /// The loader ends.
+    ended: Condvar,
     done: Done,
     /// Reads that waited, and whether they go to the network in any case.
     ready: Mutex<Vec<(ReadOp, bool)>>,
     waker: Waker,
+    meter: Arc<Meter>,
     stop: AtomicBool,
     /// Threads that download; those of them that have a block; those that write one.
     downloads: usize,
     busy: AtomicUsize,
     writers: AtomicUsize,
+    /// Bytes of blocks in [`Queue::brought`] and in the hands of their writers.
+    brought: AtomicUsize,
     /// When the disk may be asked again after it was full, and after it failed, in milliseconds from the start.
     full_until: AtomicU64,
     fails_until: AtomicU64,
@@ -85,8 +100,14 @@ struct Queue {
     /// For objects that were not looked up yet. One thread does nothing else, so that no download delays them.
     lookups: VecDeque<Job>,
     urgent: VecDeque<Job>,
+    /// Blocks that reads brought.
+    brought: VecDeque<(Job, Vec<u8>)>,
     later: VecDeque<Job>,
     waiting: HashMap<Job, Waiting>,
+    /// Jobs of threads, and whether they download now. Reads join them.
+    running: HashMap<Job, bool>,
+    /// Blocks that another process claims, and does not bring: since when no read waits for them.
+    held: HashMap<Job, Instant>,
 }
 
 struct Waiting {
@@ -95,42 +116,56 @@ struct Waiting {
     since: Option<Instant>,
 }
 
+impl Queue {
+    fn next(&mut self) -> Option<Work> {
+        let bare = |job| (job, None);
+        let brought = |(job, bytes)| (job, Some(bytes));
+        let urgent = self.urgent.pop_front().map(bare);
+        urgent.or_else(|| self.brought.pop_front().map(brought)).or_else(|| self.later.pop_front().map(bare))
+    }
+}
+
 impl Fill {
     /// The table for what a cache holds of `sources`.
     pub(crate) fn table(sources: &Sources, cache: &Cache) -> Arc<Kept> {
-        Arc::new(Kept::new(sources.count(), cache.block))
+        Arc::new(Kept::new(sources, cache))
     }
 
-    /// The cache of `sources`, with their table. `waker`: wakes the driver.
+    /// The cache of `sources`, with their table. `meter` counts its downloads; `waker` wakes the driver.
     ///
     /// Errors: [`ErrorKind::Config`] for a folder that cannot be used.
     pub(crate) fn start(
         (sources, kept): (Arc<Sources>, Arc<Kept>),
         options: &ReaderOptions,
         cache: &Cache,
-        waker: Waker,
+        (meter, waker): (Arc<Meter>, Waker),
     ) -> Result<Self> {
         let dir = Dir::open(cache).map_err(|error| {
             let message = format!("the folder cannot be a cache: {error}");
             Error::new(ErrorKind::Config, Stage::Build, message).with_path(&cache.dir)
         })?;
-        let fits = |bytes: usize| (bytes as u64 / cache.block).clamp(1, THREADS as u64) as usize;
+        // One more block is for what reads bring.
+        let fits = |bytes: usize| (bytes as u64 / cache.block).saturating_sub(1).clamp(1, THREADS as u64) as usize;
         let count = options.connections.map_or(THREADS, fits);
         let shared = Arc::new(Shared {
             kept,
             sources,
+            mounts: cache.mounts(),
             dir,
             dense: options.dense,
             patience: options.patience,
             queue: Mutex::default(),
             changed: Condvar::new(),
+            ended: Condvar::new(),
             done: Done::new(0, Some(waker.clone())),
             ready: Mutex::default(),
             waker,
+            meter,
             stop: AtomicBool::new(false),
             downloads: count,
             busy: AtomicUsize::new(0),
             writers: AtomicUsize::new(0),
+            brought: AtomicUsize::new(0),
             full_until: AtomicU64::new(0),
             fails_until: AtomicU64::new(0),
             moved: AtomicU64::new(0),
@@ -138,23 +173,18 @@ impl Fill {
         });
         let mut fill = Self { shared, threads: Vec::new() };
         for number in 0..=count {
-            let shared = fill.shared.clone();
-            let thread = std::thread::Builder::new().name(format!("feedline-fill-{number}"));
-            let started = thread.spawn(move || shared.work(number > 0));
-            fill.threads
-                .push(started.map_err(|error| Error::os(Stage::Build, "cannot start a thread of the cache", error))?);
+            fill.spawn(format!("feedline-fill-{number}"), move |shared| shared.work(number > 0))?;
         }
-        let watched = Arc::downgrade(&fill.shared);
-        remote::spawn(async move {
-            loop {
-                remote::sleep(PATIENCE / 4).await;
-                match watched.upgrade() {
-                    Some(shared) if !shared.stop.load(Ordering::Relaxed) => shared.sweep(),
-                    _ => return,
-                }
-            }
-        })?;
+        fill.spawn("feedline-fill-late".into(), Shared::watch)?;
         Ok(fill)
+    }
+
+    fn spawn(&mut self, name: String, work: impl FnOnce(&Shared) + Send + 'static) -> Result<()> {
+        let shared = self.shared.clone();
+        let started = std::thread::Builder::new().name(name).spawn(move || work(&shared));
+        let refused = |error| Error::os(Stage::Build, "cannot start a thread of the cache", error);
+        self.threads.push(started.map_err(refused)?);
+        Ok(())
     }
 
     /// What is on the disk.
@@ -165,6 +195,18 @@ impl Fill {
     /// The place for a read of an object.
     pub(crate) fn route(&self, op: ReadOp) -> Route {
         self.shared.route(op)
+    }
+
+    /// As [`route`](Self::route), for a read within one block that waits for it in any case.
+    pub(super) fn bring(&self, op: ReadOp) -> Route {
+        self.shared.bring(op)
+    }
+
+    /// Takes the bytes of a read that the network served, to keep the blocks in them.
+    #[cfg(feature = "remote")]
+    pub(crate) fn taker(&self) -> crate::storage::remote::Keep {
+        let shared = self.shared.clone();
+        Box::new(move |extent, bytes| shared.take(extent, bytes))
     }
 
     /// Moves the completions of reads that waited to `out`; gives their number.
@@ -188,14 +230,36 @@ impl Fill {
         }));
     }
 
+    /// Downloads at a time.
+    pub(super) fn downloads(&self) -> usize {
+        self.shared.downloads
+    }
+
+    /// Whether the disk was full lately, or the capacity is used up.
+    pub(super) fn is_full(&self) -> bool {
+        self.shared.rests(&self.shared.full_until)
+    }
+
     /// Bytes of blocks in memory.
     pub(crate) fn bytes(&self) -> usize {
-        (self.threads.len() - 1) * self.shared.kept.block() as usize + self.shared.kept.table_bytes()
+        (self.shared.downloads + 1) * self.shared.kept.block() as usize + self.shared.kept.table_bytes()
     }
 }
 
 impl Drop for Fill {
+    /// Blocks that reads brought are written first, within [`LAST`].
     fn drop(&mut self) {
+        let deadline = Instant::now() + LAST;
+        while self.shared.brought.load(Ordering::Relaxed) > 0 && Instant::now() < deadline {
+            std::thread::sleep(LOOK / 5);
+        }
+        self.end();
+    }
+}
+
+impl Fill {
+    /// Ends all downloads. Blocks that came are written.
+    pub(super) fn end(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         // A thread that hangs in a disk keeps no buffer of a read.
         self.cancel();
@@ -203,6 +267,7 @@ impl Drop for Fill {
         // Between a thread's look at `stop` and its sleep lies the lock.
         drop(lock(&self.shared.queue));
         self.shared.changed.notify_all();
+        self.shared.ended.notify_all();
         let deadline = Instant::now() + DROP_DEADLINE;
         for thread in self.threads.drain(..) {
             while !thread.is_finished() && Instant::now() < deadline {
@@ -225,6 +290,14 @@ fn is_full(error: &io::Error) -> bool {
 
 impl Shared {
     fn route(&self, op: ReadOp) -> Route {
+        let route = self.place(op);
+        if let Route::Network(op) = &route {
+            self.compare_soon(op.extent.source);
+        }
+        route
+    }
+
+    fn place(&self, op: ReadOp) -> Route {
         let extent = op.extent;
         if extent.len == 0 || self.sources.check(&extent).is_err() {
             return Route::Network(op);
@@ -233,12 +306,18 @@ impl Shared {
         let object = match self.kept.object(extent.source.index()) {
             Some(Some(object)) => object,
             Some(None) => return Route::Network(op),
-            None if self.rests(&self.fails_until) => return Route::Network(op),
+            None if self.rests(&self.fails_until) && !self.kept.is_changed(extent.source.index()) => {
+                return Route::Network(op);
+            }
             None => return self.wait_for(op, LOOKUP),
         };
-        let Some(first) = blocks.find(|block| !object.has(*block)) else { return Route::Disk(op) };
         // What a slow disk does not take now, another epoch may bring.
-        if self.rests(&self.full_until) || self.rests(&self.fails_until) || self.is_disk_slow() {
+        let keeps = self.keeps();
+        if keeps && self.dense {
+            self.ask_ahead(object, extent.source, *blocks.end() + 1);
+        }
+        let Some(first) = blocks.find(|block| !object.has(*block)) else { return Route::Disk(op) };
+        if !keeps {
             return Route::Network(op);
         }
         let rest = blocks.filter(|block| !object.has(*block));
@@ -259,6 +338,22 @@ impl Shared {
         }
     }
 
+    fn bring(&self, op: ReadOp) -> Route {
+        let block = op.extent.offset / self.kept.block();
+        match self.kept.object(op.extent.source.index()) {
+            Some(Some(object)) if object.has(block) => Route::Disk(op),
+            Some(None) => Route::Network(op),
+            _ if !self.keeps() => Route::Network(op),
+            Some(Some(_)) => self.wait_for(op, block),
+            None => self.wait_for(op, LOOKUP),
+        }
+    }
+
+    /// Whether the disk takes blocks now.
+    fn keeps(&self) -> bool {
+        !(self.rests(&self.full_until) || self.rests(&self.fails_until) || self.is_disk_slow())
+    }
+
     /// Whether a read wants so much of a block that its download costs little more.
     fn is_most(&self, extent: &Extent, block: u64) -> bool {
         let len = self.sources.len_of(extent.source);
@@ -266,10 +361,47 @@ impl Shared {
         extent.len >= block_len / 4
     }
 
+    /// Queues the blocks that follow. Their time comes, as the order is dense: without this, a few reads in flight leave
+    /// most threads idle.
+    fn ask_ahead(&self, object: &Object, source: SourceId, next: u64) {
+        let end = self.sources.len_of(source).div_ceil(self.kept.block()).min(next + self.downloads as u64);
+        self.ask(object, source, (next..end).filter(|block| !object.has(*block)));
+    }
+
+    /// Keeps the blocks that a read brought whole, as long as threads come after with their writing.
+    #[cfg(feature = "remote")]
+    fn take(&self, extent: &Extent, bytes: &[u8]) {
+        let Some(Some(object)) = self.kept.object(extent.source.index()) else { return };
+        let (size, len) = (self.kept.block(), self.sources.len_of(extent.source));
+        for block in extent.offset.div_ceil(size)..(extent.offset + extent.len).div_ceil(size) {
+            let (start, end) = (block * size, len.min((block + 1) * size));
+            let here = object.has(block) || object.is_unproven(block);
+            if end > extent.offset + extent.len || here || !object.ask(block) {
+                continue;
+            }
+            let bytes = &bytes[(start - extent.offset) as usize..(end - extent.offset) as usize];
+            let before = self.brought.fetch_add(bytes.len(), Ordering::Relaxed);
+            let rests = self.rests(&self.full_until) || self.rests(&self.fails_until);
+            if rests || before + bytes.len() > size as usize {
+                self.brought.fetch_sub(bytes.len(), Ordering::Relaxed);
+                object.forget(block);
+                return;
+            }
+            lock(&self.queue).brought.push_back(((extent.source, block), bytes.to_vec()));
+            self.changed.notify_all();
+        }
+    }
+
     /// Queues blocks that no read waits for.
     fn ask(&self, object: &Object, source: SourceId, blocks: impl Iterator<Item = u64>) {
         for block in blocks.filter(|block| object.ask(*block)) {
-            lock(&self.queue).later.push_back((source, block));
+            let mut queue = lock(&self.queue);
+            if queue.later.len() == QUEUE {
+                // The next read asks again.
+                return object.unask(block);
+            }
+            queue.later.push_back((source, block));
+            drop(queue);
             self.changed.notify_all();
         }
     }
@@ -281,7 +413,15 @@ impl Shared {
             waiting.ops.push(op);
             return Route::Waits;
         }
-        queue.waiting.insert(job, Waiting { ops: vec![op], since: Some(Instant::now()) });
+        if queue.held.get(&job).is_some_and(|since| since.elapsed() < REST) {
+            return Route::Network(op);
+        }
+        let running = queue.running.get(&job).copied();
+        let since = (running != Some(true)).then(Instant::now);
+        queue.waiting.insert(job, Waiting { ops: vec![op], since });
+        if running.is_some() {
+            return Route::Waits;
+        }
         match block {
             LOOKUP => queue.lookups.push_back(job),
             _ => queue.urgent.push_back(job),
@@ -298,7 +438,8 @@ impl Shared {
     }
 
     fn rests(&self, until: &AtomicU64) -> bool {
-        (self.started.elapsed().as_millis() as u64) < until.load(Ordering::Relaxed)
+        let until = until.load(Ordering::Relaxed);
+        until > 0 && (self.started.elapsed().as_millis() as u64) < until
     }
 
     /// Something is not kept. For a while no block is asked for; where the disk fails, nothing is looked up either.
@@ -308,199 +449,9 @@ impl Shared {
         until.fetch_max((self.started.elapsed() + REST).as_millis() as u64, Ordering::Relaxed);
     }
 
-    fn work(&self, downloads: bool) {
-        let mut buffer = Vec::new();
-        while let Some(job) = self.next(downloads) {
-            self.busy.fetch_add(1, Ordering::Relaxed);
-            if catch_unwind(AssertUnwindSafe(|| self.run(job, &mut buffer))).is_err() {
-                // A bug of this crate. It must not cost a read; nothing more is kept.
-                self.fails_until.store(u64::MAX, Ordering::Relaxed);
-                self.release(job, true);
-            }
-            self.busy.fetch_sub(1, Ordering::Relaxed);
-            self.progress();
-        }
-    }
-
     /// Threads and downloads move, so reads in the queue may wait.
     fn progress(&self) {
         self.moved.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
-    }
-
-    fn next(&self, downloads: bool) -> Option<Job> {
-        let mut queue = lock(&self.queue);
-        loop {
-            if self.stop.load(Ordering::Acquire) {
-                return None;
-            }
-            let lookup = queue.lookups.pop_front();
-            if let Some(job) = lookup {
-                return Some(job);
-            }
-            if downloads && let Some(job) = queue.urgent.pop_front().or_else(|| queue.later.pop_front()) {
-                return Some(job);
-            }
-            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn run(&self, job: Job, buffer: &mut Vec<u8>) {
-        let (source, block) = job;
-        let identity = self.identity(source);
-        if block == LOOKUP {
-            match identity {
-                Some(identity) => self.look_up(source, &identity),
-                None => {
-                    self.kept.dropped("the store names no version, or the URL is too long".into());
-                    self.kept.set(source.index(), None, 0);
-                }
-            }
-            return self.release(job, self.kept.object(source.index()).is_none());
-        }
-        let (Some(identity), Some(Some(object))) = (identity, self.kept.object(source.index())) else {
-            return self.release(job, true);
-        };
-        let mut fill = || {
-            let folder = object.path.parent().unwrap_or(&object.path);
-            match Entry::find(folder, &identity)? {
-                Some((entry, path)) if path == object.path && entry.inode == object.inode => {
-                    self.fill(job, &entry, &identity, buffer)
-                }
-                _ => Err(io::ErrorKind::NotFound.into()),
-            }
-        };
-        match fill() {
-            Ok(Some(written)) => {
-                object.set(block);
-                if written > 0 {
-                    self.kept.wrote(written);
-                }
-                self.release(job, false);
-            }
-            Ok(None) => {
-                object.forget(block);
-                self.release(job, true);
-            }
-            Err(error) => {
-                match error.kind() {
-                    io::ErrorKind::NotFound => {
-                        self.kept.lose(source.index());
-                        self.kept.dropped("the cache's file is gone".into());
-                    }
-                    _ => self.rest("a block cannot be written", &error),
-                }
-                object.forget(block);
-                self.release(job, true);
-            }
-        }
-    }
-
-    fn identity(&self, source: SourceId) -> Option<Identity> {
-        let pin = self.sources.pin(source).filter(|_| self.sources.object(source).is_ok_and(|it| it.is_pinned()))?;
-        let (mut url, len) = (Vec::new(), self.sources.len_of(source));
-        self.sources.path_into(source, &mut url);
-        Identity::new(&url, &pin, len, self.kept.block())
-    }
-
-    /// Finds or makes the files of an object, and what they hold.
-    fn look_up(&self, source: SourceId, identity: &Identity) {
-        let found = || -> io::Result<(Entry, PathBuf, Vec<State>)> {
-            let folder = self.dir.folder(&self.sources.path(source))?;
-            let (entry, path) = match Entry::find(&folder, identity)? {
-                Some(found) => found,
-                None => {
-                    let removed = self.dir.reserve(identity.map_bytes())?;
-                    self.kept.removed(removed);
-                    let made = Entry::make(&folder, identity);
-                    match made {
-                        Ok(_) => self.dir.written(identity.map_bytes()),
-                        Err(_) => self.dir.release(identity.map_bytes()),
-                    }
-                    made?
-                }
-            };
-            entry.touch();
-            let states = entry.states(identity)?;
-            Ok((entry, path, states))
-        };
-        match found() {
-            Ok((entry, path, states)) => {
-                let object = self.kept.set(source.index(), Some((path, entry.inode)), identity.len);
-                // Another lookup may have been faster, and found another file.
-                let Some(object) = object.filter(|object| object.inode == entry.inode) else { return };
-                for (state, block) in states.iter().zip(0..) {
-                    match state {
-                        State::Whole => object.set(block),
-                        State::Unproven(_) => object.doubt(block),
-                        State::Missing => {}
-                    }
-                }
-            }
-            // A full cache has no room for the object in this run; others are looked up.
-            Err(error) if error.kind() == io::ErrorKind::InvalidData || is_full(&error) => {
-                self.kept.dropped(format!("an object has no file: {error}"));
-                self.kept.set(source.index(), None, 0);
-            }
-            // It may pass: the next read after the rest looks again.
-            Err(error) => self.rest("an object has no file", &error),
-        }
-    }
-
-    /// Brings one block to the disk; gives the bytes that it wrote. `None`: another process downloads it, or the network
-    /// failed.
-    fn fill(&self, job: Job, entry: &Entry, identity: &Identity, buffer: &mut Vec<u8>) -> io::Result<Option<u64>> {
-        let block = job.1;
-        let started = Instant::now();
-        while !entry.claim(block) {
-            if entry.state(identity, block)? == State::Whole {
-                return Ok(Some(0));
-            }
-            let waits = lock(&self.queue).waiting.contains_key(&job);
-            if !waits || started.elapsed() > PATIENCE || self.stop.load(Ordering::Relaxed) {
-                return Ok(None);
-            }
-            std::thread::sleep(LOOK);
-        }
-        let state = entry.state(identity, block)?;
-        match state {
-            State::Whole => return Ok(Some(0)),
-            State::Unproven(crc) if entry.prove(identity, block, crc, buffer)? => {
-                let reads = self.serve(job, buffer);
-                self.kept.hit(reads);
-                return Ok(Some(0));
-            }
-            State::Unproven(_) | State::Missing => {}
-        }
-        // A block that was wrong has its room.
-        let len = identity.block_len(block);
-        let room = if state == State::Missing { len.next_multiple_of(4096) } else { 0 };
-        let removed = self.dir.reserve(room)?;
-        self.kept.removed(removed);
-        if let Err(error) = self.download(job, len, buffer) {
-            self.dir.release(room);
-            self.fail(job, &error);
-            return Ok(None);
-        }
-        let reads = self.serve(job, buffer);
-        self.kept.miss(reads);
-        self.writers.fetch_add(1, Ordering::Relaxed);
-        let kept = entry.keep(identity, block, buffer);
-        self.writers.fetch_sub(1, Ordering::Relaxed);
-        kept.inspect_err(|_| self.dir.release(room))?;
-        self.dir.written(room);
-        Ok(Some(len))
-    }
-
-    fn download(&self, (source, block): Job, len: u64, buffer: &mut Vec<u8>) -> Result<()> {
-        if let Some(waiting) = lock(&self.queue).waiting.get_mut(&(source, block)) {
-            waiting.since = None;
-        }
-        let start = block * self.kept.block();
-        // The reads' own requests follow if this one brings nothing: both fit the stall deadline.
-        let patience = self.patience.map(|patience| patience / 2);
-        let object = self.sources.object(source)?;
-        *buffer = object.bring(start..start + len, patience, std::mem::take(buffer), &self.stop)?;
-        Ok(())
     }
 
     /// Completes the reads that wait for an object that cannot be read at all. Others try it themselves.
@@ -547,31 +498,19 @@ impl Shared {
         count
     }
 
-    /// Gives the reads that wait for a block back to the driver.
+    /// Ends a job, and gives the reads that wait for it back to the driver.
     fn release(&self, job: Job, to_network: bool) {
-        let Some(waiting) = lock(&self.queue).waiting.remove(&job) else { return };
-        self.give_back(waiting.ops, to_network);
+        let mut queue = lock(&self.queue);
+        queue.running.remove(&job);
+        let waiting = queue.waiting.remove(&job);
+        drop(queue);
+        if let Some(waiting) = waiting {
+            self.give_back(waiting.ops, to_network);
+        }
     }
 
     fn give_back(&self, ops: Vec<ReadOp>, to_network: bool) {
         lock(&self.ready).extend(ops.into_iter().map(|op| (op, to_network)));
         self.waker.wake();
-    }
-
-    /// Sends reads to the network whose disk or process does not answer.
-    fn sweep(&self) {
-        let moved = self.started + Duration::from_millis(self.moved.load(Ordering::Relaxed));
-        let late = |waiting: &Waiting| {
-            let since = |since: Instant| since.max(moved).elapsed() > PATIENCE || since.elapsed() > 4 * PATIENCE;
-            waiting.since.is_some_and(since)
-        };
-        let mut queue = lock(&self.queue);
-        let late: Vec<_> = queue.waiting.iter().filter(|(_, waiting)| late(waiting)).map(|(job, _)| *job).collect();
-        let ops: Vec<_> = late.iter().filter_map(|job| queue.waiting.remove(job)).flat_map(|late| late.ops).collect();
-        drop(queue);
-        if !ops.is_empty() {
-            self.rest("a read waited too long", &io::ErrorKind::TimedOut.into());
-            self.give_back(ops, true);
-        }
     }
 }

@@ -1,0 +1,192 @@
+//! Bits of entropy-coded data, read in place.
+//!
+//! Invariants: at a marker and at the end of the input zeros follow, which are counted; so no read needs a check, and
+//! [`Bits::overrun`] detects a shortage afterwards. The position is exact at any bit, stuffed bytes included.
+
+/// A bit of the input.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) byte: usize,
+    pub(super) bit: u8,
+}
+
+/// Bits that are there after [`Bits::refill`].
+pub(super) const FULL: u32 = 56;
+
+/// A reader of bits, the highest of a byte first.
+#[derive(Clone)]
+pub(super) struct Bits<'a> {
+    input: &'a [u8],
+    /// Next byte to load.
+    at: usize,
+    /// The next bits, left-aligned. Below the `count` valid ones there may be copies of later bits.
+    word: u64,
+    count: u32,
+    /// Bytes of zeros that stand for absent ones.
+    fed: u32,
+}
+
+const ONES: u64 = 0x0101_0101_0101_0101;
+
+impl<'a> Bits<'a> {
+    /// Starts at bit `place.bit` of the byte at `place.byte`.
+    pub(super) fn new(input: &'a [u8], place: Place) -> Self {
+        let mut bits = Self { input, at: place.byte, word: 0, count: 0, fed: 0 };
+        bits.refill();
+        bits.skip(u32::from(place.bit));
+        bits
+    }
+
+    /// Makes at least [`FULL`] bits available.
+    #[inline(always)]
+    pub(super) fn refill(&mut self) {
+        if let Some(chunk) = self.input.get(self.at..).and_then(|rest| rest.first_chunk()) {
+            let word = u64::from_be_bytes(*chunk);
+            // Whether one of the bytes is 0xFF: then its complement is zero.
+            if (!word).wrapping_sub(ONES) & word & (ONES << 7) == 0 {
+                self.word |= word >> self.count;
+                self.at += ((63 - self.count) / 8) as usize;
+                self.count |= FULL;
+                return;
+            }
+        }
+        // By value, so that the fields stay in registers on the way above.
+        *self = self.clone().refilled();
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refilled(mut self) -> Self {
+        while self.count < FULL {
+            let byte = match self.input.get(self.at..) {
+                Some([0xFF, 0, ..]) => {
+                    self.at += 2;
+                    0xFF
+                }
+                Some([byte, ..]) if *byte != 0xFF => {
+                    self.at += 1;
+                    *byte
+                }
+                _ => {
+                    self.fed = self.fed.saturating_add(1);
+                    0
+                }
+            };
+            self.word |= u64::from(byte) << (56 - self.count);
+            self.count += 8;
+        }
+        self
+    }
+
+    /// The next `count` (1 to 32) bits, without consuming them.
+    #[inline(always)]
+    pub(super) fn peek(&self, count: u32) -> usize {
+        (self.word >> (64 - count)) as usize
+    }
+
+    /// Consumes `count` bits, which are available.
+    #[inline(always)]
+    pub(super) fn skip(&mut self, count: u32) {
+        self.word <<= count;
+        self.count = self.count.wrapping_sub(count);
+    }
+
+    /// Consumes the next `count` (0 to 16) bits, which are available.
+    #[inline(always)]
+    pub(super) fn take(&mut self, count: u32) -> u32 {
+        // Two shifts, because one shift by 64 overflows.
+        let bits = ((self.word >> 1) >> (63 - count)) as u32;
+        self.skip(count);
+        bits
+    }
+
+    /// Whether more bits were consumed than exist.
+    #[inline(always)]
+    pub(super) fn overrun(&self) -> bool {
+        self.fed > 0 && self.fed * 8 > self.count
+    }
+
+    /// The place of the next bit; near it after an overrun.
+    pub(super) fn place(&self) -> Place {
+        let (unread, mut at) = (self.count - 8 * self.fed.min(self.count / 8), self.at);
+        // A byte that is begun counts: its offset is wanted.
+        for _ in 0..unread.div_ceil(8) {
+            let stuffed = at >= 2 && self.input[at - 2..at] == [0xFF, 0];
+            at -= if stuffed { 2 } else { 1 };
+        }
+        Place { byte: at, bit: (unread.next_multiple_of(8) - unread) as u8 }
+    }
+
+    /// The first marker from here on, behind padding.
+    pub(super) fn end_marker(&self) -> Option<u8> {
+        let rest = &self.input[self.next_byte()..];
+        rest.windows(2).find(|pair| pair[0] == 0xFF && !matches!(pair[1], 0 | 0xFF)).map(|pair| pair[1])
+    }
+
+    /// Offset of the first byte that is not begun.
+    pub(super) fn next_byte(&self) -> usize {
+        let place = self.place();
+        let stuffed = self.input.get(place.byte..).is_some_and(|rest| rest.starts_with(&[0xFF, 0]));
+        match place.bit {
+            0 => place.byte,
+            _ if stuffed => place.byte + 2,
+            _ => place.byte + 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn naive(input: &[u8]) -> Vec<(u32, Place)> {
+        let (mut out, mut at) = (Vec::new(), 0);
+        while at < input.len() {
+            let stuffed = input[at] == 0xFF;
+            if stuffed && input.get(at + 1) != Some(&0) {
+                break;
+            }
+            out.extend((0..8).map(|bit| (u32::from(input[at] >> (7 - bit) & 1), Place { byte: at, bit })));
+            at += if stuffed { 2 } else { 1 };
+        }
+        out
+    }
+
+    #[test]
+    fn bits_and_their_places_equal_a_naive_walk() {
+        let mut state = 7_u64;
+        let mut next = |below: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % below
+        };
+        for _ in 0..300 {
+            let mut input: Vec<u8> = Vec::new();
+            for _ in 0..next(60) {
+                match next(4) {
+                    0 => input.extend([0xFF, 0]),
+                    1 => input.push(0),
+                    _ => input.push(next(255) as u8),
+                }
+            }
+            let end: &[u8] = [&[0xFF, 0xD9][..], &[0xFF, 0xFF, 0xD0], &[], &[0xFF]][next(4) as usize];
+            input.extend(end);
+            let right = naive(&input);
+            let mut bits = Bits::new(&input, Place::default());
+            let mut done = 0;
+            while done < right.len() {
+                let count = (next(17) as usize).min(right.len() - done);
+                bits.refill();
+                assert_eq!(bits.place(), right[done].1, "{input:02x?} at bit {done}");
+                let mut jumped = Bits::new(&input, bits.place());
+                jumped.refill();
+                let value = right[done..done + count].iter().fold(0, |value, (bit, _)| value << 1 | bit);
+                assert_eq!((bits.take(count as u32), jumped.take(count as u32)), (value, value), "{input:02x?}");
+                assert!(!bits.overrun());
+                done += count;
+            }
+            bits.refill();
+            assert_eq!(bits.next_byte(), input.len() - end.len(), "{input:02x?}");
+            assert_eq!((bits.take(1), bits.overrun()), (0, true), "{input:02x?}");
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! The segments up to the first scan: sizes, tables, and the place of the coded data.
+//!
+//! Invariants: every length is checked against the file before its bytes are touched. A [`Scan`] can be decoded: one
+//! scan of all components, tables present, factors that libjpeg-turbo takes.
+
+use super::huffman::{Table, ZIGZAG};
+use crate::error::{Error, Result};
+use std::fmt::Display;
+
+/// Limit of blocks in an interleaved MCU (B.2.3 of the standard).
+pub(super) const BLOCKS_MAX: usize = 10;
+
+/// Start of the body of a segment with EXIF data.
+pub(crate) const EXIF: &[u8] = b"Exif\0\0";
+
+/// Prefix of messages about damage that only strict decoding refuses.
+pub(crate) const DAMAGED: &str = "damaged JPEG";
+
+/// Bytes of padding that some encoders write before a marker.
+pub(crate) const SURPLUS: usize = 2;
+
+/// Heap bytes of a decoder's tables.
+const TABLES: u64 = 256 << 10;
+
+/// Most bytes of rows, per pixel of width.
+const ROW_BYTES: u64 = 512;
+
+/// Bytes of an Adobe segment up to its colour transform.
+const ADOBE: usize = 12;
+
+/// The parts of the header that a decode depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+    /// By the frame header's marker, SOF2.
+    pub(crate) progressive: bool,
+    pub(crate) components: u8,
+    factors: [Factors; 4],
+    /// Whether the first scan holds all components.
+    pub(crate) one_scan: bool,
+    /// MCUs between two restart markers; 0 without them.
+    pub(crate) restart: u32,
+    /// Offset of the picture's height; the width follows it.
+    pub(crate) height_at: usize,
+    /// Offset of the first entropy-coded byte.
+    pub(crate) scan: usize,
+    /// Start and end of the first EXIF body in an APP1 segment; 0, 0 without one.
+    pub(crate) exif: (usize, usize),
+    /// Number of bytes outside segments before the first scan, and the offset of the first.
+    pub(crate) stray: (usize, usize),
+    /// Offset of the body of a too short Adobe segment; 0 without one.
+    pub(crate) short_adobe: usize,
+}
+
+/// Sampling factors of a component: horizontal and vertical.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Factors {
+    pub(super) h: u8,
+    pub(super) v: u8,
+}
+
+impl Header {
+    /// Reads the segments up to the first scan.
+    pub(crate) fn parse(input: &[u8]) -> Result<Self> {
+        let mut header: Option<Self> = None;
+        let mut restart = 0;
+        let (mut exif, mut stray, mut short_adobe) = ((0, 0), (0, 0), 0);
+        let mut at = 2;
+        loop {
+            let Segment { marker, start, end } = Segment::next(input, at)?;
+            let body = &input[start..end];
+            let marker_bytes = if is_alone(marker) { 2 } else { 4 };
+            // Bytes 0xFF are legal fill before a marker.
+            let others = input[at..start - marker_bytes].iter().filter(|byte| **byte != 0xFF).count();
+            stray = if stray.0 == 0 { (others, at) } else { (stray.0 + others, stray.1) };
+            match marker {
+                0xC0..=0xC2 if header.is_none() => header = Some(Self::of_frame(marker, body, start)?),
+                0xC3 | 0xC5..=0xC7 | 0xC9..=0xCB | 0xCD..=0xCF => {
+                    let message = format!(
+                        "JPEG of an unsupported kind (SOF{}: lossless, hierarchical or arithmetic coding)",
+                        marker - 0xC0
+                    );
+                    return Err(Error::decode(message));
+                }
+                0xD9 => return Err(Error::decode("JPEG ends before its first scan")),
+                0xDA => {
+                    let header = header.ok_or_else(|| Error::decode("JPEG without a frame header"))?;
+                    let one_scan = !header.progressive && body.first() == Some(&header.components);
+                    return Ok(Self { one_scan, scan: end, restart, exif, stray, short_adobe, ..header });
+                }
+                0xDD => {
+                    let cut = || Error::decode("JPEG with a cut restart interval");
+                    restart = u32::from(u16::from_be_bytes(*body.first_chunk().ok_or_else(cut)?));
+                }
+                0xE1 if exif == (0, 0) && body.starts_with(EXIF) => exif = (start, end),
+                0xEE if body.starts_with(b"Adobe") && body.len() < ADOBE => short_adobe = start,
+                _ => {}
+            }
+            at = end;
+        }
+    }
+
+    fn of_frame(marker: u8, body: &[u8], at: usize) -> Result<Self> {
+        let [bits, h1, h0, w1, w0, components, rest @ ..] = body else {
+            return Err(Error::decode("JPEG with a cut frame header"));
+        };
+        let side = |high: &u8, low: &u8| u32::from(u16::from_be_bytes([*high, *low]));
+        let (width, height) = (side(w1, w0), side(h1, h0));
+        let described = rest.as_chunks::<3>().0;
+        if *bits != 8 {
+            return Err(Error::decode(format!("JPEG of {bits} bits per sample: only 8 are supported")));
+        }
+        if width * height == 0 || described.len() != usize::from(*components) || !matches!(components, 1 | 3 | 4) {
+            let message = format!(
+                "JPEG frame header of {width}x{height} pixels and {components} components: expected some pixels, and 1, \
+                 3 or 4 components"
+            );
+            return Err(Error::decode(message));
+        }
+        let mut factors = [Factors::default(); 4];
+        for (factors, [_, both, _]) in factors.iter_mut().zip(described) {
+            *factors = Factors { h: both >> 4, v: both & 15 };
+        }
+        Ok(Self {
+            width,
+            height,
+            progressive: marker == 0xC2,
+            components: *components,
+            factors,
+            one_scan: false,
+            restart: 0,
+            height_at: at + 1,
+            scan: 0,
+            exif: (0, 0),
+            stray: (0, 0),
+            short_adobe: 0,
+        })
+    }
+
+    pub(super) fn factors(&self) -> &[Factors] {
+        &self.factors[..usize::from(self.components)]
+    }
+
+    /// Largest factors of a component, at least 1: an MCU has 8 times as many pixels.
+    pub(crate) fn largest_factors(&self) -> (u32, u32) {
+        let most = |side: fn(&Factors) -> u8| u32::from(self.factors().iter().map(side).max().unwrap_or(1).max(1));
+        (most(|factors| factors.h), most(|factors| factors.v))
+    }
+
+    /// Pixels of an MCU as it is coded in a picture of one scan.
+    pub(crate) fn mcu(&self) -> (u32, u32) {
+        // One component is not interleaved.
+        let (h, v) = if self.components == 1 { (1, 1) } else { self.largest_factors() };
+        (8 * h, 8 * v)
+    }
+
+    /// MCUs in a picture of one scan.
+    pub(super) fn mcus(&self) -> u32 {
+        let (width, height) = self.mcu();
+        self.width.div_ceil(width) * self.height.div_ceil(height)
+    }
+
+    /// Restart intervals in a picture of one scan.
+    pub(super) fn intervals(&self) -> usize {
+        if self.restart == 0 { 1 } else { self.mcus().div_ceil(self.restart) as usize }
+    }
+
+    /// Maximum heap bytes of the engine for this picture, besides its output.
+    pub(crate) fn engine_bytes(&self) -> u64 {
+        ROW_BYTES * (u64::from(self.width) + 32) + TABLES + 8 * (self.intervals() as u64 + 1)
+    }
+
+    /// Offset of the end marker. Errors: a cut file has none.
+    pub(crate) fn end_marker(&self, input: &[u8]) -> Result<usize> {
+        let coded = &input[self.scan..];
+        // From the back, because a second picture may follow the first in the file.
+        let end = memchr::memrchr_iter(0xFF, coded).find(|at| coded.get(at + 1) == Some(&0xD9));
+        Ok(self.scan + end.ok_or_else(|| Error::decode("JPEG without its end marker: the file is cut"))?)
+    }
+
+    /// Samples of all components, padded to whole MCUs.
+    pub(crate) fn samples(&self) -> u64 {
+        let (h, v) = self.largest_factors();
+        let mcus = u64::from(self.width.div_ceil(8 * h)) * u64::from(self.height.div_ceil(8 * v));
+        let blocks: u64 = self.factors().iter().map(|factors| u64::from(factors.h) * u64::from(factors.v)).sum();
+        mcus * blocks * 64
+    }
+}
+
+/// A segment's marker, and start and end of its body.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub(crate) marker: u8,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+}
+
+/// Whether the marker has neither length nor body.
+fn is_alone(marker: u8) -> bool {
+    matches!(marker, 0x01 | 0xD0..=0xD9)
+}
+
+impl Segment {
+    /// The next segment from `at` on.
+    pub(crate) fn next(input: &[u8], at: usize) -> Result<Self> {
+        let cut = || Error::decode("JPEG is cut in its header");
+        let rest = input.get(at..).ok_or_else(cut)?;
+        let skipped =
+            rest.windows(2).position(|pair| pair[0] == 0xFF && !matches!(pair[1], 0 | 0xFF)).ok_or_else(cut)?;
+        let at = at + skipped;
+        let marker = input[at + 1];
+        if is_alone(marker) {
+            return Ok(Self { marker, start: at + 2, end: at + 2 });
+        }
+        let length = input.get(at + 2..at + 4).ok_or_else(cut)?;
+        let end = at + 2 + usize::from(u16::from_be_bytes([length[0], length[1]]));
+        if end < at + 4 || end > input.len() {
+            return Err(cut());
+        }
+        Ok(Self { marker, start: at + 4, end })
+    }
+}
+
+/// Colours of the components.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Colours {
+    Grey,
+    Rgb,
+    YCbCr,
+    /// Inverted, as Adobe stores it.
+    Cmyk,
+    Ycck,
+}
+
+/// A component as its scan codes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Component {
+    pub(super) factors: Factors,
+    /// Index of the quantisation table.
+    pub(super) quant: usize,
+    /// Indices of the Huffman tables.
+    pub(super) dc: usize,
+    pub(super) ac: usize,
+}
+
+/// All that the coded data need: a sequential picture of one scan.
+#[derive(Clone, Debug)]
+pub(super) struct Scan<'a> {
+    components: [Component; 4],
+    count: usize,
+    pub(super) colours: Colours,
+    /// In natural order.
+    pub(super) quants: [[u16; 64]; 4],
+    pub(super) dc: [Option<Table<'a>>; 4],
+    pub(super) ac: [Option<Table<'a>>; 4],
+}
+
+impl<'a> Scan<'a> {
+    /// Reads the tables of a picture with this header, which has one scan.
+    pub(super) fn parse(input: &'a [u8], header: &Header) -> Result<Self> {
+        let mut scan = Self {
+            components: [Component::default(); 4],
+            count: 0,
+            colours: Colours::Grey,
+            quants: [[0; 64]; 4],
+            dc: [None; 4],
+            ac: [None; 4],
+        };
+        let (mut have, mut ids, mut jfif, mut adobe) = ([false; 4], [0; 4], false, None);
+        let mut at = 2;
+        while at < header.scan {
+            let Segment { marker, start, end } = Segment::next(input, at)?;
+            let body = &input[start..end];
+            match marker {
+                0xC0 | 0xC1 if scan.count == 0 => ids = scan.read_frame(body),
+                0xC0..=0xC2 => return Err(Error::decode("JPEG with a second frame header")),
+                0xC4 => scan.read_huffman(body, start)?,
+                0xDB => scan.read_quants(body, start, &mut have)?,
+                0xDA => scan.read_scan(body, start, ids)?,
+                0xE0 if body.len() >= 14 && body.starts_with(b"JFIF\0") => jfif = true,
+                0xEE if body.len() >= ADOBE && body.starts_with(b"Adobe") => adobe = Some(body[11]),
+                _ => {}
+            }
+            at = end;
+        }
+        for component in scan.components() {
+            if !have.get(component.quant).is_some_and(|have| *have) {
+                return Err(at_offset("JPEG without a quantisation table that it names", header.scan));
+            }
+        }
+        scan.colours = colours(&ids[..scan.count], jfif, adobe);
+        scan.check_factors(header)?;
+        Ok(scan)
+    }
+
+    pub(super) fn components(&self) -> &[Component] {
+        &self.components[..self.count]
+    }
+
+    fn read_frame(&mut self, body: &[u8]) -> [u8; 4] {
+        let mut ids = [0; 4];
+        let described = body[6..].as_chunks::<3>().0;
+        for ((component, id), [name, both, quant]) in self.components.iter_mut().zip(&mut ids).zip(described) {
+            *id = *name;
+            let factors = Factors { h: both >> 4, v: both & 15 };
+            *component = Component { factors, quant: usize::from(*quant), dc: 0, ac: 0 };
+            self.count += 1;
+        }
+        ids
+    }
+
+    fn read_huffman(&mut self, mut body: &'a [u8], start: usize) -> Result<()> {
+        let end = start + body.len();
+        while let Some((which, rest)) = body.split_first() {
+            let (class, index) = (which >> 4, usize::from(which & 15));
+            if class > 1 || index > 3 {
+                let message = format!("JPEG with a Huffman table of class {class}, number {index}");
+                return Err(at_offset(message, end - body.len()));
+            }
+            let (table, after) =
+                Table::parse(rest).map_err(|message| at_offset(format!("JPEG with {message}"), end - body.len()))?;
+            *(if class == 0 { &mut self.dc[index] } else { &mut self.ac[index] }) = Some(table);
+            body = after;
+        }
+        Ok(())
+    }
+
+    fn read_quants(&mut self, mut body: &[u8], start: usize, have: &mut [bool; 4]) -> Result<()> {
+        let end = start + body.len();
+        while let Some((which, rest)) = body.split_first() {
+            let (wide, index) = (which >> 4, usize::from(which & 15));
+            let bytes = if wide == 0 { 64 } else { 128 };
+            if wide > 1 || index > 3 || rest.len() < bytes {
+                let message =
+                    format!("JPEG with a quantisation table 0x{which:02x} in {} bytes, {bytes} expected", rest.len());
+                return Err(at_offset(message, end - body.len()));
+            }
+            for (k, natural) in ZIGZAG.iter().enumerate() {
+                let value = if wide == 0 { rest[k].into() } else { u16::from_be_bytes([rest[2 * k], rest[2 * k + 1]]) };
+                self.quants[index][usize::from(*natural)] = value;
+            }
+            have[index] = true;
+            body = &rest[bytes..];
+        }
+        Ok(())
+    }
+
+    fn read_scan(&mut self, body: &[u8], start: usize, ids: [u8; 4]) -> Result<()> {
+        let count = self.count;
+        let selectors = body.get(1..1 + 2 * count).unwrap_or_default().as_chunks::<2>().0;
+        if selectors.len() != count || body.get(1 + 2 * count..) != Some(&[0, 63, 0]) {
+            return Err(at_offset("JPEG with a scan header that does not fit its frame", start));
+        }
+        for ((component, id), [name, tables]) in self.components[..count].iter_mut().zip(ids).zip(selectors) {
+            if id != *name {
+                return Err(at_offset("JPEG whose scan has its components in another order than the frame", start));
+            }
+            (component.dc, component.ac) = (usize::from(tables >> 4), usize::from(tables & 15));
+            let there = component.dc < 4 && component.ac < 4;
+            if !there || self.dc[component.dc].is_none() || self.ac[component.ac].is_none() {
+                return Err(at_offset(format!("JPEG component {id} needs a Huffman table that is missing"), start));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses what libjpeg-turbo refuses.
+    fn check_factors(&self, header: &Header) -> Result<()> {
+        let (h, v) = header.largest_factors();
+        let fits = |factors: Factors| {
+            let (own_h, own_v) = (u32::from(factors.h), u32::from(factors.v));
+            (1..=4).contains(&own_h) && (1..=4).contains(&own_v) && h % own_h == 0 && v % own_v == 0
+        };
+        let blocks: u32 = header.factors().iter().map(|factors| u32::from(factors.h) * u32::from(factors.v)).sum();
+        let parts = self.components();
+        if parts.iter().all(|component| fits(component.factors)) && (parts.len() == 1 || blocks <= BLOCKS_MAX as u32) {
+            return Ok(());
+        }
+        let list: Vec<_> = parts.iter().map(|part| format!("{}x{}", part.factors.h, part.factors.v)).collect();
+        Err(Error::decode(format!("JPEG with sampling factors of {}, which no decoder takes", list.join(", "))))
+    }
+}
+
+/// As libjpeg guesses them.
+fn colours(ids: &[u8], jfif: bool, adobe: Option<u8>) -> Colours {
+    match (ids.len(), adobe) {
+        (1, _) => Colours::Grey,
+        (3, _) if jfif => Colours::YCbCr,
+        (3, Some(0)) => Colours::Rgb,
+        (3, None) if ids == b"RGB" => Colours::Rgb,
+        (3, _) => Colours::YCbCr,
+        (_, Some(0) | None) => Colours::Cmyk,
+        _ => Colours::Ycck,
+    }
+}
+
+/// The picture may lie within a shard, so its own offset is no offset of a file.
+fn at_offset(message: impl Display, offset: usize) -> Error {
+    Error::decode(format!("{message}, at byte {offset} of the picture"))
+}

@@ -1,0 +1,470 @@
+//! Huffman tables for decoding: one lookup gives a code and the value behind it, or several codes to skip.
+//!
+//! Limits: codes have at most 16 bits. A table is untrusted: it is refused if its codes do not fit the code space.
+//! Symbols without a meaning in a baseline JPEG have no entry, and are an error where they occur.
+
+use super::bits::{Bits, FULL};
+
+/// Longest code.
+const CODE_MAX: usize = 16;
+/// Bits of the index of a lookup that decodes. 8 KiB for a table: two of them and the block fit the first cache.
+const DECODE_BITS: u32 = 11;
+/// Bits of the index of a lookup that skips.
+const SKIP_BITS: u32 = 12;
+/// Most bits of a DC difference, and of an AC coefficient, of 8-bit samples.
+const DC_BITS: u32 = 11;
+const AC_BITS: u32 = 10;
+
+/// Natural index of each coefficient in the order of the file.
+pub(super) const ZIGZAG: [u8; 64] = [
+    0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, 21,
+    28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54,
+    47, 55, 62, 63,
+];
+
+/// Natural index of the coefficient before each place; any index for places beyond the block, which are errors.
+const PLACES: [u8; 128] = {
+    let mut places = [0; 128];
+    let mut k = 0;
+    while k < 64 {
+        places[k + 1] = ZIGZAG[k];
+        k += 1;
+    }
+    places
+};
+
+/// Codes that follow no table or rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// No code begins with these bits, or its symbol has no meaning in a baseline JPEG.
+    Code,
+    /// A block has more than 64 coefficients.
+    Long,
+    /// The data end.
+    End,
+}
+
+/// The content of a table in a DHT segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Table<'a> {
+    /// Number of codes of each length from 1 on.
+    pub(super) counts: &'a [u8; CODE_MAX],
+    /// In the order of their codes.
+    pub(super) symbols: &'a [u8],
+}
+
+impl<'a> Table<'a> {
+    /// Parses one table from the front of `body`; returns the rest, too.
+    pub(super) fn parse(body: &'a [u8]) -> Result<(Self, &'a [u8]), String> {
+        let Some((counts, rest)) = body.split_first_chunk::<CODE_MAX>() else {
+            return Err(format!("a Huffman table of {} bytes, at least 16 expected", body.len()));
+        };
+        let total: usize = counts.iter().map(|count| usize::from(*count)).sum();
+        if total > 256 || total > rest.len() {
+            return Err(format!("a Huffman table of {total} symbols in {} bytes", rest.len()));
+        }
+        // In units of the longest code.
+        let used: usize = counts.iter().enumerate().map(|(index, count)| usize::from(*count) << (15 - index)).sum();
+        if used > 1 << CODE_MAX {
+            return Err("a Huffman table with more codes than its lengths allow".into());
+        }
+        let (symbols, rest) = rest.split_at(total);
+        Ok((Self { counts, symbols }, rest))
+    }
+
+    /// Symbol, code and length of the code, shortest first.
+    fn codes(&self) -> impl Iterator<Item = (u8, u32, u32)> + '_ {
+        let lengths = (1_u32..).zip(self.counts).flat_map(|(length, count)| (0..*count).map(move |_| length));
+        let (mut code, mut before) = (0_u32, 0);
+        self.symbols.iter().zip(lengths).map(move |(symbol, length)| {
+            code <<= length - before;
+            before = length;
+            let this = code;
+            code += 1;
+            (*symbol, this, length)
+        })
+    }
+}
+
+/// Any code, by its length: for the few that a lookup does not hold.
+#[derive(Clone)]
+struct Canonical {
+    /// For each length: the first 16-bit word beyond the codes of this length or shorter.
+    limits: [u32; CODE_MAX + 1],
+    /// For each length: index of a symbol minus its code.
+    bases: [i32; CODE_MAX + 1],
+    symbols: [u8; 256],
+}
+
+impl Canonical {
+    fn new(table: Table<'_>) -> Self {
+        let (mut limits, mut bases) = ([0; CODE_MAX + 1], [0; CODE_MAX + 1]);
+        let (mut seen, mut beyond) = (0, 0);
+        let mut symbols = [0; 256];
+        for (index, (symbol, code, length)) in table.codes().enumerate() {
+            symbols[index] = symbol;
+            if seen != length {
+                bases[length as usize] = index as i32 - code as i32;
+                seen = length;
+            }
+            beyond = (code + 1) << (CODE_MAX as u32 - length);
+            limits[length as usize] = beyond;
+        }
+        // Lengths without a code end where the shorter ones do.
+        let mut last = 0;
+        for limit in &mut limits {
+            last = last.max(*limit);
+            *limit = last;
+        }
+        debug_assert_eq!(last, beyond);
+        Self { limits, bases, symbols }
+    }
+
+    /// Reads a code; 16 bits are available.
+    #[inline]
+    fn symbol(&self, bits: &mut Bits<'_>) -> Result<u8, Fault> {
+        let word = bits.peek(CODE_MAX as u32) as u32;
+        let length = (1..=CODE_MAX).find(|length| word < self.limits[*length]).ok_or(Fault::Code)?;
+        bits.skip(length as u32);
+        let index = (word >> (CODE_MAX - length)) as i32 + self.bases[length];
+        self.symbols.get(index as usize).copied().ok_or(Fault::Code)
+    }
+}
+
+/// The number that these `size` bits encode (F.2.2.1).
+#[inline(always)]
+fn extend(bits: u32, size: u32) -> i32 {
+    let half = (1_i32 << size) >> 1;
+    let value = bits as i32;
+    if value < half { value - (1 << size) + 1 } else { value }
+}
+
+/// DC differences.
+pub(super) struct Dc {
+    /// The difference in bits 16 to 31, a 1 in bit 15, the length in bits 0 to 4; 0 for what is longer.
+    fast: [u32; 1 << DECODE_BITS],
+    any: Canonical,
+}
+
+impl Dc {
+    pub(super) fn new(table: Table<'_>) -> Self {
+        let mut fast = [0; 1 << DECODE_BITS];
+        for (size, code, length) in table.codes() {
+            let size = u32::from(size);
+            if size <= DC_BITS && length + size <= DECODE_BITS {
+                let free = DECODE_BITS - length - size;
+                for bits in 0..1 << size {
+                    let entry = (extend(bits, size) << 16) as u32 | 1 << 15 | (length + size);
+                    let start = ((code << size | bits) << free) as usize;
+                    fast[start..start + (1 << free)].fill(entry);
+                }
+            }
+        }
+        Self { fast, any: Canonical::new(table) }
+    }
+
+    /// Reads a difference, with a refill before it.
+    #[inline(always)]
+    pub(super) fn read(&self, bits: &mut Bits<'_>) -> Result<i32, Fault> {
+        bits.refill();
+        let entry = self.fast[bits.peek(DECODE_BITS)];
+        if entry != 0 {
+            bits.skip(entry & 31);
+            return Ok(entry as i32 >> 16);
+        }
+        let (difference, after) = self.long(bits.clone())?;
+        *bits = after;
+        Ok(difference)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn long<'a>(&self, mut bits: Bits<'a>) -> Result<(i32, Bits<'a>), Fault> {
+        let size = u32::from(self.any.symbol(&mut bits)?);
+        if size > DC_BITS {
+            return Err(Fault::Code);
+        }
+        Ok((extend(bits.take(size), size), bits))
+    }
+}
+
+/// AC coefficients.
+pub(super) struct Ac {
+    fast: [Entry; 1 << DECODE_BITS],
+    skip: [Skip; 1 << SKIP_BITS],
+    any: Canonical,
+}
+
+/// What the next bits mean: one coefficient or two, and the end of the block behind the first.
+///
+/// | bits 0 to 5 | bit 7 | 8 to 15 | 16 to 23 | 32 to 47 | 48 to 63 | |
+/// |---|---|---|---|---|---|---|
+/// | length | 0 | steps, 1 to 16 | steps of both | value | value | two coefficients, each so many places further |
+/// | length | 0 | steps | the same | value | the same | one |
+/// | length | 0 | steps | [`END`] + steps + 1 | value | the same | one, and the end |
+/// | length of the code | 1 | steps | 0 | size | 0 | one; its value's bits follow |
+/// | length | 1 | 16 | 0 | 0 | 0 | 16 zeros |
+/// | length | 1 | 0 | 0 | 0 | 0 | the end |
+/// | 0 | 1 | 0 | 0 | 0 | 0 | a longer code, or none |
+///
+/// A shift takes its distance from the lowest bits, whatever stands above them.
+#[derive(Clone, Copy)]
+struct Entry(u64);
+
+/// The end of a block, as steps: more than any block has.
+const END: usize = 128;
+
+impl Entry {
+    const RARE: u64 = 1 << 7;
+    const NONE: Self = Self(Self::RARE);
+
+    fn value(bits: u32, steps: u32, value: i32) -> Self {
+        let (steps, value) = (u64::from(steps), u64::from(value as u16));
+        Self(u64::from(bits) | steps << 8 | steps << 16 | value << 32 | value << 48)
+    }
+
+    fn rare(bits: u32, steps: u32, size: u32) -> Self {
+        Self(u64::from(bits) | Self::RARE | u64::from(steps) << 8 | u64::from(size) << 32)
+    }
+
+    /// With the one that follows it, if there is room for its bits.
+    fn with(self, next: Self, room: u32) -> Self {
+        let bits = self.bits() + next.bits();
+        let whole = !self.is_rare() && next.bits() > 0 && bits <= room;
+        let first = self.0 & 0xFFFF_0000_FF00;
+        match next.is_rare() {
+            false if whole => {
+                let steps = (self.steps() + next.steps()) as u64;
+                Self(first | u64::from(bits) | steps << 16 | (next.0 & 0xFFFF_0000_0000) << 16)
+            }
+            true if whole && next.steps() == 0 => {
+                let steps = (END + self.steps() + 1) as u64;
+                Self(first | u64::from(bits) | steps << 16 | (self.0 & 0xFFFF_0000_0000) << 16)
+            }
+            _ => self,
+        }
+    }
+
+    #[inline(always)]
+    fn bits(self) -> u32 {
+        (self.0 & 63) as u32
+    }
+
+    #[inline(always)]
+    fn is_rare(self) -> bool {
+        self.0 & Self::RARE != 0
+    }
+
+    #[inline(always)]
+    fn steps(self) -> usize {
+        (self.0 >> 8 & 0xFF) as usize
+    }
+
+    #[inline(always)]
+    fn all_steps(self) -> usize {
+        (self.0 >> 16 & 0xFF) as usize
+    }
+
+    /// Bits of the value that follow a rare entry.
+    fn size(self) -> u32 {
+        if self.is_rare() { (self.0 >> 32) as u32 & 15 } else { 0 }
+    }
+
+    #[inline(always)]
+    fn first(self) -> i16 {
+        (self.0 >> 32) as i16
+    }
+
+    #[inline(always)]
+    fn last(self) -> i16 {
+        (self.0 >> 48) as i16
+    }
+}
+
+/// Several codes: how many bits they take, and how many places they go on; the end of the block as [`END`] and one more.
+/// 0: not even one code fits.
+#[derive(Clone, Copy, Default)]
+struct Skip(u16);
+
+impl Skip {
+    #[inline(always)]
+    fn bits(self) -> u32 {
+        u32::from(self.0 & 15)
+    }
+
+    #[inline(always)]
+    fn steps(self) -> usize {
+        usize::from(self.0 >> 4)
+    }
+}
+
+/// Entries of at most [`DECODE_BITS`] between two refills.
+const PER_REFILL: u32 = FULL / DECODE_BITS;
+
+impl Ac {
+    pub(super) fn new(table: Table<'_>) -> Self {
+        let mut single = [Entry::NONE; 1 << DECODE_BITS];
+        for (symbol, code, length) in table.codes().filter(|(_, _, length)| *length <= DECODE_BITS) {
+            let (run, size) = (u32::from(symbol >> 4), u32::from(symbol & 15));
+            let steps = match (run, size) {
+                (0, 0) => 0,
+                (15, 0) => 16,
+                (_, 1..=AC_BITS) => run + 1,
+                _ => continue,
+            };
+            let mut fill = |code: u32, bits: u32, entry: Entry| {
+                let free = DECODE_BITS - bits;
+                let start = (code << free) as usize;
+                single[start..start + (1 << free)].fill(entry);
+            };
+            match length + size {
+                all @ ..=DECODE_BITS if size > 0 => {
+                    for bits in 0..1 << size {
+                        fill(code << size | bits, all, Entry::value(all, steps, extend(bits, size)));
+                    }
+                }
+                _ => fill(code, length, Entry::rare(length, steps, size)),
+            }
+        }
+        let skip = std::array::from_fn(|index| Self::several(&single, index as u32));
+        // Zeros stand behind the index: an entry counts if it needs none of them.
+        let next = |index: usize, entry: Entry| single[index << entry.bits() & ((1 << DECODE_BITS) - 1)];
+        let both = |index: usize| single[index].with(next(index, single[index]), DECODE_BITS);
+        Self { fast: std::array::from_fn(both), skip, any: Canonical::new(table) }
+    }
+
+    /// The codes that lie within the bits of an index.
+    fn several(fast: &[Entry; 1 << DECODE_BITS], index: u32) -> Skip {
+        let (mut used, mut steps) = (0, 0);
+        loop {
+            // Zeros stand behind the index: an entry counts if it needs none of them.
+            let rest = index << used & ((1 << SKIP_BITS) - 1);
+            let entry = fast[(rest >> (SKIP_BITS - DECODE_BITS)) as usize];
+            let bits = entry.bits() + entry.size();
+            if entry.bits() == 0 || used + bits > SKIP_BITS || steps + entry.steps() > 64 {
+                return Skip((steps << 4) as u16 | used as u16);
+            }
+            used += bits;
+            steps += entry.steps();
+            if entry.steps() == 0 {
+                // One step more, so that the block had a place for the end.
+                return Skip(((END + steps + 1) << 4) as u16 | used as u16);
+            }
+        }
+    }
+
+    /// Reads the coefficients behind the first; gives the place behind the last that was read.
+    #[inline(always)]
+    pub(super) fn read(&self, bits: &mut Bits<'_>, out: &mut [i16; 64]) -> Result<usize, Fault> {
+        let mut next = 1;
+        loop {
+            bits.refill();
+            for _ in 0..PER_REFILL {
+                let entry = self.fast[bits.peek(DECODE_BITS)];
+                let (one, both) = (next + entry.steps(), next + entry.all_steps());
+                if entry.is_rare() || both > 64 {
+                    if entry.is_rare() && entry.steps() == 0 && entry.bits() != 0 {
+                        bits.skip(entry.bits());
+                        return Ok(next);
+                    }
+                    if both > END && one < 64 {
+                        bits.skip(entry.bits());
+                        out[usize::from(PLACES[one & 127]) & 63] = entry.first();
+                        return Ok(one);
+                    }
+                    let after;
+                    (next, after) = self.rare(bits.clone(), entry, next, out)?;
+                    *bits = after;
+                    break;
+                }
+                bits.skip(entry.bits());
+                // For a single coefficient twice the same.
+                out[usize::from(PLACES[one & 127]) & 63] = entry.first();
+                out[usize::from(PLACES[both & 127]) & 63] = entry.last();
+                next = both;
+                if next == 64 {
+                    break;
+                }
+            }
+            if next >= 64 {
+                return if next == 64 { Ok(64) } else { Err(Fault::Long) };
+            }
+        }
+    }
+
+    /// As one step of [`read`](Self::read): a long code or value, zeros, the end, or the last coefficient.
+    #[inline(never)]
+    fn rare<'a>(
+        &self,
+        mut bits: Bits<'a>,
+        entry: Entry,
+        mut next: usize,
+        out: &mut [i16; 64],
+    ) -> Result<(usize, Bits<'a>), Fault> {
+        bits.refill();
+        let (steps, size) = self.one(&mut bits, entry)?;
+        if steps == END {
+            // By a long code, or behind the last place that a block without an end has.
+            return if next <= 63 { Ok((64, bits)) } else { Err(Fault::Long) };
+        }
+        next += steps;
+        if size > 0 {
+            out[usize::from(PLACES[next & 127]) & 63] = extend(bits.take(size), size) as i16;
+        }
+        Ok((next, bits))
+    }
+
+    /// Reads a code; gives its steps ([`END`] for the end) and the size of its value, which follows.
+    #[inline(always)]
+    fn one(&self, bits: &mut Bits<'_>, entry: Entry) -> Result<(usize, u32), Fault> {
+        if entry.is_rare() && entry.bits() != 0 {
+            bits.skip(entry.bits());
+            return Ok((if entry.steps() == 0 { END } else { entry.steps() }, entry.size()));
+        }
+        let symbol = self.any.symbol(bits)?;
+        match (usize::from(symbol >> 4), u32::from(symbol & 15)) {
+            (0, 0) => Ok((END, 0)),
+            (15, 0) => Ok((16, 0)),
+            (run, size @ 1..=AC_BITS) => Ok((run + 1, size)),
+            _ => Err(Fault::Code),
+        }
+    }
+
+    /// Passes the coefficients behind the first.
+    #[inline(always)]
+    pub(super) fn skip(&self, bits: &mut Bits<'_>) -> Result<(), Fault> {
+        let mut next = 1;
+        loop {
+            bits.refill();
+            for _ in 0..FULL / SKIP_BITS {
+                let entry = self.skip[bits.peek(SKIP_BITS)];
+                let after = next + entry.steps();
+                if entry.0 == 0 || (after > 64 && after < END) || after > END + 64 {
+                    let (steps, rest) = self.skip_one(bits.clone())?;
+                    *bits = rest;
+                    next += steps;
+                    break;
+                }
+                bits.skip(entry.bits());
+                next = after;
+                if next >= 64 {
+                    return Ok(());
+                }
+            }
+            match next {
+                0..64 => {}
+                64 | END.. => return Ok(()),
+                _ => return Err(Fault::Long),
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn skip_one<'a>(&self, mut bits: Bits<'a>) -> Result<(usize, Bits<'a>), Fault> {
+        bits.refill();
+        let entry = self.fast[bits.peek(DECODE_BITS)];
+        let (steps, size) = self.one(&mut bits, entry)?;
+        bits.skip(size);
+        Ok((steps, bits))
+    }
+}

@@ -1,0 +1,140 @@
+//! The arithmetic of pixels, without any instruction set's own instructions: what the others must equal.
+//!
+//! Inverse DCT, interpolation of chroma, and colours have the integer formulas of libjpeg-turbo's defaults (`islow`, fancy
+//! upsampling), with 16-bit overflow where its vector code has it.
+
+/// Pairs of blocks: the coefficients, their quantisation tables, and the samples.
+pub(super) type Blocks<'a> = ([&'a [i16; 64]; 2], [&'a [u16; 64]; 2], &'a mut [[u8; 64]; 2]);
+
+/// The functions that an instruction set can replace.
+#[derive(Clone, Copy)]
+pub(super) struct Kernels {
+    /// Samples of two blocks.
+    pub(super) idct: fn(Blocks<'_>),
+    /// Doubles the width of a row: `input` has one sample before and one behind those that `out` is made of.
+    pub(super) h2v1: fn(input: &[u8], out: &mut [u8]),
+    /// The same from two rows, of which the first counts three times.
+    pub(super) h2v2: fn(near: &[u8], far: &[u8], out: &mut [u8]),
+    /// A row between two, of which the first counts three times; `bias` is 1 or 2.
+    pub(super) h1v2: fn(near: &[u8], far: &[u8], bias: u8, out: &mut [u8]),
+    /// RGB from luma and both chroma: rows of one length, and thrice that.
+    pub(super) rgb: fn([&[u8]; 3], &mut [u8]),
+}
+
+pub(super) const SCALAR: Kernels = Kernels { idct, h2v1, h2v2, h1v2, rgb };
+
+/// Constants of the inverse DCT in 1/2¹³, as sums that vector code multiplies by.
+pub(super) mod fixed {
+    pub(in crate::jpeg) const F_0_541: i32 = 4433;
+    pub(in crate::jpeg) const F_0_541_PLUS_0_765: i32 = 4433 + 6270;
+    pub(in crate::jpeg) const F_0_541_LESS_1_847: i32 = 4433 - 15137;
+    pub(in crate::jpeg) const F_1_175: i32 = 9633;
+    pub(in crate::jpeg) const F_1_175_LESS_1_961: i32 = 9633 - 16069;
+    pub(in crate::jpeg) const F_1_175_LESS_0_390: i32 = 9633 - 3196;
+    pub(in crate::jpeg) const F_0_298_LESS_0_899: i32 = 2446 - 7373;
+    pub(in crate::jpeg) const F_1_501_LESS_0_899: i32 = 12299 - 7373;
+    pub(in crate::jpeg) const F_0_899: i32 = 7373;
+    pub(in crate::jpeg) const F_2_053_LESS_2_562: i32 = 16819 - 20995;
+    pub(in crate::jpeg) const F_3_072_LESS_2_562: i32 = 25172 - 20995;
+    pub(in crate::jpeg) const F_2_562: i32 = 20995;
+    /// Bits of these fractions; bits that the first pass keeps.
+    pub(in crate::jpeg) const BITS: u32 = 13;
+    pub(in crate::jpeg) const KEPT: u32 = 2;
+    /// Shifts of the two passes.
+    pub(in crate::jpeg) const FIRST: u32 = BITS - KEPT;
+    pub(in crate::jpeg) const SECOND: u32 = BITS + KEPT + 3;
+}
+
+fn idct((coefficients, quants, out): Blocks<'_>) {
+    for ((coefficients, quant), out) in coefficients.into_iter().zip(quants).zip(out) {
+        let mut block: [i16; 64] = std::array::from_fn(|k| coefficients[k].wrapping_mul(quant[k] as i16));
+        if coefficients[8..].iter().all(|value| *value == 0) {
+            // As below, but for sums beyond 16 bits.
+            let kept: [i16; 8] = std::array::from_fn(|column| block[column].wrapping_shl(fixed::KEPT));
+            block.as_chunks_mut::<8>().0.fill(kept);
+        } else {
+            for column in 0..8 {
+                let done = pass(std::array::from_fn(|row| block[8 * row + column]), fixed::FIRST);
+                (0..8).for_each(|row| block[8 * row + column] = done[row]);
+            }
+        }
+        for (row, out) in block.as_chunks::<8>().0.iter().zip(out.as_chunks_mut::<8>().0) {
+            let done = pass(*row, fixed::SECOND);
+            *out = done.map(|value| (value.clamp(-128, 127) + 128) as u8);
+        }
+    }
+}
+
+/// The samples of a block whose coefficients are zero but for the first.
+#[inline]
+pub(super) fn flat(dc: i16, quant: u16) -> u8 {
+    let kept = dc.wrapping_mul(quant as i16).wrapping_shl(fixed::KEPT);
+    (((i32::from(kept) + 16) >> 5).clamp(-128, 127) + 128) as u8
+}
+
+/// Eight values of a row or column (Loeffler, Ligtenberg and Moschytz), without their last `shift` bits.
+fn pass(input: [i16; 8], shift: u32) -> [i16; 8] {
+    use fixed::*;
+    let [i0, i1, i2, i3, i4, i5, i6, i7] = input;
+    let wide = |value: i16| i32::from(value);
+    let [z2, z3] = [i2, i6].map(wide);
+    let t2 = z2 * F_0_541 + z3 * F_0_541_LESS_1_847;
+    let t3 = z2 * F_0_541_PLUS_0_765 + z3 * F_0_541;
+    let t0 = wide(i0.wrapping_add(i4)) << BITS;
+    let t1 = wide(i0.wrapping_sub(i4)) << BITS;
+    let even = [t0 + t3, t1 + t2, t1 - t2, t0 - t3];
+    let (z3, z4) = (wide(i7.wrapping_add(i3)), wide(i5.wrapping_add(i1)));
+    let (z3, z4) = (z3 * F_1_175_LESS_1_961 + z4 * F_1_175, z3 * F_1_175 + z4 * F_1_175_LESS_0_390);
+    let [i1, i3, i5, i7] = [i1, i3, i5, i7].map(wide);
+    let odd = [
+        i1 * F_1_501_LESS_0_899 - i7 * F_0_899 + z4,
+        i3 * F_3_072_LESS_2_562 - i5 * F_2_562 + z3,
+        i5 * F_2_053_LESS_2_562 - i3 * F_2_562 + z4,
+        i7 * F_0_298_LESS_0_899 - i1 * F_0_899 + z3,
+    ];
+    let scaled = |sum: i32| {
+        let value = sum.wrapping_add(1 << (shift - 1)) >> shift;
+        value.clamp(i16::MIN.into(), i16::MAX.into()) as i16
+    };
+    std::array::from_fn(|k| {
+        if k < 4 { scaled(even[k].wrapping_add(odd[k])) } else { scaled(even[7 - k].wrapping_sub(odd[7 - k])) }
+    })
+}
+
+pub(super) fn h2v1(input: &[u8], out: &mut [u8]) {
+    for (around, out) in input.windows(3).zip(out.chunks_mut(2)) {
+        let [before, this, after] = [around[0], around[1], around[2]].map(u32::from);
+        let both = [(3 * this + before + 1) >> 2, (3 * this + after + 2) >> 2].map(|value| value as u8);
+        out.copy_from_slice(&both[..out.len()]);
+    }
+}
+
+pub(super) fn h2v2(near: &[u8], far: &[u8], out: &mut [u8]) {
+    for ((near, far), out) in near.windows(3).zip(far.windows(3)).zip(out.chunks_mut(2)) {
+        let [before, this, after] = std::array::from_fn(|k| 3 * u32::from(near[k]) + u32::from(far[k]));
+        let both = [(3 * this + before + 8) >> 4, (3 * this + after + 7) >> 4].map(|value| value as u8);
+        out.copy_from_slice(&both[..out.len()]);
+    }
+}
+
+pub(super) fn h1v2(near: &[u8], far: &[u8], bias: u8, out: &mut [u8]) {
+    for ((near, far), out) in near.iter().zip(far).zip(out) {
+        *out = ((3 * u32::from(*near) + u32::from(*far) + u32::from(bias)) >> 2) as u8;
+    }
+}
+
+pub(super) fn rgb([y, cb, cr]: [&[u8]; 3], out: &mut [u8]) {
+    for (((y, cb), cr), out) in y.iter().zip(cb).zip(cr).zip(out.as_chunks_mut::<3>().0) {
+        *out = pixel(*y, *cb, *cr);
+    }
+}
+
+/// Colours by ITU-R BT.601 in 1/2¹⁶.
+#[inline(always)]
+pub(super) fn pixel(y: u8, cb: u8, cr: u8) -> [u8; 3] {
+    let (y, cb, cr) = (i32::from(y), i32::from(cb) - 128, i32::from(cr) - 128);
+    let red = y + ((91881 * cr + (1 << 15)) >> 16);
+    let green = y + ((-22554 * cb - 46802 * cr + (1 << 15)) >> 16);
+    let blue = y + ((116130 * cb + (1 << 15)) >> 16);
+    [red, green, blue].map(|value| value.clamp(0, 255) as u8)
+}

@@ -1,0 +1,117 @@
+//! One JPEG engine: from the coded bytes to the pixels of a crop, and no further than the crop needs.
+//!
+//! ```text
+//!      ┌──────────────────────────────┐   rows above: codes are passed, several by one lookup
+//!      │      ┌──────────────┐        │   beside the crop: passed, too
+//!      │      │     crop     │        │   blocks of the crop, and those that interpolation of chroma reads:
+//!      │      └──────────────┘        │     codes ─► coefficients ─► samples ─► rows of chroma ─► RGB
+//!      │ rows below: never looked at  │     two blocks at a time      one row of MCUs, in the cache
+//!      └──────────────────────────────┘
+//! ```
+//!
+//! It decodes sequential Huffman JPEGs of 8 bits in one scan, of 1, 3 or 4 components with any factors that libjpeg-turbo
+//! takes. JPEGs of several scans ([`Header::one_scan`] is false) are another decoder's.
+//!
+//! # Pixels
+//!
+//! They equal, to the bit, a cut from the whole picture as libjpeg-turbo decodes it by default (`islow` transform, fancy
+//! upsampling), and with it Pillow and torchvision. The kernels for an instruction set equal the scalar ones.
+//!
+//! # Limits and invariants
+//!
+//! * Memory: two rows of MCUs of each component, at most 512 bytes per pixel of width; 8 bytes per restart interval; 256 KiB
+//!   of tables.
+//! * Time is linear in the bytes and pixels up to the crop's end: each code takes at least one bit, and damaged MCUs none.
+//! * Input is untrusted. Reads beyond its end give zeros, which are detected within one MCU.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod bits;
+mod header;
+mod huffman;
+mod kernels;
+mod region;
+mod rows;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+pub(crate) use header::{DAMAGED, EXIF, Header, Segment};
+pub(crate) use region::Region;
+#[cfg(feature = "turbojpeg")]
+pub(crate) use {header::SURPLUS, rows::product};
+
+use crate::error::{Error, Result};
+use header::Scan;
+use kernels::Kernels;
+use region::Layout;
+use rows::Rows;
+use walk::{Tables, Walk};
+
+/// A worker's tables and rows, kept from picture to picture.
+pub(crate) struct Decoder {
+    kernels: Kernels,
+    tables: Tables,
+    rows: Rows,
+    /// Starts of restart intervals.
+    starts: Vec<usize>,
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Self { kernels: best(), tables: Tables::default(), rows: Rows::default(), starts: Vec::new() }
+    }
+}
+
+impl Decoder {
+    /// Frees rows and starts of earlier pictures if they take more than `bytes`.
+    pub(crate) fn release_beyond(&mut self, bytes: u64) {
+        let starts = self.starts.capacity() * size_of::<usize>();
+        if (self.rows.bytes() + starts) as u64 > bytes {
+            (self.rows, self.starts) = (Rows::default(), Vec::new());
+        }
+    }
+
+    /// Decodes the pixels of `region` of a picture of one scan to RGB.
+    ///
+    /// If not `strict`, MCUs are grey from damage to the end of its restart interval, or of the picture. Otherwise damage
+    /// is an error, with its byte and MCU.
+    pub(crate) fn decode(
+        &mut self,
+        input: &[u8],
+        header: &Header,
+        region: Region,
+        strict: bool,
+        out: &mut [u8],
+    ) -> Result<()> {
+        assert_eq!(out.len(), 3 * region.width as usize * region.height as usize, "a buffer of the region's size");
+        let scan = Scan::parse(input, header)?;
+        let layout = Layout::new(header, &scan, region);
+        self.tables.update(&scan);
+        self.rows.start(&layout);
+        walk::starts(input, header, strict, &mut self.starts)?;
+        let mut walk = Walk::new((input, header, strict), &scan, &self.tables, &self.starts)?;
+        let mut pixels = out.chunks_exact_mut(3 * region.width as usize);
+        let mut next = region.top;
+        for row in layout.mcu_rows.clone() {
+            walk.row(&layout, row, &mut self.rows, &self.kernels)?;
+            self.rows.pad(&layout, row);
+            let ready = layout.ready(row);
+            for y in next..ready {
+                let out = pixels.next().ok_or_else(|| Error::decode("more rows than the region has"))?;
+                self.rows.write(&layout, scan.colours, y, &self.kernels, out);
+            }
+            next = next.max(ready);
+        }
+        walk.finish()
+    }
+}
+
+/// The kernels for this processor.
+fn best() -> Kernels {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(kernels) = avx2::kernels() {
+        return kernels;
+    }
+    kernels::SCALAR
+}

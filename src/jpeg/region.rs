@@ -1,0 +1,132 @@
+//! What a region needs: for each component its samples, blocks and neighbours.
+
+use super::header::{Factors, Header, Scan};
+use std::ops::Range;
+
+/// A rectangle of the picture's pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Region {
+    pub(crate) left: u32,
+    pub(crate) top: u32,
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+}
+
+/// How libjpeg-turbo brings a component to the picture's size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Up {
+    Same,
+    /// Interpolated: twice the width, twice the height, or both.
+    H2V1,
+    H1V2,
+    H2V2,
+    /// Each sample becomes so many.
+    Box(u32, u32),
+}
+
+/// The part of a component.
+#[derive(Clone, Debug)]
+pub(super) struct Plane {
+    pub(super) up: Up,
+    pub(super) factors: Factors,
+    /// Size of the component without padding.
+    pub(super) width: u32,
+    pub(super) height: u32,
+    /// Blocks that are needed.
+    pub(super) columns: Range<u32>,
+    pub(super) rows: Range<u32>,
+}
+
+/// The part of a picture.
+#[derive(Clone, Debug)]
+pub(super) struct Layout {
+    pub(super) region: Region,
+    planes: [Plane; 4],
+    count: usize,
+    /// MCUs of a row of the picture, and of its height.
+    pub(super) mcus: (u32, u32),
+    /// MCUs that hold a needed block.
+    pub(super) mcu_columns: Range<u32>,
+    pub(super) mcu_rows: Range<u32>,
+}
+
+impl Layout {
+    /// A non-empty `region` lies within the picture.
+    pub(super) fn new(header: &Header, scan: &Scan<'_>, region: Region) -> Self {
+        let most = header.largest_factors();
+        let plane = |factors: Factors| Plane::new(header, factors, most, region);
+        let count = scan.components().len();
+        let mut all = [const { Plane::NONE }; 4];
+        for (slot, component) in all.iter_mut().zip(scan.components()) {
+            *slot = plane(component.factors);
+        }
+        let alone = count == 1;
+        if alone {
+            // A scan of one component has MCUs of one block.
+            all[0].factors = Factors { h: 1, v: 1 };
+        }
+        let planes = &all[..count];
+        let (h, v) = if alone { (1, 1) } else { most };
+        let hull = |range: fn(&Plane) -> (Range<u32>, u32)| {
+            let part = |plane: &Plane| {
+                let (range, factor) = range(plane);
+                (range.start / factor, range.end.div_ceil(factor))
+            };
+            let start = planes.iter().map(|plane| part(plane).0).min().unwrap_or(0);
+            start..planes.iter().map(|plane| part(plane).1).max().unwrap_or(0)
+        };
+        let mcu_columns = hull(|plane| (plane.columns.clone(), plane.factors.h.into()));
+        let mcu_rows = hull(|plane| (plane.rows.clone(), plane.factors.v.into()));
+        let mcus = (header.width.div_ceil(8 * h), header.height.div_ceil(8 * v));
+        Self { region, planes: all, count, mcus, mcu_columns, mcu_rows }
+    }
+
+    pub(super) fn planes(&self) -> &[Plane] {
+        &self.planes[..self.count]
+    }
+
+    /// End of the rows of pixels whose samples are there after a row of MCUs.
+    pub(super) fn ready(&self, row: u32) -> u32 {
+        let end = self.region.top + self.region.height;
+        let ready = |plane: &Plane| {
+            let there = (row + 1) * 8 * u32::from(plane.factors.v);
+            if there >= plane.height {
+                return end;
+            }
+            match plane.up {
+                Up::Same | Up::H2V1 => there,
+                // The last row's second half needs the next row.
+                Up::H1V2 | Up::H2V2 => 2 * there - 1,
+                Up::Box(_, v) => v * there,
+            }
+        };
+        self.planes().iter().map(ready).min().unwrap_or(end).clamp(self.region.top, end)
+    }
+}
+
+impl Plane {
+    const NONE: Self =
+        Self { up: Up::Same, factors: Factors { h: 1, v: 1 }, width: 0, height: 0, columns: 0..0, rows: 0..0 };
+
+    fn new(header: &Header, factors: Factors, most: (u32, u32), region: Region) -> Self {
+        let (h, v) = (u32::from(factors.h), u32::from(factors.v));
+        let (wider, higher) = (most.0 / h, most.1 / v);
+        let (width, height) = ((header.width * h).div_ceil(most.0), (header.height * v).div_ceil(most.1));
+        let up = match (wider, higher) {
+            (1, 1) => Up::Same,
+            (2, 1) if width > 2 => Up::H2V1,
+            (1, 2) => Up::H1V2,
+            (2, 2) if width > 2 => Up::H2V2,
+            _ => Up::Box(wider, higher),
+        };
+        let (beside, above) = (matches!(up, Up::H2V1 | Up::H2V2), matches!(up, Up::H1V2 | Up::H2V2));
+        let blocks = |start: u32, len: u32, times: u32, neighbour: bool, all: u32| {
+            let first = (start / times).saturating_sub(neighbour.into());
+            let end = ((start + len).div_ceil(times) + u32::from(neighbour)).min(all);
+            first / 8..end.div_ceil(8)
+        };
+        let columns = blocks(region.left, region.width, wider, beside, width);
+        let rows = blocks(region.top, region.height, higher, above, height);
+        Self { up, factors, width, height, columns, rows }
+    }
+}

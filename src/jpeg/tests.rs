@@ -1,0 +1,190 @@
+//! The kernels against each other, regions against the whole picture, and damage.
+
+use super::*;
+use crate::order::Draws;
+use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
+use proptest::prelude::*;
+
+fn with(kernels: Kernels) -> Decoder {
+    Decoder { kernels, ..Decoder::default() }
+}
+
+fn decode(decoder: &mut Decoder, input: &[u8], region: Option<Region>, strict: bool) -> Result<Vec<u8>> {
+    let header = Header::parse(input)?;
+    let whole = Region { left: 0, top: 0, width: header.width, height: header.height };
+    let region = region.unwrap_or(whole);
+    let mut out = vec![0x5A; 3 * region.width as usize * region.height as usize];
+    decoder.decode(input, &header, region, strict, &mut out)?;
+    Ok(out)
+}
+
+fn noise(seed: u64, count: usize, most: f64) -> Vec<u8> {
+    let mut draws = Draws::new(seed, 0, 0, "noise");
+    (0..count).map(|at| (128.0 + 60.0 * (at as f64 / 9.0).sin() + draws.range_f64(-most, most)) as u8).collect()
+}
+
+/// Samplings that jpeg-encoder writes in one scan.
+const FACTORS: [SamplingFactor; 4] =
+    [SamplingFactor::F_1_1, SamplingFactor::F_2_1, SamplingFactor::F_1_2, SamplingFactor::F_2_2];
+
+fn encoded(seed: u64, (width, height): (u16, u16), factor: usize, channels: usize, interval: u16) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut encoder = Encoder::new(&mut bytes, 1 + (seed % 100) as u8);
+    encoder.set_sampling_factor(FACTORS[factor % 4]);
+    if interval > 0 {
+        encoder.set_restart_interval(interval);
+    }
+    let pixels = noise(
+        seed,
+        usize::from(width) * usize::from(height) * channels,
+        if seed.is_multiple_of(2) { 8.0 } else { 120.0 },
+    );
+    let kind = [ColorType::Luma, ColorType::Rgb, ColorType::Rgb, ColorType::Cmyk][channels - 1];
+    encoder.encode(&pixels, width, height, kind).unwrap();
+    bytes
+}
+
+#[test]
+fn vector_kernels_equal_the_scalar_ones() {
+    let (best, mut draws) = (best(), Draws::new(1, 0, 0, "kernels"));
+    let mut bytes = |count: usize| -> Vec<u8> { (0..count).map(|_| draws.below(256) as u8).collect() };
+    for width in 0..150 {
+        let (near, far) = (bytes(width + 2), bytes(width + 2));
+        for out in [2 * width, (2 * width).saturating_sub(1)] {
+            let both = [best, kernels::SCALAR].map(|kernels| {
+                let mut rows = [vec![0; out], vec![0; out], vec![0; width], vec![0; 3 * width]];
+                (kernels.h2v1)(&near, &mut rows[0]);
+                (kernels.h2v2)(&near, &far, &mut rows[1]);
+                (kernels.h1v2)(&near[1..=width], &far[1..=width], 2, &mut rows[2]);
+                (kernels.rgb)([&near[..width], &far[..width], &near[2..]], &mut rows[3]);
+                rows
+            });
+            assert!(both[0] == both[1], "width {width}");
+        }
+    }
+}
+
+#[test]
+fn vector_transforms_equal_the_scalar_one() {
+    let (best, mut draws) = (best(), Draws::new(2, 0, 0, "blocks"));
+    for turn in 0..20_000 {
+        // All values that coded data can hold, and tables of 16 bits, at times.
+        let (most, table) = if turn % 4 == 0 { (2048, 65_535) } else { (1 << (turn % 11), 120) };
+        let filled = 1 + draws.below(64);
+        let mut value = |k: u64| if k < filled { draws.below(2 * most) as i16 - most as i16 } else { 0 };
+        let blocks: [[i16; 64]; 2] = std::array::from_fn(|_| std::array::from_fn(|k| value(k as u64)));
+        let quants: [[u16; 64]; 2] = std::array::from_fn(|_| std::array::from_fn(|_| 1 + draws.below(table) as u16));
+        let [found, right] = [best, kernels::SCALAR].map(|kernels| {
+            let mut out = [[0; 64]; 2];
+            (kernels.idct)(([&blocks[0], &blocks[1]], [&quants[0], &quants[1]], &mut out));
+            out
+        });
+        assert!(found == right, "turn {turn}");
+    }
+}
+
+#[test]
+fn a_flat_block_equals_its_transform() {
+    let pairs = (-2048..2048).flat_map(|dc| [1, 3, 16, 99, 255].map(|quant| (dc, quant)));
+    // Beyond that, 16 bits overflow.
+    for (dc, quant) in pairs.filter(|(dc, quant)| i32::from(*dc).unsigned_abs() * u32::from(*quant) < 8192) {
+        let mut block = [0; 64];
+        block[0] = dc;
+        let mut out = [[0; 64]; 2];
+        (kernels::SCALAR.idct)(([&block, &block], [&[quant; 64], &[quant; 64]], &mut out));
+        assert_eq!([[kernels::flat(dc, quant); 64]; 2], out, "{dc} × {quant}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn a_region_is_a_cut_of_the_whole_picture(
+        (width, height) in (1_u16..130, 1_u16..130),
+        (factor, channels) in (0_usize..4, prop::sample::select(vec![1_usize, 3, 3, 4])),
+        interval in prop_oneof![Just(0_u16), 1_u16..12],
+        places in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 8),
+        seed in any::<u64>(),
+    ) {
+        let input = encoded(seed, (width, height), factor, channels, interval);
+        let mut decoder = Decoder::default();
+        let whole = decode(&mut decoder, &input, None, true).unwrap();
+        prop_assert!(decode(&mut with(kernels::SCALAR), &input, None, true).unwrap() == whole, "scalar kernels differ");
+        for ends in places.chunks(2) {
+            let side = |ends: [prop::sample::Index; 2], of: u16| {
+                let [a, b] = ends.map(|end| end.index(usize::from(of)) as u32);
+                (a.min(b), a.abs_diff(b) + 1)
+            };
+            let ((left, wide), (top, high)) =
+                (side([ends[0].0, ends[1].0], width), side([ends[0].1, ends[1].1], height));
+            let region = Region { left, top, width: wide, height: high };
+            let found = decode(&mut decoder, &input, Some(region), true).unwrap();
+            let rows = whole.chunks(3 * usize::from(width)).skip(top as usize).take(high as usize);
+            let cut: Vec<u8> = rows.flat_map(|row| &row[3 * left as usize..3 * (left + wide) as usize]).copied().collect();
+            prop_assert!(found == cut, "{region:?} of {width}x{height}");
+        }
+    }
+
+    /// Any bytes: pixels or an error. What it makes of them depends on them alone.
+    #[test]
+    fn damaged_bytes_end_in_pixels_or_an_error(
+        (width, height) in (1_u16..90, 1_u16..90),
+        (factor, channels) in (0_usize..4, prop::sample::select(vec![1_usize, 3, 3, 4])),
+        interval in prop_oneof![Just(0_u16), 1_u16..12],
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..9),
+        (header, cut) in (any::<bool>(), prop::option::weighted(0.2, any::<prop::sample::Index>())),
+        strict in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let mut input = encoded(seed, (width, height), factor, channels, interval);
+        let reach = if header { 700.min(input.len()) } else { input.len() };
+        for (at, value) in flips {
+            input[at.index(reach)] = value;
+        }
+        if let Some(cut) = cut {
+            input.truncate(cut.index(input.len()));
+        }
+        let small = |input: &[u8]| Header::parse(input).is_ok_and(|header| {
+            header.one_scan && u64::from(header.width) * u64::from(header.height) <= 1 << 20
+        });
+        if small(&input) {
+            let mut used = Decoder::default();
+            decode(&mut used, &encoded(seed ^ 1, (40, 30), 3, 3, 0), None, true).unwrap();
+            let kernels = [best(), kernels::SCALAR].map(with).into_iter();
+            let all: Vec<_> = kernels.chain([used])
+                .map(|mut decoder| decode(&mut decoder, &input, None, strict).map_err(|error| error.to_string()))
+                .collect();
+            prop_assert!(all[0] == all[1] && all[1] == all[2], "{:?}", all.iter().map(Result::is_ok).collect::<Vec<_>>());
+            // A part of a damaged picture, too, is a cut of the whole.
+            let header = Header::parse(&input).unwrap();
+            let (left, top) = (header.width / 2, header.height / 3);
+            let region = Region { left, top, width: header.width - left, height: header.height - top };
+            let part = decode(&mut Decoder::default(), &input, Some(region), false);
+            if let (false, Ok(whole), Ok(part)) = (strict, &all[0], part) {
+                let rows = whole.chunks(3 * header.width as usize).skip(top as usize);
+                let cut: Vec<u8> = rows.flat_map(|row| &row[3 * left as usize..]).copied().collect();
+                prop_assert!(part == cut);
+            }
+        }
+    }
+}
+
+#[test]
+fn errors_name_the_byte_and_the_mcu() {
+    let input = encoded(4, (64, 64), 3, 3, 0);
+    let scan = Header::parse(&input).unwrap().scan;
+    let mut damaged = input.clone();
+    // No code has ones alone.
+    damaged[scan + 40..scan + 48].copy_from_slice(&[0xFF, 0, 0xFF, 0, 0xFF, 0, 0xFF, 0]);
+    let error = decode(&mut Decoder::default(), &damaged, None, true).unwrap_err();
+    let words: Vec<&str> = error.message().split(' ').collect();
+    let offset: usize = words[words.iter().position(|word| *word == "byte").unwrap() + 1].parse().unwrap();
+    assert!((scan + 30..scan + 80).contains(&offset), "{error}");
+    assert!(error.message().contains("in MCU ") && error.message().starts_with(DAMAGED), "{error}");
+    // Within a shard they are those of the member: the pipeline adds the file's.
+    assert_eq!(error.site().offset, None);
+    let cut = [&input[..input.len() - 60], &[0xFF, 0xD9]].concat();
+    let error = decode(&mut Decoder::default(), &cut, None, true).unwrap_err();
+    assert!(error.message().contains("data ends before the picture is complete"), "{error}");
+}

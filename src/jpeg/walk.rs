@@ -1,0 +1,391 @@
+//! The walk over a scan's MCUs: codes to samples where they are needed, past the others.
+
+use super::bits::{Bits, Place};
+use super::header::{BLOCKS_MAX, Component, DAMAGED, Header, SURPLUS, Scan};
+use super::huffman::{Ac, Dc, Fault, Table};
+use super::kernels::{self, Kernels};
+use super::region::Layout;
+use super::rows::Rows;
+use crate::error::{Error, Result};
+
+/// Tables of the last picture. Most pictures of a dataset have the same.
+#[derive(Default)]
+pub(super) struct Tables {
+    dc: [Option<Box<Kept<Dc>>>; 4],
+    ac: [Option<Box<Kept<Ac>>>; 4],
+}
+
+/// A table for decoding, and the one that it was made of.
+struct Kept<T> {
+    counts: [u8; 16],
+    symbols: Vec<u8>,
+    table: T,
+}
+
+impl<T> Kept<T> {
+    fn update(kept: &mut Option<Box<Self>>, table: Option<Table<'_>>, make: fn(Table<'_>) -> T) {
+        let Some(table) = table else { return };
+        if kept.as_ref().is_none_or(|kept| kept.counts != *table.counts || kept.symbols != table.symbols) {
+            let (counts, symbols) = (*table.counts, table.symbols.to_vec());
+            *kept = Some(Box::new(Self { counts, symbols, table: make(table) }));
+        }
+    }
+}
+
+impl Tables {
+    pub(super) fn update(&mut self, scan: &Scan<'_>) {
+        for index in 0..4 {
+            let used = |which: fn(&Component) -> usize| scan.components().iter().any(|part| which(part) == index);
+            Kept::update(&mut self.dc[index], scan.dc[index].filter(|_| used(|part| part.dc)), Dc::new);
+            Kept::update(&mut self.ac[index], scan.ac[index].filter(|_| used(|part| part.ac)), Ac::new);
+        }
+    }
+}
+
+/// A block of an MCU: its component, and its place in the MCU.
+#[derive(Clone, Copy, Default)]
+struct Block {
+    component: usize,
+    x: u32,
+    y: u32,
+}
+
+/// Tables of a component.
+#[derive(Clone, Copy)]
+struct Coding<'a> {
+    dc: &'a Dc,
+    ac: &'a Ac,
+    quant: &'a [u16; 64],
+}
+
+/// Samples of a block without coefficients.
+const GREY: [[u8; 8]; 8] = [[128; 8]; 8];
+
+pub(super) struct Walk<'a> {
+    input: &'a [u8],
+    header: &'a Header,
+    blocks: [Block; BLOCKS_MAX],
+    count: usize,
+    codings: [Coding<'a>; 4],
+    bits: Bits<'a>,
+    predictors: [i32; 4],
+    /// The next MCU; the end of its restart interval; all of them.
+    mcu: u32,
+    interval_end: u32,
+    total: u32,
+    /// Starts of the restart intervals, and the offset behind the last marker; empty without restart markers.
+    starts: &'a [usize],
+    strict: bool,
+    /// The rest of the interval is damaged.
+    broken: bool,
+    pending: Pending<'a>,
+}
+
+/// A block that waits for another one, to be transformed together.
+struct Pending<'a> {
+    coefficients: [[i16; 64]; 2],
+    targets: [(usize, u32, u32); 2],
+    quants: [&'a [u16; 64]; 2],
+    count: usize,
+}
+
+impl<'a> Walk<'a> {
+    /// `starts` as of [`starts`].
+    pub(super) fn new(
+        (input, header, strict): (&'a [u8], &'a Header, bool),
+        scan: &'a Scan<'a>,
+        tables: &'a Tables,
+        starts: &'a [usize],
+    ) -> Result<Self> {
+        let coding = |component: &Component| match (&tables.dc[component.dc], &tables.ac[component.ac]) {
+            (Some(dc), Some(ac)) => Ok(Coding { dc: &dc.table, ac: &ac.table, quant: &scan.quants[component.quant] }),
+            _ => Err(Error::decode("JPEG without a Huffman table that it names")),
+        };
+        let mut codings = [coding(&scan.components()[0])?; 4];
+        let (mut blocks, mut count) = ([Block::default(); BLOCKS_MAX], 0);
+        let alone = scan.components().len() == 1;
+        for (index, component) in scan.components().iter().enumerate() {
+            codings[index] = coding(component)?;
+            let (h, v) = if alone { (1, 1) } else { (component.factors.h, component.factors.v) };
+            for (y, x) in (0..v).flat_map(|y| (0..h).map(move |x| (y, x))) {
+                blocks[count] = Block { component: index, x: x.into(), y: y.into() };
+                count += 1;
+            }
+        }
+        let total = header.mcus();
+        let pending =
+            Pending { coefficients: [[0; 64]; 2], targets: [(0, 0, 0); 2], quants: [codings[0].quant; 2], count: 0 };
+        Ok(Self {
+            input,
+            header,
+            blocks,
+            count,
+            codings,
+            bits: Bits::new(input, Place { byte: header.scan, bit: 0 }),
+            predictors: [0; 4],
+            mcu: 0,
+            interval_end: if header.restart == 0 { total } else { header.restart.min(total) },
+            total,
+            starts,
+            strict,
+            broken: false,
+            pending,
+        })
+    }
+
+    /// Decodes what is needed of a row of MCUs.
+    pub(super) fn row(&mut self, layout: &Layout, row: u32, rows: &mut Rows, kernels: &Kernels) -> Result<()> {
+        self.advance(row * layout.mcus.0 + layout.mcu_columns.start)?;
+        for column in layout.mcu_columns.clone() {
+            if self.mcu == self.interval_end {
+                self.next_interval(self.mcu)?;
+            }
+            let done = if self.broken { Ok(()) } else { self.decode(layout, (column, row), rows, kernels) };
+            self.settle(done)?;
+            if self.broken {
+                // Blocks of this MCU may wait, and must not come after the grey.
+                self.pending.flush(rows, kernels);
+                self.grey(layout, (column, row), rows);
+            }
+            self.mcu += 1;
+        }
+        self.pending.flush(rows, kernels);
+        Ok(())
+    }
+
+    /// Passes MCUs up to `target`.
+    fn advance(&mut self, target: u32) -> Result<()> {
+        if self.header.restart > 0 && target / self.header.restart > self.mcu / self.header.restart {
+            self.next_interval(target)?;
+        }
+        while self.mcu < target {
+            if self.mcu == self.interval_end {
+                self.next_interval(self.mcu)?;
+            }
+            let done = if self.broken { Ok(()) } else { self.pass() };
+            self.settle(done)?;
+            self.mcu += 1;
+        }
+        Ok(())
+    }
+
+    /// Starts the restart interval that holds `mcu`.
+    fn next_interval(&mut self, mcu: u32) -> Result<()> {
+        let number = mcu / self.header.restart;
+        if self.mcu == self.interval_end {
+            self.check_end()?;
+        }
+        self.broken = (number as usize) + 1 >= self.starts.len();
+        if !self.broken {
+            self.bits = Bits::new(self.input, Place { byte: self.starts[number as usize], bit: 0 });
+        }
+        self.predictors = [0; 4];
+        self.mcu = number * self.header.restart;
+        self.interval_end = (self.mcu + self.header.restart).min(self.total);
+        Ok(())
+    }
+
+    /// Checks that the data end with an interval.
+    fn check_end(&self) -> Result<()> {
+        if self.broken || !self.strict {
+            return Ok(());
+        }
+        let next = self.bits.next_byte();
+        let rest = &self.input[next..];
+        let end = memchr::memchr_iter(0xFF, rest).find(|at| rest.get(at + 1) != Some(&0)).unwrap_or(rest.len());
+        if end > SURPLUS {
+            let message = format!(
+                "{DAMAGED}: {end} bytes of data are left after MCU {}, at byte {next} of the picture",
+                self.mcu
+            );
+            return Err(Error::decode(message));
+        }
+        Ok(())
+    }
+
+    /// Checks the end of the scan, if the walk has come so far.
+    pub(super) fn finish(&self) -> Result<()> {
+        if self.mcu < self.total {
+            return Ok(());
+        }
+        self.check_end()?;
+        // With restart markers, `starts` has found the end marker.
+        let marker = self.bits.end_marker().unwrap_or(0);
+        let may_follow = matches!(marker, 0xC4 | 0xD9 | 0xDB..=0xDD | 0xE0..=0xEF | 0xFE);
+        if self.strict && self.header.restart == 0 && !may_follow {
+            return Err(Error::decode(format!("{DAMAGED}: marker {marker:02x} behind its data")));
+        }
+        Ok(())
+    }
+
+    /// Turns an MCU's fault into an error, or into grey.
+    #[inline(always)]
+    fn settle(&mut self, done: Result<(), Fault>) -> Result<()> {
+        match done {
+            Ok(()) if !self.bits.overrun() || self.broken => Ok(()),
+            Ok(()) => self.fault(Fault::End),
+            Err(fault) => self.fault(fault),
+        }
+    }
+
+    #[cold]
+    fn fault(&mut self, fault: Fault) -> Result<()> {
+        let fault = if self.bits.overrun() { Fault::End } else { fault };
+        if !self.strict {
+            self.broken = true;
+            return Ok(());
+        }
+        let offset = self.bits.place().byte;
+        let what = match fault {
+            Fault::End => "its data ends before the picture is complete",
+            Fault::Code => "no code begins with these bits",
+            Fault::Long => "a block of more than 64 coefficients",
+        };
+        let (mcu, total) = (self.mcu, self.total);
+        Err(Error::decode(format!("{DAMAGED}: {what}, in MCU {mcu} of {total}, at byte {offset} of the picture")))
+    }
+
+    /// Passes an MCU.
+    fn pass(&mut self) -> Result<(), Fault> {
+        // A copy stays in registers.
+        let mut bits = self.bits.clone();
+        let done = self.pass_blocks(&mut bits);
+        self.bits = bits;
+        done
+    }
+
+    #[inline(always)]
+    fn pass_blocks(&mut self, bits: &mut Bits<'a>) -> Result<(), Fault> {
+        for block in &self.blocks[..self.count] {
+            let coding = &self.codings[block.component];
+            let predictor = &mut self.predictors[block.component];
+            *predictor = predictor.wrapping_add(coding.dc.read(bits)?);
+            coding.ac.skip(bits)?;
+        }
+        Ok(())
+    }
+
+    /// Decodes an MCU.
+    fn decode(&mut self, layout: &Layout, place: (u32, u32), rows: &mut Rows, kernels: &Kernels) -> Result<(), Fault> {
+        let mut bits = self.bits.clone();
+        let done = self.decode_blocks(&mut bits, layout, place, (rows, kernels));
+        self.bits = bits;
+        done
+    }
+
+    #[inline(always)]
+    fn decode_blocks(
+        &mut self,
+        bits: &mut Bits<'a>,
+        layout: &Layout,
+        (column, row): (u32, u32),
+        (rows, kernels): (&mut Rows, &Kernels),
+    ) -> Result<(), Fault> {
+        for block in &self.blocks[..self.count] {
+            let coding = &self.codings[block.component];
+            let predictor = &mut self.predictors[block.component];
+            *predictor = predictor.wrapping_add(coding.dc.read(bits)?);
+            let plane = &layout.planes()[block.component];
+            let x = column * u32::from(plane.factors.h) + block.x;
+            let y = row * u32::from(plane.factors.v) + block.y;
+            if !plane.columns.contains(&x) || !plane.rows.contains(&y) {
+                coding.ac.skip(bits)?;
+                continue;
+            }
+            let pending = &mut self.pending;
+            let coefficients = &mut pending.coefficients[pending.count & 1];
+            coefficients[0] = *predictor as i16;
+            let read = coding.ac.read(bits, coefficients);
+            if read == Ok(1) {
+                let sample = kernels::flat(coefficients[0], coding.quant[0]);
+                rows.store(block.component, (x, y), &[[sample; 8]; 8]);
+                continue;
+            }
+            if let Err(fault) = read {
+                *coefficients = [0; 64];
+                return Err(fault);
+            }
+            pending.targets[pending.count & 1] = (block.component, x, y);
+            pending.quants[pending.count & 1] = coding.quant;
+            pending.count += 1;
+            if pending.count == 2 {
+                pending.flush(rows, kernels);
+            }
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn grey(&mut self, layout: &Layout, (column, row): (u32, u32), rows: &mut Rows) {
+        for block in &self.blocks[..self.count] {
+            let plane = &layout.planes()[block.component];
+            let x = column * u32::from(plane.factors.h) + block.x;
+            let y = row * u32::from(plane.factors.v) + block.y;
+            if plane.columns.contains(&x) && plane.rows.contains(&y) {
+                rows.store(block.component, (x, y), &GREY);
+            }
+        }
+    }
+}
+
+impl Pending<'_> {
+    fn flush(&mut self, rows: &mut Rows, kernels: &Kernels) {
+        if self.count == 0 {
+            return;
+        }
+        let mut samples = [[0; 64]; 2];
+        let [first, second] = &self.coefficients;
+        (kernels.idct)(([first, second], self.quants, &mut samples));
+        for (samples, (component, x, y)) in samples[..self.count].iter().zip(self.targets) {
+            rows.store(component, (x, y), bytemuck::must_cast_ref(samples));
+        }
+        self.coefficients = [[0; 64]; 2];
+        self.count = 0;
+    }
+}
+
+/// Finds the starts of the restart intervals by their markers, and the offset behind the last one. Nothing without restart
+/// markers; fewer in a damaged picture.
+///
+/// Errors, if `strict`: markers out of order, too few or too many; no end marker.
+pub(super) fn starts(input: &[u8], header: &Header, strict: bool, starts: &mut Vec<usize>) -> Result<()> {
+    starts.clear();
+    let coded = &input[header.scan..];
+    if header.restart == 0 {
+        return if strict { header.end_marker(input).map(|_| ()) } else { Ok(()) };
+    }
+    let count = header.intervals();
+    starts.reserve_exact((count + 1).min(coded.len() / 2 + 2));
+    starts.push(header.scan);
+    let damage = |at: usize, message: String| {
+        Err(Error::decode(format!("{DAMAGED}: {message}, at byte {} of the picture", header.scan + at)))
+    };
+    for at in memchr::memchr_iter(0xFF, coded) {
+        let marker = match coded.get(at + 1) {
+            // An escaped data byte, or fill before a marker.
+            Some(0 | 0xFF) => continue,
+            Some(marker) => *marker,
+            None => break,
+        };
+        let (done, restart) = (starts.len(), matches!(marker, 0xD0..=0xD7));
+        if strict && (restart != (done < count) || (!restart && marker != 0xD9)) {
+            return damage(at, format!("marker {marker:02x} after {done} of {count} restart intervals"));
+        }
+        if strict && restart && usize::from(marker & 7) != (done - 1) % 8 {
+            return damage(at, format!("restart marker {} in place of {}", marker & 7, (done - 1) % 8));
+        }
+        if !restart && marker != 0xD9 {
+            // Damage.
+            continue;
+        }
+        starts.push(header.scan + at + 2);
+        if !restart || done == count {
+            return Ok(());
+        }
+    }
+    if strict {
+        header.end_marker(input)?;
+    }
+    starts.push(input.len());
+    Ok(())
+}

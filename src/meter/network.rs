@@ -1,0 +1,87 @@
+//! Requests of a loader to object stores. Network threads write, snapshots read.
+
+use super::counters::{Area, Counter, Histogram, Lone};
+use super::{Clock, Network};
+
+/// Counts of a [`Network`].
+#[derive(Debug, Default)]
+pub(crate) struct NetworkMeter {
+    clock: Clock,
+    in_flight: Area,
+    requests: Lone<Counter>,
+    bytes: Lone<Counter>,
+    pub(crate) retries: Counter,
+    pub(crate) throttled: Counter,
+    first_byte: Histogram,
+}
+
+/// A request in flight.
+pub(crate) struct InFlight<'m> {
+    meter: &'m NetworkMeter,
+    since: u64,
+}
+
+impl NetworkMeter {
+    pub(crate) fn new() -> Self {
+        Self { clock: Clock::real(), ..Self::default() }
+    }
+
+    /// A request begins.
+    pub(crate) fn enter(&self) -> InFlight<'_> {
+        let since = self.clock.now();
+        self.in_flight.enter(1, since);
+        InFlight { meter: self, since }
+    }
+
+    pub(crate) fn read(&self) -> Network {
+        Network {
+            requests: self.requests.get(),
+            bytes: self.bytes.get(),
+            in_flight_ns: self.in_flight.total_ns(self.clock.now()),
+            retries: self.retries.get(),
+            throttled: self.throttled.get(),
+            first_byte: self.first_byte.read(),
+        }
+    }
+}
+
+impl InFlight<'_> {
+    /// The head of the answer came.
+    pub(crate) fn answered(&self) {
+        self.meter.first_byte.record(self.meter.clock.now() - self.since);
+    }
+
+    pub(crate) fn brought(&self, bytes: usize) {
+        self.meter.bytes.add(bytes as u64);
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.meter.in_flight.leave(1, self.meter.clock.now());
+        self.meter.requests.add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_request_counts_until_it_ends() {
+        let meter = NetworkMeter::new();
+        let request = meter.enter();
+        std::thread::sleep(Duration::from_millis(3));
+        request.answered();
+        request.brought(1000);
+        let before = meter.read();
+        assert_eq!((before.requests, before.bytes, before.first_byte.count), (0, 1000, 1));
+        assert!(before.first_byte.p50_ns >= 2.9e6 && before.in_flight_ns >= 3_000_000, "{before:?}");
+        drop(request);
+        let after = meter.read();
+        assert_eq!(after.requests, 1);
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!(meter.read().in_flight_ns, after.in_flight_ns, "nothing is in flight");
+    }
+}

@@ -1,0 +1,184 @@
+//! What a cache holds, for tools: a list, a comparison with all checksums, removal.
+//!
+//! Loaders may run meanwhile. A list locks nothing for longer than a moment. A comparison protects what it reads from
+//! removal, as a loader does, and claims the block that it compares. Removal needs a share that no process reads.
+
+use super::config::Cache;
+use super::dir::{Dir, Old};
+use super::entry::Entry;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+/// An object in a [`Cache`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CacheEntry {
+    /// URL of the object. Empty for files that a crash left without one; no loader reads them.
+    pub url: String,
+    /// Version of the object, as its store names it.
+    pub version: String,
+    /// Length of the object in bytes.
+    pub len: u64,
+    /// Blocks of the object.
+    pub blocks: u64,
+    /// Blocks that are kept.
+    pub whole: u64,
+    /// Bytes on the disk.
+    pub bytes: u64,
+    /// When a loader last began to read it.
+    pub used: SystemTime,
+    /// Whether a running process may read it. Objects of one folder of a store share this, and a few folders may.
+    pub in_use: bool,
+    /// The file with its bytes, sparse where blocks are missing.
+    pub path: PathBuf,
+}
+
+impl Cache {
+    /// The objects in the folder, in the order of their URLs. Running loaders may add more. Foreign files are left out.
+    ///
+    /// Errors: [`ErrorKind::NotFound`] for a missing folder; [`ErrorKind::Config`] for one that is no cache; the system's.
+    pub fn entries(&self) -> Result<Vec<CacheEntry>> {
+        let dir = self.existing(false)?;
+        let (found, _) = dir.all().map_err(|error| self.failed("list", error))?;
+        let mut read = BTreeMap::new();
+        let mut entries: Vec<_> = (found.into_iter().filter(Old::is_own))
+            .map(|old| {
+                let in_use = *read.entry(old.share).or_insert_with(|| dir.is_read(old.share));
+                entry_of(old, in_use)
+            })
+            .collect();
+        entries.sort_unstable_by(|a, b| (&a.url, &a.path).cmp(&(&b.url, &b.path)));
+        Ok(entries)
+    }
+
+    /// Reads all kept blocks from the disk and compares each with its checksum. `seen` gets the bytes read so far; it may
+    /// stop the run. Gives an error for each damaged block, with path and range.
+    ///
+    /// Loaders that start later compare a damaged block again, and download it. Those that run keep to what they know. An
+    /// object whose map is damaged is removed, unless a process reads it.
+    ///
+    /// Errors: as [`entries`](Self::entries); [`ErrorKind::Permission`] for a folder of others.
+    pub fn verify(&self, mut seen: impl FnMut(u64) -> ControlFlow<()>) -> Result<Vec<Error>> {
+        let dir = self.existing(true)?;
+        let (found, _) = dir.all().map_err(|error| self.failed("list", error))?;
+        let (mut damaged, mut bytes) = (Vec::new(), 0);
+        for old in found.iter().filter(|old| old.link.is_some() && old.is_own()) {
+            let looked = verify_entry(&dir, old, &mut damaged, &mut |len| {
+                bytes += len;
+                seen(bytes)
+            });
+            match looked {
+                Ok(ControlFlow::Continue(())) => {}
+                Ok(ControlFlow::Break(())) => break,
+                // Another process removed it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    return Err(Error::os(Stage::Read, "cannot verify this", error).with_path(&old.data));
+                }
+            }
+        }
+        Ok(damaged)
+    }
+
+    /// Removes objects that no process reads, those used longest ago first, until the folder holds at most `bytes`. Gives
+    /// the bytes that are free now.
+    ///
+    /// Errors: as [`verify`](Self::verify).
+    pub fn trim(&self, bytes: u64) -> Result<u64> {
+        let dir = self.existing(true)?;
+        let (mut found, total) = dir.all().map_err(|error| self.failed("list", error))?;
+        found.sort_unstable_by_key(|old| old.used);
+        let mut freed = 0;
+        for old in found {
+            if total - freed <= bytes {
+                break;
+            }
+            freed += dir.discard(&old).map_err(|error| self.failed("trim", error))?;
+        }
+        Ok(freed)
+    }
+
+    fn existing(&self, write: bool) -> Result<Dir> {
+        Dir::existing(self, write).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory if self.dir.is_dir() => {
+                let message = "this folder is no cache; name the one that loaders got (`Cache::at`, `--cache`)";
+                Error::new(ErrorKind::Config, Stage::Open, message).with_path(&self.dir)
+            }
+            _ => self.failed("open", error),
+        })
+    }
+
+    fn failed(&self, what: &str, error: io::Error) -> Error {
+        Error::os(Stage::Open, format!("cannot {what} the cache"), error).with_path(&self.dir)
+    }
+}
+
+fn entry_of(old: Old, in_use: bool) -> CacheEntry {
+    let Old { used, data: path, bytes, .. } = old;
+    let bare = CacheEntry {
+        url: String::new(),
+        version: String::new(),
+        len: 0,
+        blocks: 0,
+        whole: 0,
+        bytes,
+        used,
+        in_use,
+        path,
+    };
+    let Ok(Some((entry, identity, url, version))) = Entry::open(&bare.path, false) else { return bare };
+    let whole = entry.checksums(&identity).map_or(0, |blocks| blocks.iter().flatten().count() as u64);
+    CacheEntry { url, version, len: identity.len, blocks: identity.len.div_ceil(identity.block), whole, ..bare }
+}
+
+/// Compares the blocks of an entry, and refuses those that are wrong. `read`: gets the bytes of each.
+fn verify_entry(
+    dir: &Dir,
+    old: &Old,
+    damaged: &mut Vec<Error>,
+    read: &mut impl FnMut(u64) -> ControlFlow<()>,
+) -> io::Result<ControlFlow<()>> {
+    let in_use = dir.is_read(old.share);
+    let lease = dir.protect(old.share)?;
+    let Some((entry, identity, url, _)) = Entry::open(&old.data, true)? else {
+        drop(lease);
+        let removed = dir.discard(old)? > 0;
+        let outcome = if removed { "it is removed" } else { "it goes with a trim, once no process reads it" };
+        let message = format!("the map of an object is damaged; {outcome}");
+        damaged.push(Error::new(ErrorKind::Io, Stage::Read, message).with_path(&old.data));
+        return Ok(ControlFlow::Continue(()));
+    };
+    let mut buffer = Vec::new();
+    if !in_use {
+        entry.drop_pages();
+    }
+    for (crc, block) in entry.checksums(&identity)?.into_iter().zip(0..) {
+        let Some(crc) = crc else { continue };
+        // Whoever has the claim compares or replaces the block.
+        if !entry.claim(block) {
+            continue;
+        }
+        // Another process may have replaced it since.
+        let is_wrong =
+            entry.checksum(&identity, block)? == Some(crc) && !entry.compare(&identity, block, crc, &mut buffer);
+        if is_wrong {
+            entry.refuse(&identity, block, crc)?;
+            let message =
+                format!("block {block} of {url} differs from its checksum; it is fetched again when it is used");
+            let error = Error::new(ErrorKind::Io, Stage::Read, message).with_path(&old.data);
+            damaged.push(error.with_range(block * identity.block, identity.block_len(block)));
+        }
+        entry.yield_claims();
+        if read(identity.block_len(block)).is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+    }
+    if !in_use {
+        entry.drop_pages();
+    }
+    Ok(ControlFlow::Continue(()))
+}

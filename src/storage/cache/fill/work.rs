@@ -1,0 +1,314 @@
+//! The threads of a cache: they look objects up, download blocks, and write them. One looks for reads that wait too long.
+
+use super::{Job, LOOK, LOOKUP, REST, Shared, Waiting, is_full, lock};
+use crate::error::{Error, ErrorKind, Result};
+use crate::storage::SourceId;
+use crate::storage::cache::config::PATIENCE;
+use crate::storage::cache::entry::{Entry, Identity, State};
+use crate::storage::cache::kept::Object;
+use crate::storage::cache::origin::{Found, Origin, TOUCHED, compare};
+use std::collections::hash_map;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A job, and the block's bytes if a read has brought them.
+pub(super) type Work = (Job, Option<Vec<u8>>);
+
+/// While some of a file on a mount is read from the mount and some from the disk, it is compared so often.
+const COMPARE: Duration = Duration::from_secs(1);
+
+impl Shared {
+    pub(super) fn work(&self, downloads: bool) {
+        let mut buffer = Vec::new();
+        while let Some((job, brought)) = self.next(downloads) {
+            self.busy.fetch_add(1, Ordering::Relaxed);
+            let bytes = brought.as_ref().map_or(0, Vec::len);
+            let run = catch_unwind(AssertUnwindSafe(|| self.run((job, brought), &mut buffer)));
+            let to_network = run.unwrap_or_else(|_| {
+                // A bug of this crate. It must not cost a read; nothing more is kept.
+                self.fails_until.store(u64::MAX, Ordering::Relaxed);
+                true
+            });
+            self.release(job, to_network);
+            self.brought.fetch_sub(bytes, Ordering::Relaxed);
+            self.busy.fetch_sub(1, Ordering::Relaxed);
+            self.progress();
+        }
+    }
+
+    fn next(&self, downloads: bool) -> Option<Work> {
+        let mut queue = lock(&self.queue);
+        loop {
+            if self.stop.load(Ordering::Acquire) {
+                return None;
+            }
+            let lookup = queue.lookups.pop_front().map(|job| (job, None));
+            let Some((job, brought)) = lookup.or_else(|| if downloads { queue.next() } else { None }) else {
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            if let hash_map::Entry::Vacant(vacant) = queue.running.entry(job) {
+                vacant.insert(false);
+                return Some((job, brought));
+            }
+            // Another thread does the same.
+            self.brought.fetch_sub(brought.map_or(0, |bytes| bytes.len()), Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn watch(&self) {
+        let mut queue = lock(&self.queue);
+        while !self.stop.load(Ordering::Acquire) {
+            drop(self.ended.wait_timeout(queue, PATIENCE / 4).unwrap_or_else(PoisonError::into_inner));
+            self.sweep();
+            queue = lock(&self.queue);
+        }
+    }
+
+    /// Sends reads to the network whose disk or process does not answer.
+    fn sweep(&self) {
+        let moved = self.started + Duration::from_millis(self.moved.load(Ordering::Relaxed));
+        let late = |waiting: &Waiting| {
+            let since = |since: Instant| since.max(moved).elapsed() > PATIENCE || since.elapsed() > 4 * PATIENCE;
+            waiting.since.is_some_and(since)
+        };
+        let mut queue = lock(&self.queue);
+        let late: Vec<_> = queue.waiting.iter().filter(|(_, waiting)| late(waiting)).map(|(job, _)| *job).collect();
+        let ops: Vec<_> = late.iter().filter_map(|job| queue.waiting.remove(job)).flat_map(|late| late.ops).collect();
+        drop(queue);
+        if !ops.is_empty() {
+            self.rest("a read waited too long", &io::ErrorKind::TimedOut.into());
+            self.give_back(ops, true);
+        }
+    }
+
+    /// Does a job; true if the reads that wait for it are to go to the network.
+    fn run(&self, (job, brought): Work, buffer: &mut Vec<u8>) -> bool {
+        let (source, block) = job;
+        if block != LOOKUP && self.kept.object(source.index()).flatten().is_some_and(|object| object.has(block)) {
+            return false;
+        }
+        let origin = self.origin(source).inspect_err(|error| self.fail(job, error));
+        let Ok(Some((origin, identity))) = origin else {
+            // It may pass: the next read asks again.
+            if let (Some(Some(object)), true) = (self.kept.object(source.index()), block != LOOKUP) {
+                object.unask(block);
+            }
+            return true;
+        };
+        if block == LOOKUP {
+            if self.kept.found(source.index()).is_none() {
+                self.look_up(source, &origin, &identity);
+            }
+            return self.kept.object(source.index()).is_none();
+        }
+        let Some(Some(object)) = self.kept.object(source.index()) else { return true };
+        let fill = || match Entry::find(&self.kept.folder(object), &identity)? {
+            Some((entry, path)) if object.is_at(&path) && entry.inode == object.inode => {
+                self.fill((job, brought), (&entry, &identity), (origin, buffer))
+            }
+            _ => Err(io::ErrorKind::NotFound.into()),
+        };
+        match fill() {
+            Ok(Some(written)) => {
+                object.set(block);
+                if written > 0 {
+                    self.kept.wrote(written);
+                }
+                false
+            }
+            Ok(None) => {
+                object.forget(block);
+                true
+            }
+            Err(error) => {
+                match error.kind() {
+                    io::ErrorKind::NotFound => {
+                        self.kept.lose(source.index());
+                        self.kept.dropped("the cache's file is gone".into());
+                    }
+                    _ => self.rest("a block cannot be written", &error),
+                }
+                object.forget(block);
+                true
+            }
+        }
+    }
+
+    /// Lets a thread compare a file on a mount of which some is on the disk: all reads are to bring one version.
+    pub(super) fn compare_soon(&self, source: SourceId) {
+        let (now, pause) = (self.started.elapsed().as_millis() as u64, COMPARE.as_millis() as u64);
+        let several = self.sources.len_of(source) > self.kept.block();
+        if several && self.kept.is_due(source.index(), now, pause) {
+            lock(&self.queue).lookups.push_back((source, LOOKUP));
+            self.changed.notify_all();
+        }
+    }
+
+    /// Opens where a source's blocks come from, which must be what the loader met first. `None`: nothing of it is kept
+    /// now.
+    fn origin(&self, source: SourceId) -> Result<Option<(Origin, Identity)>> {
+        let never = |why: Option<&str>| {
+            why.into_iter().for_each(|why| self.kept.dropped(why.into()));
+            self.kept.set(source.index(), None, 0, |_| ());
+            Ok(None)
+        };
+        let changed = |error: &Error| {
+            if error.kind() == ErrorKind::Changed {
+                self.kept.change(source.index());
+            }
+        };
+        let first = self.kept.version(source.index());
+        let found = Origin::open(&self.sources, source, first.is_some(), (&self.mounts, &self.meter));
+        let origin = match found.inspect_err(changed)? {
+            Found::Origin(origin) => origin,
+            Found::Never(why) => return never(why),
+            Found::Later(why) => {
+                self.kept.dropped(why.into());
+                return Ok(None);
+            }
+        };
+        if let (Some(first), Some(now)) = (first, origin.version())
+            && !compare(first, now).inspect_err(changed)?
+        {
+            self.kept.lose(source.index());
+            self.kept.dropped(TOUCHED.into());
+        }
+        match origin.identity(&self.sources, source, self.kept.block()) {
+            Some(identity) => Ok(Some((origin, identity))),
+            None => never(Some("the URL or path is too long")),
+        }
+    }
+
+    /// Finds or makes the files of an object, and what they hold.
+    fn look_up(&self, source: SourceId, origin: &Origin, identity: &Identity) {
+        let found = || -> io::Result<(Entry, PathBuf, Vec<State>)> {
+            let folder = self.dir.folder(&origin.name(&self.sources, source))?;
+            let (entry, path) = match Entry::find(&folder, identity)? {
+                Some(found) => found,
+                None => {
+                    let removed = self.dir.reserve(identity.map_bytes())?;
+                    self.kept.removed(removed);
+                    let made = Entry::make(&folder, identity);
+                    match made {
+                        Ok(_) => self.dir.written(identity.map_bytes()),
+                        Err(_) => self.dir.release(identity.map_bytes()),
+                    }
+                    made?
+                }
+            };
+            entry.touch();
+            let states = entry.states(identity)?;
+            Ok((entry, path, states))
+        };
+        match found() {
+            Ok((entry, path, states)) => {
+                // Reads find the object with its blocks.
+                let mark = |object: &Object| {
+                    for (state, block) in states.iter().zip(0..) {
+                        match state {
+                            State::Whole => object.set(block),
+                            State::Unproven(_) => object.doubt(block),
+                            State::Missing => {}
+                        }
+                    }
+                };
+                self.kept.set(source.index(), Some((path, entry.inode, origin.version())), identity.len, mark);
+            }
+            // A full cache has no room for the object in this run; others are looked up.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData || is_full(&error) => {
+                self.kept.dropped(format!("an object has no file: {error}"));
+                self.kept.set(source.index(), None, 0, |_| ());
+            }
+            // It may pass: the next read after the rest looks again.
+            Err(error) => self.rest("an object has no file", &error),
+        }
+    }
+
+    /// Brings one block to the disk; gives the bytes that it wrote. `None`: another process downloads it, or the network
+    /// failed.
+    fn fill(
+        &self,
+        (job, brought): Work,
+        (entry, identity): (&Entry, &Identity),
+        (origin, buffer): (Origin, &mut Vec<u8>),
+    ) -> io::Result<Option<u64>> {
+        let block = job.1;
+        let started = Instant::now();
+        lock(&self.queue).held.retain(|_, since| since.elapsed() < REST);
+        while !entry.claim(block) {
+            if entry.state(identity, block)? == State::Whole {
+                return Ok(Some(0));
+            }
+            let mut queue = lock(&self.queue);
+            // Whoever holds one block for long may hold more.
+            let patience = if queue.held.is_empty() { PATIENCE } else { PATIENCE / 8 };
+            let late = started.elapsed() > patience;
+            if late && queue.held.insert(job, Instant::now()).is_none() {
+                self.kept.dropped("another process holds a block, and does not bring it".into());
+            }
+            if late || !queue.waiting.contains_key(&job) || self.stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            drop(queue);
+            std::thread::sleep(LOOK);
+        }
+        let state = entry.state(identity, block)?;
+        match state {
+            State::Whole => return Ok(Some(0)),
+            State::Unproven(crc) if entry.prove(identity, block, crc, buffer)? => {
+                let reads = self.serve(job, buffer);
+                self.kept.hit(reads);
+                return Ok(Some(0));
+            }
+            State::Unproven(_) | State::Missing => {}
+        }
+        // A block that was wrong has its room.
+        let len = identity.block_len(block);
+        let room = if state == State::Missing { len.next_multiple_of(4096) } else { 0 };
+        let removed = self.dir.reserve(room)?;
+        self.kept.removed(removed);
+        let bytes = match &brought {
+            Some(bytes) => bytes,
+            None => match self.download((origin, job), len, buffer) {
+                Ok(()) => &*buffer,
+                Err(error) => {
+                    self.dir.release(room);
+                    self.fail(job, &error);
+                    return Ok(None);
+                }
+            },
+        };
+        let reads = self.serve(job, bytes);
+        self.kept.miss(reads);
+        self.writers.fetch_add(1, Ordering::Relaxed);
+        let kept = entry.keep(identity, block, bytes);
+        self.writers.fetch_sub(1, Ordering::Relaxed);
+        kept.inspect_err(|_| self.dir.release(room))?;
+        self.dir.written(room);
+        lock(&self.queue).held.remove(&job);
+        Ok(Some(len))
+    }
+
+    fn download(&self, (origin, job): (Origin, Job), len: u64, buffer: &mut Vec<u8>) -> Result<()> {
+        let downloads = |now: bool| {
+            let mut queue = lock(&self.queue);
+            queue.running.insert(job, now);
+            if let Some(waiting) = queue.waiting.get_mut(&job) {
+                waiting.since = (!now).then(Instant::now);
+            }
+        };
+        downloads(true);
+        let start = job.1 * self.kept.block();
+        // The reads' own requests follow if this one brings nothing: both fit the stall deadline.
+        let patience = self.patience.map(|patience| patience / 2);
+        let brought = origin.bring(start..start + len, patience, std::mem::take(buffer), &self.stop);
+        downloads(false);
+        *buffer = brought?;
+        Ok(())
+    }
+}

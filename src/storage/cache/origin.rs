@@ -1,0 +1,174 @@
+//! Where a cache's blocks come from: an object of a store, or a file on a network mount. Each job opens it anew.
+//!
+//! A file's version is its inode and the times of its last changes, in nanoseconds; a name is its canonical path. Every
+//! open and every block compares the version with the one that the loader met first:
+//!
+//! * Another length, inode or modification time: the file was written or replaced, and its reads fail
+//!   ([`ErrorKind::Changed`]).
+//! * Another change time alone, as after `chmod`: the bytes may be the same or not, so nothing more is read from the
+//!   cache.
+//! * A file that was just written is not kept yet: a second write may leave its times as they are. One with a time in the
+//!   future is never kept.
+
+use super::entry::Identity;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::files::{OPEN_FLAGS, check_regular, open, open_error};
+use crate::storage::meta::Version;
+use crate::storage::mounts::{Mount, Mounts};
+use crate::storage::remote::{self, Meter};
+use crate::storage::{SourceId, Sources};
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+/// Bytes of a call. Between two, a thread looks whether the loader ends.
+const PIECE: usize = 1 << 20;
+
+/// Some stores behind mounts have times of a second.
+const YOUNG: Duration = Duration::from_secs(2);
+
+/// What a look at a source found.
+pub(super) enum Found {
+    Origin(Origin),
+    /// It is never kept; the reason, if that is worth a word.
+    Never(Option<&'static str>),
+    /// It is not kept yet.
+    Later(&'static str),
+}
+
+pub(super) enum Origin {
+    Object(remote::Object, Arc<str>),
+    File(Staged),
+}
+
+/// An open file on a mount.
+pub(super) struct Staged {
+    file: File,
+    /// Canonical.
+    path: PathBuf,
+    version: Version,
+    mount: &'static Mount,
+}
+
+impl Origin {
+    /// `known`: the loader has met it before. `meter` counts the requests to stores. Errors: as of a read, without its
+    /// place.
+    pub(super) fn open(
+        sources: &Sources,
+        source: SourceId,
+        known: bool,
+        (mounts, meter): (&Mounts, &Arc<Meter>),
+    ) -> Result<Found> {
+        if !sources.is_remote(source) {
+            return Staged::open(sources, source, known, mounts);
+        }
+        let object = sources.object(source).map(|object| object.metered(meter))?;
+        Ok(match sources.pin(source).filter(|_| object.is_pinned()) {
+            Some(pin) => Found::Origin(Self::Object(object, pin)),
+            None => Found::Never(Some("the store names no version")),
+        })
+    }
+
+    /// The version of a file.
+    pub(super) fn version(&self) -> Option<Version> {
+        match self {
+            Self::Object(..) => None,
+            Self::File(file) => Some(file.version),
+        }
+    }
+
+    /// Its URL or canonical path.
+    pub(super) fn name(&self, sources: &Sources, source: SourceId) -> PathBuf {
+        match self {
+            Self::Object(..) => sources.path(source),
+            Self::File(file) => file.path.clone(),
+        }
+    }
+
+    /// The header of its entry; `None` for a name that does not fit.
+    pub(super) fn identity(&self, sources: &Sources, source: SourceId, block: u64) -> Option<Identity> {
+        let (name, len) = (self.name(sources, source), sources.len_of(source));
+        let name = name.as_os_str().as_bytes();
+        match self {
+            Self::Object(_, pin) => Identity::new(name, pin, len, block),
+            Self::File(file) => Identity::new(name, &file.version.to_string(), len, block),
+        }
+    }
+
+    /// Brings the bytes of a range.
+    pub(super) fn bring(
+        self,
+        range: Range<u64>,
+        patience: Option<Duration>,
+        buffer: Vec<u8>,
+        stop: &AtomicBool,
+    ) -> Result<Vec<u8>> {
+        match self {
+            Self::Object(object, _) => object.bring(range, patience, buffer, stop),
+            Self::File(file) => file.bring(range, buffer, stop),
+        }
+    }
+}
+
+impl Staged {
+    fn open(sources: &Sources, source: SourceId, known: bool, mounts: &Mounts) -> Result<Found> {
+        let fd = open(sources, source, OPEN_FLAGS).map_err(|errno| open_error(sources, source, errno))?;
+        check_regular(&fd, Some(sources.len_of(source)))?;
+        let file = File::from(fd);
+        let at = |error| Error::os(Stage::Open, "", error);
+        let meta = file.metadata().map_err(at)?;
+        // The kernel's name of the open file needs no request to a server.
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let path = link.or_else(|_| sources.path(source).canonicalize()).map_err(at)?;
+        let Some(mount) = mounts.of(&path, meta.dev()) else { return Ok(Found::Never(None)) };
+        match SystemTime::now().duration_since(meta.modified().map_err(at)?) {
+            // The caller compares it.
+            _ if known => {}
+            Ok(age) if age < YOUNG => return Ok(Found::Later("a file was written just now")),
+            Ok(_) => {}
+            // By a server's clock that is ahead, it may have been written just now.
+            Err(_) => return Ok(Found::Never(Some("a file's time lies in the future"))),
+        }
+        let version = Version::of(&meta, mount.keeps_inodes);
+        Ok(Found::Origin(Origin::File(Self { file, path, version, mount })))
+    }
+
+    fn bring(self, range: Range<u64>, mut buffer: Vec<u8>, stop: &AtomicBool) -> Result<Vec<u8>> {
+        buffer.resize((range.end - range.start) as usize, 0);
+        let mut read = Ok(());
+        for (piece, number) in buffer.chunks_mut(PIECE).zip(0..) {
+            if stop.load(Ordering::Relaxed) {
+                return Err(Error::new(ErrorKind::Cancelled, Stage::Read, ""));
+            }
+            read = self.file.read_exact_at(piece, range.start + number * PIECE as u64);
+            if read.is_err() {
+                break;
+            }
+        }
+        let at = |error| Error::os(Stage::Read, "", error);
+        let now = self.file.metadata().map_err(at)?;
+        // A read of a file that became shorter fails, too.
+        let now = Version::of(&now, self.mount.keeps_inodes);
+        compare(self.version, now).and_then(|same| match same {
+            true => read.map(|()| buffer).map_err(at),
+            false => Err(Error::new(ErrorKind::Io, Stage::Read, TOUCHED)),
+        })
+    }
+}
+
+pub(super) const TOUCHED: &str = "a file's attributes changed";
+
+/// Whether a file is the one of `first`; false if its bytes may differ, or not. Errors: [`ErrorKind::Changed`].
+pub(super) fn compare(first: Version, now: Version) -> Result<bool> {
+    if first.is_same_content(now) {
+        return Ok(first == now);
+    }
+    let message = "the file was written or replaced since this loader first read it";
+    Err(Error::new(ErrorKind::Changed, Stage::Read, message))
+}

@@ -1,0 +1,315 @@
+//! Fills a cache beforehand: a driver of [`Fill`] that reads a byte of each block.
+//!
+//! ```text
+//! blocks ──► bring ─┬─ here ─────────────────────────────► there
+//!    ▲              ├─ waits ─► downloaded ─► settles ─────► there
+//!    └── later ─────┴─ the disk or a process is slow
+//! ```
+//!
+//! Limits: as many blocks on their way as [`Fill`] has downloads, so that each has a thread; [`STALL`] without a block.
+
+use super::config::Cache;
+use super::fill::{Fill, Route};
+use super::kept::Kept;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::ByteRing;
+use crate::memory::ring::SPAN_ALIGN;
+use crate::storage::remote::Meter;
+use crate::storage::waker::Bell;
+use crate::storage::{Blob, Completion, Extent, ReadOp, ReaderOptions, SourceId, Sources, out_of_reach};
+use std::collections::{HashSet, VecDeque};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Without a new block for so long, nothing more will come.
+const STALL: Duration = Duration::from_secs(300);
+
+/// Pause between two looks at what moves without a wake-up.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Pause between two calls of `seen`.
+const SAY: Duration = Duration::from_millis(100);
+
+/// A block that was downloaded and does not settle for so long is tried again: the disk may have refused it.
+const SETTLE: Duration = Duration::from_secs(10);
+
+/// Limit of [`CacheWarmed::errors`].
+const ERRORS: usize = 1000;
+
+/// The outcome of [`Cache::warm`].
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct CacheWarmed {
+    /// Objects that were asked for.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes of them that were there, or that other processes kept meanwhile.
+    pub found: u64,
+    /// Bytes that this call downloaded and kept.
+    pub kept: u64,
+    /// Why bytes are missing: an error for each object that cannot be kept, at most 1000, or one for the whole cache.
+    pub errors: Vec<Error>,
+}
+
+impl CacheWarmed {
+    /// Bytes that are not in the cache.
+    pub fn missing(&self) -> u64 {
+        self.bytes - self.found - self.kept
+    }
+}
+
+impl Cache {
+    /// Downloads what the cache lacks of all objects in `sources` and files on network mounts, 8 blocks at a time. Files on
+    /// local disks are left out. `seen` gets the numbers so far, some ten times a second; if it breaks, this ends with what
+    /// was kept.
+    ///
+    /// A dataset has such a table ([`Dataset::sources`](crate::dataset::Dataset::sources)). Its index, footers and
+    /// listings do not pass the cache: opening a dataset asks the store in any case.
+    ///
+    /// Errors: [`ErrorKind::Config`] for a folder that cannot be a cache; an error of the store if it is out of reach. An
+    /// object that cannot be read or kept is one of [`CacheWarmed::errors`].
+    ///
+    /// ```no_run
+    /// # fn main() -> feedline::Result<()> {
+    /// use feedline::{dataset::{Dataset, Tar}, storage::Cache};
+    /// use std::ops::ControlFlow;
+    /// let tar = Tar::open("s3://bucket/train-{0000..1023}.tar")?;
+    /// let warmed = Cache::at("/nvme/feedline").warm(tar.sources(), |_| ControlFlow::Continue(()))?;
+    /// assert_eq!(warmed.missing(), 0, "{:?}", warmed.errors);
+    /// # Ok(()) }
+    /// ```
+    pub fn warm(
+        &self,
+        sources: &Sources,
+        mut seen: impl FnMut(&CacheWarmed) -> ControlFlow<()>,
+    ) -> Result<CacheWarmed> {
+        let slow = self.mounts().slow_folders(sources, usize::MAX);
+        let sources = Arc::new(sources.with_mounts(slow.iter().map(|slow| slow.first)));
+        let bell = Bell::futex();
+        let kept = Fill::table(&sources, self);
+        let wakes = (Arc::new(Meter::new()), bell.waker());
+        let fill = Fill::start((sources.clone(), kept.clone()), &ReaderOptions::default(), self, wakes)?;
+        let ring = ByteRing::new(fill.downloads() * SPAN_ALIGN, fill.downloads(), || {})?;
+        let done = CacheWarmed {
+            objects: objects(&sources).count() as u64,
+            bytes: objects(&sources).map(|id| sources.len_of(id)).sum(),
+            ..CacheWarmed::default()
+        };
+        let (again, settling, failed) = (VecDeque::new(), Vec::new(), HashSet::new());
+        let warm = Warm {
+            cache: self,
+            fill,
+            sources: &sources,
+            kept,
+            ring,
+            again,
+            settling,
+            flying: 0,
+            failed,
+            settled: 0,
+            done,
+        };
+        warm.run(&bell, &mut seen)
+    }
+}
+
+type Job = (SourceId, u64);
+
+struct Warm<'a> {
+    cache: &'a Cache,
+    fill: Fill,
+    sources: &'a Sources,
+    kept: Arc<Kept>,
+    ring: ByteRing,
+    /// Blocks to try again.
+    again: VecDeque<Job>,
+    /// Blocks that were downloaded, and are written now.
+    settling: Vec<(Job, Instant)>,
+    /// Reads in `fill`.
+    flying: usize,
+    /// Objects that cannot be kept.
+    failed: HashSet<SourceId>,
+    /// Bytes in the cache.
+    settled: u64,
+    done: CacheWarmed,
+}
+
+impl Warm<'_> {
+    fn run(mut self, bell: &Bell, seen: &mut impl FnMut(&CacheWarmed) -> ControlFlow<()>) -> Result<CacheWarmed> {
+        let mut left = blocks(self.sources, self.cache.block).peekable();
+        let (mut moved, mut said) = (Instant::now(), Instant::now());
+        loop {
+            let before = self.settled;
+            self.settle();
+            self.collect()?;
+            self.submit(&mut left)?;
+            if self.fill.is_full() {
+                self.stop("the cache is full");
+                break;
+            }
+            if self.flying + self.settling.len() + self.again.len() == 0 && left.peek().is_none() {
+                break;
+            }
+            if self.settled > before {
+                moved = Instant::now();
+            } else if bell.doze().is_ok() {
+                bell.sleep(Some(Instant::now() + LOOK));
+                bell.rise();
+            }
+            if moved.elapsed() > STALL {
+                let why = self.kept.counts().why.unwrap_or_default();
+                self.stop(&format!("no block was kept for {} s: {why}", STALL.as_secs()));
+                break;
+            }
+            if said.elapsed() > SAY {
+                said = Instant::now();
+                self.sum(self.settled);
+                if seen(&self.done).is_break() {
+                    break;
+                }
+            }
+        }
+        Ok(self.end())
+    }
+
+    /// Takes new blocks while there is room, old ones first. Errors: as [`collect`](Self::collect).
+    fn submit(&mut self, blocks: &mut impl Iterator<Item = Job>) -> Result<()> {
+        let mut tries = self.again.len();
+        while self.flying + self.settling.len() < self.fill.downloads() {
+            let old = if tries > 0 { self.again.pop_front() } else { None };
+            tries = tries.saturating_sub(1);
+            let Some(job) = old.or_else(|| if self.again.is_empty() { blocks.next() } else { None }) else { break };
+            if self.failed.contains(&job.0) {
+                continue;
+            }
+            match self.ring.reserve(1) {
+                Some(span) => {
+                    let extent = Extent { source: job.0, offset: job.1 * self.cache.block, len: 1 };
+                    self.route(ReadOp { tag: tag_of(job), extent, buf: span.into() })?;
+                }
+                // A thread holds the buffer of a block that came back.
+                None => {
+                    self.again.push_front(job);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn route(&mut self, op: ReadOp) -> Result<()> {
+        let job = job_of(op.tag);
+        match self.fill.bring(op) {
+            Route::Disk(_) => self.settled += self.len_of(job),
+            Route::Waits => self.flying += 1,
+            Route::Network(_) if matches!(self.kept.object(job.0.index()), Some(None)) => {
+                let why = self.kept.counts().why.unwrap_or_default();
+                let error = Error::new(ErrorKind::Io, Stage::Write, format!("the object is not kept: {why}"));
+                self.note(job.0, error.with_path(self.sources.path(job.0)));
+            }
+            // The disk is slow, or rests.
+            Route::Network(_) => self.again.push_back(job),
+        }
+        Ok(())
+    }
+
+    /// Takes what comes back from `fill`. Errors: the store is out of reach.
+    fn collect(&mut self) -> Result<()> {
+        let (mut done, mut ready) = (Vec::new(), Vec::new());
+        self.flying -= self.fill.collect(&mut done);
+        for Completion { tag, result, .. } in done {
+            let job = job_of(tag);
+            match result {
+                Ok(_) => self.settling.push((job, Instant::now())),
+                Err(error) => self.fail(job.0, error)?,
+            }
+        }
+        self.fill.take_ready(&mut ready);
+        self.flying -= ready.len();
+        for (op, to_network) in ready {
+            let job = job_of(op.tag);
+            if !to_network {
+                self.route(op)?;
+                continue;
+            }
+            // The store failed, or another process holds the block. The store itself, or the mount, says which.
+            match Blob::of_source(self.sources, job.0).and_then(|blob| blob.read_at(op.extent.offset, &mut [0])) {
+                Ok(()) => self.again.push_back(job),
+                Err(error) => self.fail(job.0, self.sources.at(error, &op.extent))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self) {
+        for (job, since) in std::mem::take(&mut self.settling) {
+            match self.has(job) {
+                true => self.settled += self.len_of(job),
+                false if since.elapsed() > SETTLE => self.again.push_back(job),
+                false => self.settling.push((job, since)),
+            }
+        }
+    }
+
+    /// An object cannot be read. Errors: nor can any other one of the store.
+    fn fail(&mut self, source: SourceId, error: Error) -> Result<()> {
+        if out_of_reach(&error) {
+            return Err(error);
+        }
+        self.note(source, error);
+        Ok(())
+    }
+
+    /// An object cannot be kept.
+    fn note(&mut self, source: SourceId, error: Error) {
+        if self.failed.insert(source) && self.done.errors.len() < ERRORS {
+            self.done.errors.push(error);
+        }
+    }
+
+    /// Nothing more can be kept.
+    fn stop(&mut self, why: &str) {
+        self.done.errors.push(Error::new(ErrorKind::Io, Stage::Write, why).with_path(&self.cache.dir));
+    }
+
+    fn has(&self, (source, block): Job) -> bool {
+        self.kept.has(source.index(), block * self.cache.block, 1)
+    }
+
+    fn len_of(&self, (source, block): Job) -> u64 {
+        self.cache.block.min(self.sources.len_of(source) - block * self.cache.block)
+    }
+
+    /// The numbers for this many bytes in the cache.
+    fn sum(&mut self, settled: u64) {
+        self.done.kept = self.kept.counts().bytes.min(settled);
+        self.done.found = settled - self.done.kept;
+    }
+
+    /// Ends all downloads, and counts what is there.
+    fn end(mut self) -> CacheWarmed {
+        self.fill.end();
+        let all = blocks(self.sources, self.cache.block);
+        let settled = all.filter(|job| self.has(*job)).map(|job| self.len_of(job)).sum();
+        self.sum(settled);
+        self.done
+    }
+}
+
+fn objects(sources: &Sources) -> impl Iterator<Item = SourceId> {
+    sources.ids().filter(|id| sources.is_staged(*id))
+}
+
+fn blocks(sources: &Sources, block: u64) -> impl Iterator<Item = Job> {
+    objects(sources).flat_map(move |id| (0..sources.len_of(id).div_ceil(block)).map(move |number| (id, number)))
+}
+
+fn tag_of((source, block): Job) -> u64 {
+    (source.index() as u64) << 32 | block
+}
+
+fn job_of(tag: u64) -> Job {
+    (SourceId::at((tag >> 32) as usize), tag & u64::from(u32::MAX))
+}

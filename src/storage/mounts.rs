@@ -1,0 +1,141 @@
+//! Which sources lie on a network or parallel file system, and what readers do there.
+//!
+//! ```text
+//! first file of each folder ──stat──► device ──statfs, once per device──► kind of file system ──► Mount, or a local disk
+//! ```
+//!
+//! With a cache, such files are staged like objects: `cache::origin` reads their blocks, `mixed` the rest from the files
+//! themselves. Without one, the readers alone know: `choice` opens more reads at once, and no O_DIRECT where [`Mount`]
+//! says so. The kinds are those of `statfs` (`linux/magic.h`, and the file systems' own headers).
+
+use super::{SourceId, Sources};
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// A kind of file system with the latency of a network.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Mount {
+    pub(super) name: &'static str,
+    /// A file keeps its inode number when it is mounted again. FUSE programs and SMB clients may invent numbers.
+    pub(super) keeps_inodes: bool,
+    /// Reads may use O_DIRECT by default. The others refuse it, or lose the page cache that a machine's processes share.
+    pub(super) direct: bool,
+}
+
+const fn mount(name: &'static str, keeps_inodes: bool, direct: bool) -> Mount {
+    Mount { name, keeps_inodes, direct }
+}
+
+const FUSE: u32 = 0x6573_5546;
+
+/// `f_type` of `statfs`, and what it means.
+const KINDS: &[(u32, Mount)] = &[
+    (0x6969, mount("NFS", true, false)),
+    (0x517b, mount("SMB", false, false)),
+    (0xff53_4d42, mount("SMB", false, false)),
+    (0xfe53_4d42, mount("SMB", false, false)),
+    (0x0bd0_0bd0, mount("Lustre", true, true)),
+    (0x4750_4653, mount("GPFS", true, true)),
+    (0x1983_0326, mount("BeeGFS", true, true)),
+    (0x00c3_6400, mount("CephFS", true, true)),
+    (0x5346_414f, mount("AFS", true, false)),
+    (0x6b41_4653, mount("AFS", true, false)),
+    (0x0102_1997, mount("9p", true, false)),
+    (FUSE, mount("FUSE", false, false)),
+];
+
+/// The mount of this magic number; `None` for local disks and memory.
+fn by_magic(magic: u32, device: u64) -> Option<&'static Mount> {
+    // A FUSE program for a local disk has the disk's device number.
+    let on_disk = magic == FUSE && rustix::fs::major(device) != 0;
+    KINDS.iter().find(|(kind, _)| *kind == magic && !on_disk).map(|(_, mount)| mount)
+}
+
+/// The kinds of file systems, each asked for once per device.
+pub(crate) struct Mounts {
+    devices: Mutex<HashMap<u64, Option<&'static Mount>>>,
+    /// For tests: a folder that counts as a mount.
+    also: Option<PathBuf>,
+}
+
+/// What such a folder is taken for.
+static TEST: Mount = mount("a test's mount", true, false);
+
+/// A folder on a mount.
+pub(crate) struct Slow {
+    pub(super) first: SourceId,
+    pub(super) path: PathBuf,
+    pub(super) mount: &'static Mount,
+}
+
+impl Slow {
+    /// What it is, for a reason.
+    pub(super) fn words(&self) -> String {
+        let folder = self.path.parent().unwrap_or(&self.path);
+        format!("{} on {}", folder.display(), self.mount.name)
+    }
+}
+
+impl Mounts {
+    pub(super) fn new(also: Option<PathBuf>) -> Self {
+        Self { devices: Mutex::default(), also }
+    }
+
+    /// The mount of a file or folder on a device; `None` on local disks.
+    pub(super) fn of(&self, path: &Path, device: u64) -> Option<&'static Mount> {
+        if self.also.as_ref().is_some_and(|also| path.starts_with(also)) {
+            return Some(&TEST);
+        }
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let ask = || by_magic(rustix::fs::statfs(path).ok()?.f_type as u32, device);
+        *devices.entry(device).or_insert_with(ask)
+    }
+
+    /// The folders of `sources` on mounts, by their first files; of at most `dirs_max` folders.
+    pub(super) fn slow_folders(&self, sources: &Sources, dirs_max: usize) -> Vec<Slow> {
+        let slow = |first| {
+            let path = sources.path(first);
+            // A file that cannot be looked at has an error of its own when it is read.
+            let mount = self.of(&path, std::fs::metadata(&path).ok()?.dev())?;
+            Some(Slow { first, path, mount })
+        };
+        sources.first_of_dirs(dirs_max).into_iter().filter_map(slow).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kind_of_a_file_system_decides_what_is_staged() {
+        let ext4 = 0xef53;
+        for (magic, device, name) in [
+            (0x6969, 0, Some("NFS")),
+            (0xfe53_4d42, 0, Some("SMB")),
+            (0x0bd0_0bd0, 0x1234_5678, Some("Lustre")),
+            (FUSE, rustix::fs::makedev(0, 39), Some("FUSE")),
+            (FUSE, rustix::fs::makedev(8, 1), None),
+            (ext4, rustix::fs::makedev(8, 1), None),
+        ] {
+            assert_eq!(by_magic(magic, device).map(|mount| mount.name), name, "{magic:x}");
+        }
+    }
+
+    #[test]
+    fn local_folders_are_not_slow_unless_a_test_says_so() {
+        let path = std::env::temp_dir().join(format!("feedline-mounts-{}", std::process::id()));
+        std::fs::write(&path, [1; 10]).unwrap();
+        let mut sources = Sources::new();
+        let id = sources.file(&path, 10).unwrap();
+        sources.file(path.with_extension("gone").join("a"), 10).unwrap();
+        let found = |also: Option<&Path>| {
+            let slow = Mounts::new(also.map(Path::to_path_buf)).slow_folders(&sources, 8);
+            slow.iter().map(|slow| slow.first).collect::<Vec<_>>()
+        };
+        assert_eq!((found(None), found(path.parent())), (vec![], vec![id]));
+        std::fs::remove_file(&path).unwrap();
+    }
+}
