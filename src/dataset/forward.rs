@@ -32,6 +32,9 @@ macro_rules! forward {
             $to.open(sample, field, bytes, buffer)
         }
     };
+    (@seek_points $self:ident $to:expr) => {
+        fn seek_points(&$self, sample: u64, field: usize) -> &[u8] { $to.seek_points(sample, field) }
+    };
     (@opened_bytes_max $self:ident $to:expr) => { fn opened_bytes_max(&$self) -> u64 { $to.opened_bytes_max() } };
     (@chunked $self:ident $to:expr) => {
         fn chunked(&$self) -> Option<&dyn crate::dataset::Chunked> { $to.chunked() }

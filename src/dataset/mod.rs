@@ -21,7 +21,7 @@
 //! | safetensors | [`SafeTensors`] |
 //! | tokens | [`Tokens`] (flat files), [`Megatron`] |
 //! | records of one size | [`Records`] |
-//! | several, a part, with checksums, in memory | [`Concat`], [`Mix`], [`Subset`], [`Checked`], [`InMemory`] |
+//! | several, a part, with checksums, with seek points, in memory | [`Concat`], [`Mix`], [`Subset`], [`Checked`], `Seekable`, [`InMemory`] |
 //!
 //! A dataset of your own takes a few lines. Here every sample is a line of 16 bytes in one file:
 //!
@@ -165,6 +165,8 @@ pub use format::tfrecord::{TfRecord, TfRecordBuilder};
 pub use format::tokens::{Tokens, TokensBuilder};
 pub use wrap::checked::Checked;
 pub use wrap::memory::InMemory;
+#[cfg(feature = "image")]
+pub use wrap::seekable::Seekable;
 pub use wrap::several::{Concat, Mix};
 pub use wrap::subset::Subset;
 pub use wrap::verify::{Verified, Verify};
@@ -224,6 +226,13 @@ pub trait Dataset: Send + Sync + 'static {
         Ok(bytes)
     }
 
+    /// Seek points of the picture in a field, which decoders get with its bytes; see [`DatasetExt`]`::seekable`. The
+    /// default has none.
+    fn seek_points(&self, sample: u64, field: usize) -> &[u8] {
+        let _ = (sample, field);
+        &[]
+    }
+
     /// Maximum bytes that [`open`](Self::open) puts into its buffer. The loader's memory plan has them once per worker.
     fn opened_bytes_max(&self) -> u64 {
         0
@@ -264,12 +273,14 @@ pub trait Dataset: Send + Sync + 'static {
 }
 
 impl<D: Dataset + ?Sized> Dataset for Arc<D> {
-    forward!(self => (**self); schema len sources sample_bytes_max largest_sample extents check open opened_bytes_max chunked member identity index_bytes describe);
+    forward!(self => (**self); schema len sources sample_bytes_max largest_sample extents check open seek_points opened_bytes_max chunked member identity index_bytes describe);
 }
 
 debug_by_describe!(Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord, Tokens);
 #[cfg(feature = "parquet")]
 debug_by_describe!(Parquet);
+#[cfg(feature = "image")]
+debug_by_describe!(Seekable<D>);
 debug_by_describe!(Checked<D>, Concat, InMemory<D>, Subset<D>);
 
 /// Methods of every dataset.
@@ -316,6 +327,20 @@ pub trait DatasetExt: Dataset + Sized {
     /// Errors: file system errors, and an `index` that is another kind of file.
     fn checked_anew(self, index: impl AsRef<Path>) -> Result<Checked<Self>> {
         Checked::open(self, index.as_ref(), true)
+    }
+
+    /// Adds seek points to the JPEGs: a decoder of crops then begins at each row of the crop, not at the picture's
+    /// start. Pixels stay the same. The file `index` keeps the points; it takes about 1 % of the pictures' bytes, on
+    /// disk and in memory. The first call reads everything once to make it, on all cores ([`Seekable::built`] tells);
+    /// so does one for another dataset. Make it before many processes open it.
+    ///
+    /// JPEGs with restart markers need no points. Damage above and beside a crop is not detected then, unless the
+    /// dataset is [`checked`](Self::checked), too.
+    ///
+    /// Errors: file system errors; an `index` that is another kind of file ([`ErrorKind::Config`]).
+    #[cfg(feature = "image")]
+    fn seekable(self, index: impl AsRef<Path>) -> Result<Seekable<Self>> {
+        Seekable::open(self, index.as_ref())
     }
 
     /// Reads all files into memory, in parallel. For datasets that fit there and have small samples, which then cost no

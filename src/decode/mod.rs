@@ -73,17 +73,30 @@ pub struct Ctx<'a> {
     fields: Range<usize>,
     scratch: &'a mut Scratch,
     scratch_limit: usize,
+    seek_points: &'a [u8],
 }
 
 impl<'a> Ctx<'a> {
     /// A context. Public for tests and benchmarks of single decoders.
     pub fn new(seed: u64, epoch: u64, id: u64, fields: Range<usize>, scratch: &'a mut Scratch) -> Self {
-        Self { seed, epoch, id, fields, scratch, scratch_limit: usize::MAX }
+        Self { seed, epoch, id, fields, scratch, scratch_limit: usize::MAX, seek_points: &[] }
     }
 
     pub(crate) fn with_scratch_limit(mut self, bytes: usize) -> Self {
         self.scratch_limit = bytes;
         self
+    }
+
+    /// With the seek points of the input, of [`Dataset::seek_points`](crate::dataset::Dataset::seek_points).
+    #[must_use]
+    pub fn with_seek_points(mut self, points: &'a [u8]) -> Self {
+        self.seek_points = points;
+        self
+    }
+
+    /// Seek points of the input; empty without any.
+    pub(crate) fn seek_points(&self) -> &'a [u8] {
+        self.seek_points
     }
 
     /// Heap bytes that this call may take: [`Decoder::scratch_bytes`], or less under a tight memory budget.

@@ -17,6 +17,8 @@
 //! They equal, to the bit, a cut from the whole picture as libjpeg-turbo decodes it by default (`islow` transform, fancy
 //! upsampling), and with it Pillow and torchvision. The kernels for an instruction set equal the scalar ones.
 //!
+//! With [seek points](seek), a row of the crop begins near its left edge.
+//!
 //! # Limits and invariants
 //!
 //! * Memory: two rows of MCUs of each component, at most 512 bytes per pixel of width; 8 bytes per restart interval; 256 KiB
@@ -32,6 +34,7 @@ mod huffman;
 mod kernels;
 mod region;
 mod rows;
+mod seek;
 #[cfg(test)]
 mod tests;
 mod walk;
@@ -46,6 +49,7 @@ use header::Scan;
 use kernels::Kernels;
 use region::Layout;
 use rows::Rows;
+use seek::{Points, Writer};
 use walk::{Tables, Walk};
 
 /// A worker's tables and rows, kept from picture to picture.
@@ -75,22 +79,54 @@ impl Decoder {
     /// Decodes the pixels of `region` of a picture of one scan to RGB.
     ///
     /// If not `strict`, MCUs are grey from damage to the end of its restart interval, or of the picture. Otherwise damage
-    /// is an error, with its byte and MCU.
+    /// is an error, with its byte and MCU. `points` are those of [`seek_points`](Self::seek_points), or empty.
     pub(crate) fn decode(
         &mut self,
-        input: &[u8],
-        header: &Header,
+        picture: (&[u8], &Header, bool),
+        points: &[u8],
         region: Region,
-        strict: bool,
         out: &mut [u8],
     ) -> Result<()> {
         assert_eq!(out.len(), 3 * region.width as usize * region.height as usize, "a buffer of the region's size");
+        let (input, header, _) = picture;
         let scan = Scan::parse(input, header)?;
-        let layout = Layout::new(header, &scan, region);
         self.tables.update(&scan);
+        // Whatever is wrong with the points, the picture decides.
+        let points = Points::new(points, input, header);
+        if points.is_some() && self.run((input, header, true), &scan, points, region, out).is_ok() {
+            return Ok(());
+        }
+        self.run(picture, &scan, None, region, out)
+    }
+
+    /// Seek points of a JPEG, for [`decode`](Self::decode). Empty if it can have none: see [`seek`].
+    pub(crate) fn seek_points(&mut self, input: &[u8]) -> Vec<u8> {
+        self.survey(input).unwrap_or_default()
+    }
+
+    fn survey(&mut self, input: &[u8]) -> Result<Vec<u8>> {
+        let header = Header::parse(input)?;
+        if !header.one_scan || header.restart > 0 {
+            return Ok(Vec::new());
+        }
+        header.end_marker(input)?;
+        let scan = Scan::parse(input, &header)?;
+        self.tables.update(&scan);
+        Walk::new((input, &header, true), &scan, &self.tables, &[], None)?.survey(Writer::new(input, &header))
+    }
+
+    fn run(
+        &mut self,
+        (input, header, strict): (&[u8], &Header, bool),
+        scan: &Scan<'_>,
+        points: Option<Points<'_>>,
+        region: Region,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let layout = Layout::new(header, scan, region);
         self.rows.start(&layout);
         walk::starts(input, header, strict, &mut self.starts)?;
-        let mut walk = Walk::new((input, header, strict), &scan, &self.tables, &self.starts)?;
+        let mut walk = Walk::new((input, header, strict), scan, &self.tables, &self.starts, points)?;
         let mut pixels = out.chunks_exact_mut(3 * region.width as usize);
         let mut next = region.top;
         for row in layout.mcu_rows.clone() {

@@ -14,7 +14,13 @@ fn decode(decoder: &mut Decoder, input: &[u8], region: Option<Region>, strict: b
     let whole = Region { left: 0, top: 0, width: header.width, height: header.height };
     let region = region.unwrap_or(whole);
     let mut out = vec![0x5A; 3 * region.width as usize * region.height as usize];
-    decoder.decode(input, &header, region, strict, &mut out)?;
+    decoder.decode((input, &header, strict), &[], region, &mut out)?;
+    Ok(out)
+}
+
+fn decode_with(points: &[u8], input: &[u8], region: Region) -> Result<Vec<u8>> {
+    let mut out = vec![0x5A; 3 * region.width as usize * region.height as usize];
+    Decoder::default().decode((input, &Header::parse(input)?, true), points, region, &mut out)?;
     Ok(out)
 }
 
@@ -126,6 +132,40 @@ proptest! {
         }
     }
 
+    /// Whole and cut ones do not; damaged ones, and those of another picture with its header and length, make no error.
+    #[test]
+    fn seek_points_change_no_pixel(
+        (width, height) in (1_u16..300, 1_u16..200),
+        (factor, channels) in (0_usize..4, prop::sample::select(vec![1_usize, 3, 3, 4])),
+        places in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 2),
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        seed in any::<u64>(),
+    ) {
+        let input = encoded(seed, (width, height), factor, channels, 0);
+        let points = Decoder::default().seek_points(&input);
+        let [(left, wide), (top, high)] = [(0, width), (1, height)].map(|(axis, of)| {
+            let end = |at: usize| [places[at].0, places[at].1][axis].index(usize::from(of)) as u32;
+            (end(0).min(end(1)), end(0).abs_diff(end(1)) + 1)
+        });
+        let region = Region { left, top, width: wide, height: high };
+        let right = decode(&mut Decoder::default(), &input, Some(region), true).unwrap();
+        prop_assert!(decode_with(&points, &input, region).unwrap() == right, "{region:?} of {width}x{height}");
+        let mut damaged = points.clone();
+        for (at, value) in &flips {
+            damaged[at.index(points.len())] = *value;
+        }
+        prop_assert!(decode_with(&damaged, &input, region).is_ok());
+        prop_assert!(decode_with(&points[..flips[0].0.index(points.len())], &input, region).unwrap() == right);
+        // The same header and length, other coded data.
+        let mut other = input.clone();
+        let scan = Header::parse(&input).unwrap().scan;
+        for (at, value) in flips {
+            other[scan + at.index(input.len() - scan - 2)] = value;
+        }
+        let found = decode_with(&points, &other, region);
+        prop_assert!(found.is_ok() || decode(&mut Decoder::default(), &other, Some(region), true).is_err());
+    }
+
     /// Any bytes: pixels or an error. What it makes of them depends on them alone.
     #[test]
     fn damaged_bytes_end_in_pixels_or_an_error(
@@ -168,6 +208,38 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_crop_with_seek_points_does_not_read_what_is_above_and_beside_it() {
+    let input = encoded(40, (400, 300), 3, 3, 0);
+    let points = Decoder::default().seek_points(&input);
+    let (scan, region) = (Header::parse(&input).unwrap().scan, Region { left: 200, top: 200, width: 90, height: 60 });
+    let right = decode(&mut Decoder::default(), &input, Some(region), true).unwrap();
+    let mut holed = input.clone();
+    holed[scan..scan + (input.len() - scan) / 2].fill(0);
+    assert!(decode_with(&points, &holed, region).unwrap() == right);
+    assert!(decode(&mut Decoder::default(), &holed, Some(region), true).ok() != Some(right));
+}
+
+#[test]
+fn seek_points_take_about_a_hundredth_of_the_picture() {
+    for (seed, factor, channels) in [(10, 3, 3), (40, 3, 3), (75, 1, 3), (90, 0, 3), (60, 0, 1), (80, 3, 4)] {
+        let input = encoded(seed, (500, 375), factor, channels, 0);
+        let points = Decoder::default().seek_points(&input);
+        let share = points.len() as f64 / input.len() as f64;
+        assert!((0.005..0.013).contains(&share), "{share}: {} of {} bytes, seed {seed}", points.len(), input.len());
+    }
+}
+
+#[test]
+fn pictures_with_restart_markers_and_damaged_ones_have_no_seek_points() {
+    let points = |input: &[u8]| Decoder::default().seek_points(input);
+    let input = encoded(9, (64, 64), 3, 3, 0);
+    assert!(!points(&input).is_empty());
+    assert!(points(&encoded(9, (64, 64), 3, 3, 2)).is_empty());
+    assert!(points(&input[..input.len() - 40]).is_empty());
+    assert!(points(b"text").is_empty());
 }
 
 #[test]

@@ -6,6 +6,7 @@ use super::huffman::{Ac, Dc, Fault, Table};
 use super::kernels::{self, Kernels};
 use super::region::Layout;
 use super::rows::Rows;
+use super::seek::{Point, Points, Writer};
 use crate::error::{Error, Result};
 
 /// Tables of the last picture. Most pictures of a dataset have the same.
@@ -69,12 +70,15 @@ pub(super) struct Walk<'a> {
     codings: [Coding<'a>; 4],
     bits: Bits<'a>,
     predictors: [i32; 4],
-    /// The next MCU; the end of its restart interval; all of them.
+    /// The next MCU; the end of its restart interval, or the next seek point; all of them.
     mcu: u32,
-    interval_end: u32,
+    stop: u32,
     total: u32,
     /// Starts of the restart intervals, and the offset behind the last marker; empty without restart markers.
     starts: &'a [usize],
+    points: Option<Points<'a>>,
+    /// A jump was the last use of a point: the next one must agree.
+    unproven: bool,
     strict: bool,
     /// The rest of the interval is damaged.
     broken: bool,
@@ -90,12 +94,13 @@ struct Pending<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// `starts` as of [`starts`].
+    /// `starts` as of [`starts`]; `points` belong to this picture.
     pub(super) fn new(
         (input, header, strict): (&'a [u8], &'a Header, bool),
         scan: &'a Scan<'a>,
         tables: &'a Tables,
         starts: &'a [usize],
+        points: Option<Points<'a>>,
     ) -> Result<Self> {
         let coding = |component: &Component| match (&tables.dc[component.dc], &tables.ac[component.ac]) {
             (Some(dc), Some(ac)) => Ok(Coding { dc: &dc.table, ac: &ac.table, quant: &scan.quants[component.quant] }),
@@ -113,6 +118,7 @@ impl<'a> Walk<'a> {
             }
         }
         let total = header.mcus();
+        let stop = if header.restart == 0 { total } else { header.restart.min(total) };
         let pending =
             Pending { coefficients: [[0; 64]; 2], targets: [(0, 0, 0); 2], quants: [codings[0].quant; 2], count: 0 };
         Ok(Self {
@@ -124,9 +130,11 @@ impl<'a> Walk<'a> {
             bits: Bits::new(input, Place { byte: header.scan, bit: 0 }),
             predictors: [0; 4],
             mcu: 0,
-            interval_end: if header.restart == 0 { total } else { header.restart.min(total) },
+            stop: points.as_ref().and_then(Points::next_mcu).unwrap_or(stop),
             total,
             starts,
+            points,
+            unproven: false,
             strict,
             broken: false,
             pending,
@@ -137,8 +145,8 @@ impl<'a> Walk<'a> {
     pub(super) fn row(&mut self, layout: &Layout, row: u32, rows: &mut Rows, kernels: &Kernels) -> Result<()> {
         self.advance(row * layout.mcus.0 + layout.mcu_columns.start)?;
         for column in layout.mcu_columns.clone() {
-            if self.mcu == self.interval_end {
-                self.next_interval(self.mcu)?;
+            if self.mcu == self.stop {
+                self.cross()?;
             }
             let done = if self.broken { Ok(()) } else { self.decode(layout, (column, row), rows, kernels) };
             self.settle(done)?;
@@ -158,9 +166,17 @@ impl<'a> Walk<'a> {
         if self.header.restart > 0 && target / self.header.restart > self.mcu / self.header.restart {
             self.next_interval(target)?;
         }
+        if self.points.as_ref().and_then(Points::next_mcu).is_some_and(|next| next <= target) {
+            self.prove()?;
+            self.jump(target);
+        }
+        self.pass_until(target)
+    }
+
+    fn pass_until(&mut self, target: u32) -> Result<()> {
         while self.mcu < target {
-            if self.mcu == self.interval_end {
-                self.next_interval(self.mcu)?;
+            if self.mcu == self.stop {
+                self.cross()?;
             }
             let done = if self.broken { Ok(()) } else { self.pass() };
             self.settle(done)?;
@@ -169,10 +185,60 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
+    /// Begins the next restart interval, or compares with a seek point.
+    #[cold]
+    fn cross(&mut self) -> Result<()> {
+        let Some(point) = self.points.as_mut().and_then(Points::take) else { return self.next_interval(self.mcu) };
+        if point != self.point() {
+            return Err(Error::decode("the seek points are of another picture"));
+        }
+        self.unproven = false;
+        self.stop_at_next_point();
+        Ok(())
+    }
+
+    /// Walks to the next seek point after a jump, which shows that the jump was right.
+    fn prove(&mut self) -> Result<()> {
+        match self.points.as_ref().and_then(Points::next_mcu).filter(|_| self.unproven) {
+            Some(next) => self.pass_until(next).and_then(|()| self.cross()),
+            None => Ok(()),
+        }
+    }
+
+    /// Jumps to the last seek point up to `target`, if there is one ahead.
+    fn jump(&mut self, target: u32) {
+        let Some(point) = self.points.as_mut().and_then(|points| points.take_until(target)) else { return };
+        // The point of the next MCU tells nothing new.
+        if point.mcu > self.mcu {
+            self.unproven = true;
+            (self.mcu, self.predictors) = (point.mcu, point.predictors);
+            self.bits = Bits::new(self.input, point.place);
+        }
+        self.stop_at_next_point();
+    }
+
+    fn stop_at_next_point(&mut self) {
+        self.stop = self.points.as_ref().and_then(Points::next_mcu).unwrap_or(self.total);
+    }
+
+    fn point(&self) -> Point {
+        Point { mcu: self.mcu, place: self.bits.place(), predictors: self.predictors }
+    }
+
+    /// Passes the whole scan, and writes its seek points.
+    pub(super) fn survey(mut self, mut points: Writer) -> Result<Vec<u8>> {
+        while self.mcu < self.total {
+            self.pass_until(self.mcu.saturating_add(points.step).min(self.total))?;
+            points.push(self.point());
+        }
+        self.finish()?;
+        Ok(points.finish())
+    }
+
     /// Starts the restart interval that holds `mcu`.
     fn next_interval(&mut self, mcu: u32) -> Result<()> {
         let number = mcu / self.header.restart;
-        if self.mcu == self.interval_end {
+        if self.mcu == self.stop {
             self.check_end()?;
         }
         self.broken = (number as usize) + 1 >= self.starts.len();
@@ -181,7 +247,7 @@ impl<'a> Walk<'a> {
         }
         self.predictors = [0; 4];
         self.mcu = number * self.header.restart;
-        self.interval_end = (self.mcu + self.header.restart).min(self.total);
+        self.stop = (self.mcu + self.header.restart).min(self.total);
         Ok(())
     }
 
@@ -204,7 +270,8 @@ impl<'a> Walk<'a> {
     }
 
     /// Checks the end of the scan, if the walk has come so far.
-    pub(super) fn finish(&self) -> Result<()> {
+    pub(super) fn finish(&mut self) -> Result<()> {
+        self.prove()?;
         if self.mcu < self.total {
             return Ok(());
         }

@@ -282,7 +282,8 @@ impl Samples {
             How::Decode(decoder) => {
                 handler.outputs.clone().for_each(|field| row.clear_len(field));
                 let mut ctx = Ctx::new(self.seed, job.epoch, id, handler.outputs.clone(), scratch)
-                    .with_scratch_limit(self.scratch_limit);
+                    .with_scratch_limit(self.scratch_limit)
+                    .with_seek_points(self.dataset.seek_points(id, given.field));
                 decoder.decode(bytes, &mut ctx, &mut row.only(mask(&handler.outputs))).map_err(site)
             }
         };

@@ -198,6 +198,11 @@ impl Dataset for Concat {
         self.parts[part].dataset.open(local, field, bytes, buffer)
     }
 
+    fn seek_points(&self, sample: u64, field: usize) -> &[u8] {
+        let (part, local) = self.origin(sample);
+        self.parts[part].dataset.seek_points(local, field)
+    }
+
     fn opened_bytes_max(&self) -> u64 {
         self.most(|part| part.opened_bytes_max())
     }

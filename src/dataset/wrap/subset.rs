@@ -80,6 +80,10 @@ impl<D: Dataset> Dataset for Subset<D> {
         self.whole.open(self.origin(sample), field, bytes, buffer)
     }
 
+    fn seek_points(&self, sample: u64, field: usize) -> &[u8] {
+        self.whole.seek_points(self.origin(sample), field)
+    }
+
     fn chunked(&self) -> Option<&dyn Chunked> {
         self.whole.chunked().map(|_| self as &dyn Chunked)
     }

@@ -411,10 +411,11 @@ impl Image {
         let mut draws = ctx.draws(PURPOSE);
         let field = ctx.fields().start;
         let limits = Limits { memory: self.limits.memory.min(ctx.scratch_limit()), ..self.limits };
+        let points = ctx.seek_points();
         let scratch: &mut Workspace = ctx.scratch().get();
         // Drawn first, so that the flip does not depend on the picture's size.
         let flip = draws.bool(self.flip);
-        let picture = scratch.decode(input, self, limits, &mut draws)?;
+        let picture = scratch.decode(Encoded { bytes: input, points }, self, limits, &mut draws)?;
         let size = self.op.output();
         let row = out.bytes_mut(field);
         if finish::in_place(self.values, self.layout) {
@@ -434,6 +435,21 @@ impl Image {
         scratch.resize_upright(&picture, size, self.filter_of_fir())?;
         finish::write(&scratch.resized, size, flip, self.values, self.layout, row);
         Ok(())
+    }
+}
+
+/// An encoded picture and its seek points.
+#[derive(Clone, Copy)]
+struct Encoded<'a> {
+    bytes: &'a [u8],
+    points: &'a [u8],
+}
+
+#[cfg(test)]
+impl<'a> Encoded<'a> {
+    /// Without seek points.
+    fn alone(bytes: &'a [u8]) -> Self {
+        Self { bytes, points: &[] }
     }
 }
 
@@ -461,12 +477,13 @@ struct Picture {
 
 impl Workspace {
     /// Decodes at least the pixels that the crop needs.
-    fn decode(&mut self, input: &[u8], image: &Image, limits: Limits, draws: &mut Draws) -> Result<Picture> {
+    fn decode(&mut self, encoded: Encoded<'_>, image: &Image, limits: Limits, draws: &mut Draws) -> Result<Picture> {
+        let input = encoded.bytes;
         if input.len() > limits.bytes {
             return Err(over(format!("{} encoded bytes; the limit is {}", input.len(), limits.bytes)));
         }
         match Format::of(input)? {
-            Format::Jpeg => self.decode_jpeg(input, image, limits, draws),
+            Format::Jpeg => self.decode_jpeg(encoded, image, limits, draws),
             format => {
                 let output = image.op.output();
                 // Less than what other formats are charged for tables.
@@ -479,7 +496,13 @@ impl Workspace {
         }
     }
 
-    fn decode_jpeg(&mut self, input: &[u8], image: &Image, limits: Limits, draws: &mut Draws) -> Result<Picture> {
+    fn decode_jpeg(
+        &mut self,
+        Encoded { bytes: input, points }: Encoded<'_>,
+        image: &Image,
+        limits: Limits,
+        draws: &mut Draws,
+    ) -> Result<Picture> {
         let header = Header::parse(input)?;
         header.check_scans(input, limits.scans)?;
         if image.strict {
@@ -495,7 +518,7 @@ impl Workspace {
         let mut room = Room { limits, encoded: input.len(), output, pixels, resizer };
         let there = match image.backend {
             Backend::Own if header.one_scan && scale == 1 => {
-                own_decode(&mut self.jpeg, input, &header, needed, image.strict, &mut room).map(|()| needed)
+                own_decode(&mut self.jpeg, (input, &header, image.strict), points, needed, &mut room).map(|()| needed)
             }
             #[cfg(feature = "turbojpeg")]
             Backend::Own | Backend::Turbo => {
@@ -559,16 +582,16 @@ impl Workspace {
 /// Decodes the pixels `needed` of a sequential JPEG to the front of the room's pixels.
 fn own_decode(
     decoder: &mut jpeg::Decoder,
-    input: &[u8],
-    header: &Header,
+    picture: (&[u8], &Header, bool),
+    points: &[u8],
     needed: Rect,
-    strict: bool,
     room: &mut Room<'_>,
 ) -> Result<()> {
+    let (_, header, _) = picture;
     let Rect { left, top, size: Size { width, height } } = needed;
     decoder.release_beyond(header.engine_bytes());
     let pixels = room.take(header.size(), 3 * needed.size.pixels(), header.engine_bytes())?;
-    decoder.decode(input, header, jpeg::Region { left, top, width, height }, strict, pixels)
+    decoder.decode(picture, points, jpeg::Region { left, top, width, height }, pixels)
 }
 
 /// The only source of memory for a picture: it checks the limits.

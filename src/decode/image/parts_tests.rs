@@ -88,7 +88,8 @@ fn mcu(kind: Kind) -> Size {
 fn whole(input: &[u8], backend: Backend) -> (Size, Vec<u8>) {
     let mut workspace = Workspace::default();
     let image = Image::resize(1, 1).backend(backend);
-    let picture = workspace.decode(input, &image, Limits::default(), &mut Draws::new(0, 0, 0, "t")).unwrap();
+    let picture =
+        workspace.decode(Encoded::alone(input), &image, Limits::default(), &mut Draws::new(0, 0, 0, "t")).unwrap();
     assert_eq!(picture.crop.view, Rect::of(picture.size));
     (picture.size, workspace.pixels[..3 * picture.size.pixels() as usize].to_vec())
 }
@@ -100,7 +101,8 @@ fn pixels_of(pixels: &[u8], size: Size, rect: Rect) -> Vec<u8> {
 
 /// Decodes for `image` and compares all that the crop may look at with the whole picture. The size of what was decoded.
 fn compare(input: &[u8], image: &Image, seed: u64, workspace: &mut Workspace, whole: &(Size, Vec<u8>)) -> Size {
-    let picture = workspace.decode(input, image, Limits::default(), &mut Draws::new(seed, 0, 0, "t")).unwrap();
+    let picture =
+        workspace.decode(Encoded::alone(input), image, Limits::default(), &mut Draws::new(seed, 0, 0, "t")).unwrap();
     let asked = image.op.crop(whole.0, &mut Draws::new(seed, 0, 0, "t"));
     // How far the decoded part is from the picture's corner, by the place of the same part in both.
     let shift = |asked: f64, found: f64| (asked - found).round() as u32;
@@ -195,7 +197,7 @@ proptest! {
             let image = Image::random_resized_crop(7).limits(limits).strict(strict).backend(backend);
             let decode = |left_over: Vec<u8>| {
                 let mut workspace = Workspace { pixels: left_over, ..Workspace::default() };
-                let picture = workspace.decode(&input, &image, limits, &mut Draws::new(seed, 0, 0, "t")).ok()?;
+                let picture = workspace.decode(Encoded::alone(&input), &image, limits, &mut Draws::new(seed, 0, 0, "t")).ok()?;
                 workspace.resize(&picture, Size::new(7, 7), image.filter_of_fir(), None).unwrap();
                 Some(workspace.resized)
             };
@@ -253,12 +255,18 @@ fn restart_markers_that_are_missing_doubled_or_out_of_order_are_errors() {
             let image = Image::random_resized_crop(5).scale(0.05, 0.1);
             let mut workspace = Workspace::default();
             let draws = || Draws::new(seed, 0, 0, "t");
-            let error = workspace.decode(&input, &image, Limits::default(), &mut draws()).map(|_| ()).expect_err(what);
+            let error = workspace
+                .decode(Encoded::alone(&input), &image, Limits::default(), &mut draws())
+                .map(|_| ())
+                .expect_err(what);
             assert_eq!(error.kind(), ErrorKind::Decode);
             let whole = Image::resize(5, 5);
-            workspace.decode(&input, &whole, Limits::default(), &mut draws()).map(|_| ()).expect_err(what);
+            workspace
+                .decode(Encoded::alone(&input), &whole, Limits::default(), &mut draws())
+                .map(|_| ())
+                .expect_err(what);
             let lenient = image.strict(false);
-            workspace.decode(&input, &lenient, Limits::default(), &mut draws()).expect(what);
+            workspace.decode(Encoded::alone(&input), &lenient, Limits::default(), &mut draws()).expect(what);
         }
     }
 }
@@ -290,7 +298,7 @@ fn damage_under_the_crop_is_found_and_beside_it_is_not_looked_at() {
         let Rect { left, top, size: Size { width, height } } = needed;
         let header = Header::parse(input).unwrap();
         let region = jpeg::Region { left, top, width, height };
-        jpeg::Decoder::default().decode(input, &header, region, true, &mut out).map(|()| out).ok()
+        jpeg::Decoder::default().decode((input, &header, true), &[], region, &mut out).map(|()| out).ok()
     };
     let first = decode(&good).unwrap();
     let (mut within, mut beside) = (0, 0);
@@ -329,7 +337,7 @@ fn a_picture_is_turned_upright_on_request_as_pillow_does() {
             // Off by default.
             let mut workspace = Workspace::default();
             let draws = &mut Draws::new(0, 0, 0, "t");
-            let stored = workspace.decode(&input, &image, Limits::default(), draws).unwrap();
+            let stored = workspace.decode(Encoded::alone(&input), &image, Limits::default(), draws).unwrap();
             assert_eq!((stored.size, stored.orientation), (Size::new(29, 18), Orientation::default()));
         }
     }
@@ -484,7 +492,7 @@ mod turbo {
             let limits = Limits { pixels: 1 << 20, ..Limits::default() };
             let [own, turbo] = [Backend::Own, Backend::Turbo].map(|backend| {
                 let (mut workspace, image) = (Workspace::default(), Image::resize(1, 1).backend(backend));
-                let picture = workspace.decode(&input, &image, limits, &mut Draws::new(0, 0, 0, "t")).ok()?;
+                let picture = workspace.decode(Encoded::alone(&input), &image, limits, &mut Draws::new(0, 0, 0, "t")).ok()?;
                 Some((picture.size, workspace.pixels[..3 * picture.size.pixels() as usize].to_vec()))
             });
             prop_assert!(own.is_none() || turbo.is_none() || own == turbo);

@@ -39,7 +39,7 @@ fn whole(input: &[u8], workspace: &mut Workspace) -> Result<(Size, Vec<u8>)> {
 fn whole_by(backend: Backend, input: &[u8], workspace: &mut Workspace) -> Result<(Size, Vec<u8>)> {
     let image = Image::resize(1, 1).backend(backend);
     let mut draws = Draws::new(0, 0, 0, "test");
-    let Picture { size, .. } = workspace.decode(input, &image, Limits::default(), &mut draws)?;
+    let Picture { size, .. } = workspace.decode(Encoded::alone(input), &image, Limits::default(), &mut draws)?;
     Ok((size, workspace.pixels[..3 * size.pixels() as usize].to_vec()))
 }
 
@@ -678,7 +678,7 @@ fn what_an_earlier_picture_left_makes_room_for_a_later_one() {
     let mut draws = Draws::new(0, 0, 0, "test");
     let image = Image::resize(4, 4);
     let mut decode = |workspace: &mut Workspace, input: &[u8], memory| {
-        workspace.decode(input, &image, Limits { memory, ..Limits::default() }, &mut draws).map(|_| ())
+        workspace.decode(Encoded::alone(input), &image, Limits { memory, ..Limits::default() }, &mut draws).map(|_| ())
     };
     decode(&mut workspace, &large, 1 << 20).unwrap();
     let kept = workspace.pixels.len();
@@ -787,7 +787,7 @@ proptest! {
             let decode = |left_over: Vec<u8>| {
                 let mut workspace = Workspace { pixels: left_over, ..Workspace::default() };
                 let mut draws = Draws::new(0, 0, 0, "test");
-                let picture = workspace.decode(&input, &image, limits, &mut draws).ok()?;
+                let picture = workspace.decode(Encoded::alone(&input), &image, limits, &mut draws).ok()?;
                 workspace.resize(&picture, Size::new(7, 7), image.filter_of_fir(), None).unwrap();
                 assert!(workspace.pixels.capacity() <= 32 << 20);
                 Some(workspace.resized)

@@ -1,0 +1,230 @@
+//! Seek points for the JPEGs of any dataset, kept in a file: a crop is decoded from its first row on.
+//!
+//! ```text
+//! inner dataset ──► bytes ──► decoder ◄── ctx.seek_points() ◄── points of (sample, field), in memory ◄── the file
+//! ```
+//!
+//! The first `open` reads everything once and passes the codes of each picture, on all cores. Later ones read the file
+//! alone. Points take about 1 % of the pictures' bytes, in the file and in memory, and 8 bytes per field and sample.
+//!
+//! File: a header of words that identifies the dataset, the end of each entry as two words, the entries. An entry holds
+//! the points of one field of one sample; it is empty for other formats, progressive JPEGs, JPEGs with restart markers
+//! and damaged ones.
+//!
+//! Invariants: a file of another dataset, or a damaged one, is made again; a file of another kind is never replaced.
+//! Points never change a pixel of an intact picture: the decoder compares them with the picture, see `crate::jpeg`.
+
+use crate::dataset::digest::Digest;
+use crate::dataset::forward::forward;
+use crate::dataset::parallel::parallel;
+use crate::dataset::sample::Plain;
+use crate::dataset::words::{halves, load as load_words, seal};
+use crate::dataset::{Chunked, Dataset};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::jpeg;
+use crate::storage::Blob;
+use crate::storage::publish::publish;
+use crate::tensor::Encoding;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// "feedseek" and the version, in native order.
+const MAGIC: [u32; 3] = [u32::from_be_bytes(*b"feed"), u32::from_be_bytes(*b"seek"), 1];
+/// Words of the header: magic; hash of the dataset, number of entries, bytes of entries (two each); CRC32C of the rest.
+const HEADER: usize = 10;
+/// Samples per unit of work of a thread.
+const RUN: u64 = 64;
+
+/// A dataset with seek points; made by [`DatasetExt::seekable`](crate::dataset::DatasetExt::seekable).
+pub struct Seekable<D> {
+    inner: D,
+    /// For each field of the schema, its place among those with points.
+    columns: Vec<Option<usize>>,
+    /// Fields with points.
+    width: usize,
+    /// Content of the file.
+    words: Vec<u32>,
+    place: PathBuf,
+    built: bool,
+}
+
+impl<D: Dataset> Seekable<D> {
+    pub(crate) fn open(inner: D, place: &Path) -> Result<Self> {
+        let mut width = 0;
+        let column = |encoding: &Encoding| {
+            matches!(encoding, Encoding::Image | Encoding::Bytes).then(|| {
+                width += 1;
+                width - 1
+            })
+        };
+        let columns: Vec<_> = inner.schema().iter().map(|field| &field.encoding).map(column).collect();
+        let (identity, entries) = (identity(&inner), inner.len() * width as u64);
+        let kept = load(place, identity, entries).map_err(|error| error.with_path(place))?;
+        let built = kept.is_none();
+        let words = match kept {
+            Some(words) => words,
+            None => {
+                let words = seal_entries(identity, &make(&inner, &columns, width)?)?;
+                publish(place, bytemuck::cast_slice(&words), false)
+                    .map_err(|error| Error::os(Stage::Index, "cannot write the seek points", error).with_path(place))?;
+                words
+            }
+        };
+        Ok(Self { inner, columns, width, words, place: place.to_path_buf(), built })
+    }
+
+    /// Whether opening made the points; otherwise they came from their file.
+    pub fn built(&self) -> bool {
+        self.built
+    }
+
+    /// The dataset without seek points.
+    pub fn inner(&self) -> &D {
+        &self.inner
+    }
+
+    /// Bytes of all points.
+    pub fn bytes(&self) -> u64 {
+        bytes_of(&self.words)
+    }
+
+    fn entries(&self) -> usize {
+        self.inner.len() as usize * self.width
+    }
+}
+
+impl<D: Dataset> Dataset for Seekable<D> {
+    forward!(self => self.inner; schema len sources sample_bytes_max largest_sample extents check open opened_bytes_max member identity);
+
+    fn seek_points(&self, sample: u64, field: usize) -> &[u8] {
+        let Some(Some(column)) = self.columns.get(field) else { return &[] };
+        let (ends, entries) = self.words[HEADER..].split_at(2 * self.entries());
+        let ends: &[[u32; 2]] = bytemuck::cast_slice(ends);
+        let end = |entry: Option<&[u32; 2]>| entry.map_or(0, |[low, high]| u64::from(*low) | u64::from(*high) << 32);
+        let entry = sample as usize * self.width + column;
+        let start = entry.checked_sub(1).map_or(0, |before| end(ends.get(before)));
+        let bytes: &[u8] = bytemuck::cast_slice(entries);
+        bytes.get(start as usize..end(ends.get(entry)) as usize).unwrap_or_default()
+    }
+
+    fn chunked(&self) -> Option<&dyn Chunked> {
+        self.inner.chunked()
+    }
+
+    fn index_bytes(&self) -> usize {
+        self.inner.index_bytes() + self.words.capacity() * 4
+    }
+
+    fn describe(&self) -> String {
+        let how = if self.built { "made now:" } else { "from" };
+        let megabytes = self.bytes() as f64 / 1e6;
+        format!("{}; seek points of {megabytes:.3} MB, {how} {}", self.inner.describe(), self.place.display())
+    }
+}
+
+/// Hash of the dataset: its samples and the lengths of its sources, the same for a copy elsewhere.
+fn identity(dataset: &dyn Dataset) -> u64 {
+    let sources = dataset.sources();
+    let schema = crc32c::crc32c(format!("{:?}", dataset.schema()).as_bytes());
+    let digest = Digest::new("seek points").word(dataset.len()).word(dataset.identity()).word(schema.into());
+    sources.ids().fold(digest, |digest, id| digest.word(sources.len_of(id))).end()
+}
+
+/// Bytes of all entries, by the header.
+fn bytes_of(words: &[u32]) -> u64 {
+    crate::dataset::words::wide(words, 7)
+}
+
+/// The file's words, if they belong to the dataset. Errors: it cannot be read, or is another kind of file.
+fn load(place: &Path, identity: u64, entries: u64) -> Result<Option<Vec<u32>>> {
+    let file = match Blob::open(place) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let start = file.read(0, file.len().min(4 * HEADER as u64), "the seek points")?;
+    let magic: [u8; 12] = bytemuck::cast(MAGIC);
+    // A version of its own may follow the name.
+    if !magic[..8].starts_with(&start[..start.len().min(8)]) {
+        let message = "not a file of seek points; it is not overwritten: name another file";
+        return Err(Error::new(ErrorKind::Config, Stage::Index, message));
+    }
+    let head: Vec<u32> = start.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
+    if head.len() < HEADER || !head.starts_with(&start_of(identity, entries)) {
+        return Ok(None);
+    }
+    let words = entries.checked_mul(2).and_then(|ends| ends.checked_add(bytes_of(&head).div_ceil(4)));
+    load_words(&file, &head, words.and_then(|words| usize::try_from(words.checked_add(HEADER as u64)?).ok()))
+}
+
+/// The header up to the bytes of entries.
+fn start_of(identity: u64, entries: u64) -> Vec<u32> {
+    [&MAGIC[..], &halves(identity), &halves(entries)].concat()
+}
+
+/// Joins the entries to the file's words.
+fn seal_entries(identity: u64, runs: &[Vec<Vec<u8>>]) -> Result<Vec<u32>> {
+    let entries = || runs.iter().flatten();
+    let (count, bytes) = (entries().count(), entries().map(Vec::len).sum::<usize>());
+    let mut words = Vec::new();
+    let len = HEADER + 2 * count + bytes.div_ceil(4);
+    words.try_reserve_exact(len).map_err(|_| {
+        let message = format!("{} bytes for the seek points could not be reserved", 4 * len);
+        Error::new(ErrorKind::Budget, Stage::Index, message)
+    })?;
+    words.resize(len, 0);
+    let mut end = 0;
+    for (number, entry) in entries().enumerate() {
+        let place: &mut [u8] = bytemuck::cast_slice_mut(&mut words[HEADER + 2 * count..]);
+        place[end..end + entry.len()].copy_from_slice(entry);
+        end += entry.len();
+        words[HEADER + 2 * number..][..2].copy_from_slice(&halves(end as u64));
+    }
+    let head = [start_of(identity, count as u64), halves(bytes as u64).to_vec()].concat();
+    seal(&mut words, &head);
+    Ok(words)
+}
+
+/// Reads everything; gives the entries of each run of samples.
+fn make(dataset: &dyn Dataset, columns: &[Option<usize>], width: usize) -> Result<Vec<Vec<Vec<u8>>>> {
+    let starts: Arc<[u64]> = match dataset.chunked() {
+        Some(chunks) if chunks.is_whole() => chunks.starts().into(),
+        Some(_) => {
+            let message = "a part of a dataset with chunks: make the seek points of the whole, then take the part";
+            return Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        }
+        None => (0..dataset.len()).step_by(RUN as usize).chain([dataset.len()]).collect(),
+    };
+    parallel(starts.windows(2).enumerate(), |_, (run, ends)| {
+        let mut entries = vec![Vec::new(); (ends[1] - ends[0]) as usize * width];
+        let (mut decoder, mut plain) = (jpeg::Decoder::default(), Plain::new(dataset));
+        let mut put = |row: usize, field: usize, bytes: &[u8]| {
+            if let Some(column) = columns[field] {
+                entries[row * width + column] = decoder.seek_points(bytes);
+            }
+        };
+        if dataset.chunked().is_some() {
+            let Some(chunk) = intact(plain.chunk(run))? else { return Ok(entries) };
+            for (row, field) in (0..chunk.rows()).flat_map(|row| (0..columns.len()).map(move |field| (row, field))) {
+                put(row, field, chunk.row(field, row).unwrap_or_default());
+            }
+        } else {
+            for (row, sample) in (ends[0]..ends[1]).enumerate() {
+                intact(plain.sample(sample, |field, bytes| {
+                    put(row, field, bytes);
+                    Ok(())
+                }))?;
+            }
+        }
+        Ok(entries)
+    })
+}
+
+/// Damaged samples have no points; the loader reports them.
+fn intact<T>(done: Result<T>) -> Result<Option<T>> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(error) if matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated | ErrorKind::Limit) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
