@@ -21,6 +21,7 @@ mod turbo;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use fast_image_resize as fir;
+use feedline::dataset::{Dataset, DatasetExt, Images};
 use feedline::decode::{Filter, Image, PixelLayout, Single};
 #[cfg(feature = "turbojpeg")]
 use feedline::order::Draws;
@@ -128,7 +129,25 @@ fn images(criterion: &mut Criterion) {
 /// A contestant: a name, and a function of picture number and pictures with and without restart markers.
 type Contestant = (String, Box<dyn FnMut(usize, &[u8], &[u8])>);
 
-fn loaders() -> Vec<Contestant> {
+/// Seek points of the pictures; prints their size and the time to make them.
+fn seek_points(pictures: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let folder = std::env::temp_dir().join(format!("feedline-bench-{}", std::process::id()));
+    std::fs::create_dir_all(folder.join("images")).unwrap();
+    for (id, picture) in pictures.iter().enumerate() {
+        std::fs::write(folder.join(format!("images/{id:06}.jpg")), picture).unwrap();
+    }
+    let images = Images::open(folder.join("images")).unwrap();
+    let start = common::cpu_s();
+    let seekable = images.seekable(folder.join("seek")).unwrap();
+    let rate = pictures.len() as f64 / (common::cpu_s() - start);
+    let share = 100.0 * seekable.bytes() as f64 / pictures.iter().map(Vec::len).sum::<usize>() as f64;
+    println!("seek points: {share:.2} % of the pictures' bytes, made at {rate:.0} images/s of CPU time");
+    let points = (0..pictures.len() as u64).map(|id| seekable.seek_points(id, 0).to_vec()).collect();
+    std::fs::remove_dir_all(folder).unwrap();
+    points
+}
+
+fn loaders(plain: &[Vec<u8>]) -> Vec<Contestant> {
     let mut out: Vec<Contestant> = Vec::new();
     let u8_nhwc = Image::random_resized_crop(224).flip(0.5);
     let f32_nchw = u8_nhwc.clone().normalize(MEAN, STD).dtype(DType::F32).layout(PixelLayout::Nchw);
@@ -143,6 +162,12 @@ fn loaders() -> Vec<Contestant> {
             }),
         ));
     }
+    let points = seek_points(plain);
+    let mut single = Single::new(Image::random_resized_crop(224).flip(0.5), &EncodedField::image("image")).unwrap();
+    let seeking = move |id: usize, plain: &[u8], _: &[u8]| {
+        single.decode_seeking(plain, &points[id], 1, 0, id as u64).unwrap();
+    };
+    out.push((String::from("Image, u8 NHWC, seek points"), Box::new(seeking)));
     // At their own sizes: nothing is resized.
     let mut sized: HashMap<(u32, u32), Single> = HashMap::new();
     let full = move |_: usize, plain: &[u8], _: &[u8]| {
@@ -233,7 +258,7 @@ fn ratios(_: &mut Criterion) {
     let count = plain.len().min(marked.len());
     let mut contestants = libraries();
     let reference = contestants.last().expect("not empty").0.clone();
-    contestants.extend(loaders());
+    contestants.extend(loaders(&plain));
     if let Ok(words) = std::env::var("FEEDLINE_BENCH_CASES") {
         contestants.retain(|(name, _)| *name == reference || words.split(';').any(|word| word == name));
     }

@@ -116,11 +116,11 @@ fn check_outputs(given: &Given) -> Anyhow<()> {
 /// Opens the trace and the page, if requested.
 fn open_outputs(given: &Given, dataset: &dyn Dataset) -> Anyhow<[Option<Output>; 2]> {
     let args = &given.args;
-    // The index and the checksums are read once, and are not among the sources.
+    // The index, the checksums and the seek points are read once, and are not among the sources.
     let mut index = args.source.path.clone().into_os_string();
     index.push(".idx");
     let mut others = vec![args.source.path.clone(), args.source.path.with_extension("idx"), index.into()];
-    others.extend(args.source.checked.clone());
+    others.extend(args.source.checked.iter().chain(&args.source.seek_points).cloned());
     Ok(output::open_all([args.trace.as_deref(), args.html.as_deref()], dataset.sources(), &others)?)
 }
 

@@ -62,6 +62,9 @@ pub struct SourceArgs {
     /// Create the checksums of --checked anew from the present files
     #[arg(long, requires = "checked")]
     pub checked_anew: bool,
+    /// JPEGs: decode crops from seek points in this file; create it if it is missing
+    #[arg(long)]
+    pub seek_points: Option<PathBuf>,
     /// Read all files into memory first
     #[arg(long)]
     pub in_memory: bool,
@@ -115,7 +118,7 @@ impl SourceArgs {
     /// Opens the intact part, with a list of the damage.
     #[allow(dead_code, reason = "not every example prints the ledger")]
     pub fn open_all(&self) -> Result<Opened, Box<dyn Error>> {
-        if self.checked.is_some() {
+        if self.checked.is_some() || self.seek_points.is_some() {
             return Ok(Opened { dataset: self.open()?, damage: Vec::new() });
         }
         match self.source {
@@ -141,6 +144,9 @@ impl SourceArgs {
                 true => Arc::new(dataset.checked_anew(place)?),
                 false => Arc::new(dataset.checked(place)?),
             };
+        }
+        if let Some(place) = &self.seek_points {
+            dataset = Arc::new(dataset.seekable(place)?);
         }
         if self.in_memory {
             dataset = Arc::new(dataset.in_memory()?);

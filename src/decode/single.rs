@@ -69,6 +69,11 @@ impl Single {
 
     /// Decodes one sample. Errors: those of the decoder.
     pub fn decode(&mut self, input: &[u8], seed: u64, epoch: u64, id: u64) -> Result<()> {
+        self.decode_seeking(input, &[], seed, epoch, id)
+    }
+
+    /// Decodes one sample with its [seek points](crate::dataset::Dataset::seek_points). Errors: those of the decoder.
+    pub fn decode_seeking(&mut self, input: &[u8], points: &[u8], seed: u64, epoch: u64, id: u64) -> Result<()> {
         // Dropping the last row frees the slot; a panic of the decoder returned it as failed.
         self.row = None;
         drop(self.mailbox.full.hold().take());
@@ -77,7 +82,8 @@ impl Single {
         let fields = 0..self.spec.fields().len();
         let mut row = rows.row();
         row.mark(id);
-        self.decoder.decode(input, &mut Ctx::new(seed, epoch, id, fields, &mut self.scratch), &mut row)?;
+        let mut ctx = Ctx::new(seed, epoch, id, fields, &mut self.scratch).with_seek_points(points);
+        self.decoder.decode(input, &mut ctx, &mut row)?;
         rows.finish_row();
         drop(rows);
         self.row = self.mailbox.full.hold().take();

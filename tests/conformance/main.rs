@@ -21,6 +21,7 @@ mod readers;
 #[cfg(feature = "remote")]
 mod remote;
 mod safetensors;
+mod seekable;
 mod several;
 mod shards;
 mod tar;
