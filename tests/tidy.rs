@@ -48,6 +48,7 @@ const UNSAFE: &[&str] = &[
     "src/device/cuda/kernels.rs",
     "src/device/stream.rs",
     "src/dlpack.rs",
+    "src/decode/image/resize/avx2.rs",
     "src/jpeg/avx2.rs",
     "src/memory/packed.rs",
     "src/memory/process.rs",

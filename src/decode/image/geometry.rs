@@ -1,5 +1,7 @@
 //! The part of a picture that becomes the output: pure arithmetic, after torchvision's `transforms`.
 
+use super::Filter;
+use super::resize::Plan;
 use crate::order::Draws;
 
 /// Width and height in pixels.
@@ -43,15 +45,17 @@ pub(super) struct Rect {
     pub(super) size: Size,
 }
 
-/// Source of the resampling: the filter reads pixels of `view` only, and scales `part` of it to the output.
+/// The resampling: the filter reads pixels of `view` only, scales `part` of it to `whole`, and keeps the `window`.
 ///
 /// torchvision crops a random crop first, so pixels outside it must not bleed in: `view` is the crop. It scales a
-/// centre crop's whole picture first, so neighbouring pixels count: `part` has fractional edges, and `view` is the
-/// picture.
+/// centre crop's whole picture first, so neighbouring pixels count: `view` is the picture, `window` the middle.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Crop {
     pub(super) view: Rect,
+    /// Fractional only in a picture that was decoded at a part of its size.
     pub(super) part: Part,
+    pub(super) whole: Size,
+    pub(super) window: Rect,
 }
 
 /// A rectangle of the view, in pixels and fractions of them.
@@ -62,9 +66,6 @@ pub(super) struct Part {
     pub(super) width: f64,
     pub(super) height: f64,
 }
-
-/// Radius of the widest filter (Lanczos3), in source pixels times the scaling.
-const FILTER_RADIUS: f64 = 3.0;
 
 impl Op {
     /// The size of the output.
@@ -78,34 +79,31 @@ impl Op {
     /// The part of a picture of size `picture` (no side 0) that becomes the output.
     pub(super) fn crop(&self, picture: Size, draws: &mut Draws) -> Crop {
         match *self {
-            Self::Resize(_) => Crop::of_view(Rect::of(picture)),
+            Self::Resize(size) => Crop::of_view(Rect::of(picture), size),
             Self::CenterCrop { resize, size } => center(picture, resize, size),
-            Self::RandomResizedCrop { scale, ratio, .. } => Crop::of_view(random_rect(picture, scale, ratio, draws)),
+            Self::RandomResizedCrop { scale, ratio, .. } => {
+                Crop::of_view(random_rect(picture, scale, ratio, draws), self.output())
+            }
         }
     }
 }
 
 impl Crop {
-    pub(super) fn of_view(view: Rect) -> Self {
+    /// All of `view`, scaled to `output`.
+    pub(super) fn of_view(view: Rect, output: Size) -> Self {
         let Size { width, height } = view.size;
-        Self { view, part: Part { left: 0.0, top: 0.0, width: f64::from(width), height: f64::from(height) } }
+        let part = Part { left: 0.0, top: 0.0, width: f64::from(width), height: f64::from(height) };
+        Self { view, part, whole: output, window: Rect::of(output) }
     }
 
-    /// The pixels of the picture that affect an output of size `output`, with any filter.
-    pub(super) fn needed(&self, output: Size) -> Rect {
-        let Rect { left, top, size } = self.view;
-        let (x, width) = reach(self.part.left, self.part.width, output.width, size.width);
-        let (y, height) = reach(self.part.top, self.part.height, output.height, size.height);
-        Rect { left: left + x, top: top + y, size: Size::new(width, height) }
+    pub(super) fn plan(&self, filter: Filter) -> Plan {
+        Plan { picture: self.view.size, area: self.part, output: self.whole, window: self.window, filter }
     }
 
-    /// The same crop in the part `there` of the picture, which holds all needed pixels.
-    pub(super) fn within(mut self, there: Rect) -> Self {
-        let view = self.view.common(there);
-        self.part.left -= f64::from(view.left - self.view.left);
-        self.part.top -= f64::from(view.top - self.view.top);
-        self.view = Rect { left: view.left - there.left, top: view.top - there.top, size: view.size };
-        self
+    /// The pixels of the picture that the window depends on.
+    pub(super) fn needed(&self, filter: Filter) -> Rect {
+        let Rect { left, top, size } = self.plan(filter).needed();
+        Rect { left: self.view.left + left, top: self.view.top + top, size }
     }
 
     /// The same crop of the picture scaled to 1 / `denominator`.
@@ -122,17 +120,8 @@ impl Crop {
         let (part_left, part_top) = (start(left, self.part.left, x), start(top, self.part.top, y));
         let width = (self.part.width / d).min(f64::from(view.size.width) - part_left);
         let height = (self.part.height / d).min(f64::from(view.size.height) - part_top);
-        Self { view, part: Part { left: part_left, top: part_top, width, height } }
+        Self { view, part: Part { left: part_left, top: part_top, width, height }, ..self }
     }
-}
-
-/// Start and length of the pixels that the filter reads to scale (`start`, `length`) of a side to `output` pixels.
-fn reach(start: f64, length: f64, output: u32, side: u32) -> (u32, u32) {
-    let margin = FILTER_RADIUS * (length / f64::from(output)).max(1.0) + 1.0;
-    // The part lies in the view, so the casts are of small numbers; negative ones give 0.
-    let first = ((start - margin).floor() as u32).min(side - 1);
-    let end = ((start + length + margin).ceil() as u32).min(side);
-    (first, end - first)
 }
 
 impl Rect {
@@ -165,27 +154,16 @@ impl Rect {
     }
 }
 
-/// The part that `Resize(resize)` and then `CenterCrop(size)` select, for `size <= resize`.
+/// `Resize(resize)`, then `CenterCrop(size)`, for `size <= resize`.
 fn center(picture: Size, resize: u32, size: u32) -> Crop {
     let shorter = u64::from(picture.width.min(picture.height));
     // torchvision: the longer side is int(resize * long / short).
-    let scaled = |side: u32| u64::from(resize) * u64::from(side) / shorter;
-    let (left, width) = center_of(picture.width, scaled(picture.width), size);
-    let (top, height) = center_of(picture.height, scaled(picture.height), size);
-    Crop { view: Rect::of(picture), part: Part { left, top, width, height } }
-}
-
-/// Start and length, in pixels of a side of `side` pixels, of the middle `size` of its `scaled` pixels.
-fn center_of(side: u32, scaled: u64, size: u32) -> (f64, f64) {
-    let rest = scaled - u64::from(size);
-    if rest == 0 {
-        // Exactly the side: with a product of quotients, a rounding error could end outside the picture.
-        return (0.0, f64::from(side));
-    }
-    let pitch = f64::from(side) / scaled as f64;
+    let scaled = |side: u32| u32::try_from(u64::from(resize) * u64::from(side) / shorter).unwrap_or(u32::MAX);
+    let whole = Size::new(scaled(picture.width), scaled(picture.height));
     // Python's round() rounds halves to even.
-    let start = (rest as f64 / 2.0).round_ties_even();
-    (start * pitch, f64::from(size) * pitch)
+    let start = |scaled: u32| (f64::from(scaled - size) / 2.0).round_ties_even() as u32;
+    let window = Rect { left: start(whole.width), top: start(whole.height), size: Size::new(size, size) };
+    Crop { window, ..Crop::of_view(Rect::of(picture), whole) }
 }
 
 /// torchvision's `RandomResizedCrop.get_params`: ten tries, then the largest central part with a legal ratio.

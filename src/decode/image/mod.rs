@@ -19,14 +19,14 @@
 //! orientation is applied to JPEGs on request; by default it is not, as in torchvision.
 //!
 //! A JPEG is decoded only as far as the crop needs. The pixels under a crop equal those of the whole picture to the
-//! bit, and so does a random crop's row. A centre crop's row may differ by one level: the weights of its fractional
-//! edges, counted from another corner, may round differently.
+//! bit, and so does the row. Resizing equals Pillow's, to the bit up to version 12. Version 13 does the vertical pass
+//! first if the height shrinks by more than twice as many pixels as the width; values then differ by a rounding.
 //!
 //! # Invariants
 //!
 //! * The header's size is checked against [`Limits`] before any allocation.
-//! * Steady state needs no allocation here. zune-jpeg, libjpeg-turbo, `image` and fast_image_resize allocate their own
-//!   tables and rows per picture, within [`Limits::memory`].
+//! * Steady state needs no allocation here. zune-jpeg, libjpeg-turbo and `image` allocate their own tables and rows per
+//!   picture, within [`Limits::memory`].
 //! * An earlier picture's content of a buffer never shows.
 //! * A panic of one of these libraries is an error of the picture ([`ErrorKind::Panicked`]).
 //!
@@ -47,6 +47,7 @@ mod orientation;
 mod other;
 #[cfg(test)]
 mod parts_tests;
+mod resize;
 #[cfg(test)]
 mod tests;
 #[cfg(feature = "turbojpeg")]
@@ -54,15 +55,15 @@ mod turbo;
 mod zune;
 
 use self::finish::Values;
-use self::geometry::{Crop, Op, Part, Rect, Size};
+use self::geometry::{Crop, Op, Rect, Size};
 use self::orientation::Orientation;
+use self::resize::{Pixels, Resizer};
 use super::{Ctx, Decoder};
 use crate::error::{Error, ErrorKind, Result, Stage, guarded};
 use crate::jpeg::{self, Header};
 use crate::memory::Row;
 use crate::order::Draws;
 use crate::tensor::{DType, EncodedField, Encoding, Field};
-use fast_image_resize as fir;
 
 /// Order of a row's dimensions (N is the batch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,11 +75,12 @@ pub enum PixelLayout {
 }
 
 /// Filter for resizing. All except `Nearest` average all source pixels under an output pixel (antialiasing), as Pillow
-/// does, and torchvision by default.
+/// does, and torchvision by default. Values equal Pillow's, up to version 12 to the bit; version 13
+/// rounds otherwise for some tall pictures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Filter {
-    /// The nearest pixel, for label maps. Exactly between two source pixels the choice may differ from Pillow's.
+    /// The nearest pixel, for label maps.
     Nearest,
     /// Triangle, the default.
     #[default]
@@ -143,7 +145,8 @@ impl Default for Limits {
 ///   (progressive: 3 per pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), any other only rows, 512 per pixel of width.
 /// - Tables: 4 MiB for formats other than JPEG, 256 KiB for JPEG; 8 bytes per restart interval.
 /// - Copies of the file's metadata: as many bytes as are encoded.
-/// - Resizing: 3 per (pixel of width × row of output), the filter's weights, and 6 per pixel of output.
+/// - Resizing: rows between its passes and weights, by 12 and 24 bytes for each column of the output and source row or
+///   column under one of its pixels; and 6 per pixel of output.
 ///
 /// The sum is computed from the header and compared with [`Limits::memory`] before any of it is allocated.
 ///
@@ -349,22 +352,14 @@ impl Image {
     }
 
     /// The largest divisor (1, 2, 4 or 8) of a JPEG's size at which `crop` is still as large as the output.
-    fn scale_of(&self, crop: &Crop, output: Size) -> u32 {
+    fn scale_of(&self, crop: &Crop) -> u32 {
         let fits = |scale: &u32| {
             let scaled = |side: f64| side / f64::from(*scale);
-            scaled(crop.part.width) >= f64::from(output.width) && scaled(crop.part.height) >= f64::from(output.height)
+            let Size { width, height } = crop.whole;
+            scaled(crop.part.width) >= f64::from(width) && scaled(crop.part.height) >= f64::from(height)
         };
         let allowed = self.scaling && cfg!(feature = "turbojpeg") && self.backend != Backend::Zune;
         [8, 4, 2].into_iter().find(|scale| allowed && fits(scale)).unwrap_or(1)
-    }
-
-    fn filter_of_fir(&self) -> fir::ResizeAlg {
-        match self.filter {
-            Filter::Nearest => fir::ResizeAlg::Nearest,
-            Filter::Bilinear => fir::ResizeAlg::Convolution(fir::FilterType::Bilinear),
-            Filter::Bicubic => fir::ResizeAlg::Convolution(fir::FilterType::CatmullRom),
-            Filter::Lanczos3 => fir::ResizeAlg::Convolution(fir::FilterType::Lanczos3),
-        }
     }
 }
 
@@ -420,11 +415,10 @@ impl Image {
         let row = out.bytes_mut(field);
         if finish::in_place(self.values, self.layout) {
             match picture.orientation.is_upright() {
-                true => scratch.resize(&picture, size, self.filter_of_fir(), Some(row))?,
+                true => scratch.resize(&picture, self.filter, Some(row)),
                 false => {
-                    let stored = picture.orientation.size(size);
-                    scratch.resize(&picture, stored, self.filter_of_fir(), None)?;
-                    picture.orientation.turn(&scratch.resized, stored, row);
+                    scratch.resize(&picture, self.filter, None);
+                    picture.orientation.turn(&scratch.resized, picture.crop.window.size, row);
                 }
             }
             if flip {
@@ -432,7 +426,7 @@ impl Image {
             }
             return Ok(());
         }
-        scratch.resize_upright(&picture, size, self.filter_of_fir())?;
+        scratch.resize_upright(&picture, self.filter);
         finish::write(&scratch.resized, size, flip, self.values, self.layout, row);
         Ok(())
     }
@@ -462,7 +456,7 @@ struct Workspace {
     resized: Vec<u8>,
     /// `resized`, turned upright.
     upright: Vec<u8>,
-    resizer: fir::Resizer,
+    resizer: Resizer,
     jpeg: jpeg::Decoder,
     #[cfg(feature = "turbojpeg")]
     turbo: turbo::Turbo,
@@ -470,7 +464,8 @@ struct Workspace {
 
 /// A decoded picture, whose pixels are in the workspace.
 struct Picture {
-    size: Size,
+    /// The decoded part.
+    there: Rect,
     crop: Crop,
     orientation: Orientation,
 }
@@ -485,13 +480,14 @@ impl Workspace {
         match Format::of(input)? {
             Format::Jpeg => self.decode_jpeg(encoded, image, limits, draws),
             format => {
-                let output = image.op.output();
+                let crop = |size| image.op.crop(size, &mut draws.clone());
+                let resizing = |size| resizing(&crop(size), image.filter);
                 // Less than what other formats are charged for tables.
                 self.jpeg.release_beyond(1 << 20);
                 let Self { pixels, resizer, .. } = self;
-                let mut room = Room { limits, encoded: input.len(), output, pixels, resizer };
+                let mut room = Room { limits, encoded: input.len(), resizing: &resizing, pixels, resizer };
                 let size = other::decode(format, input, &mut room)?;
-                Ok(Picture { size, crop: image.op.crop(size, draws), orientation: Orientation::default() })
+                Ok(Picture { there: Rect::of(size), crop: crop(size), orientation: Orientation::default() })
             }
         }
     }
@@ -509,13 +505,13 @@ impl Workspace {
             header.check_stray()?;
         }
         let orientation = if image.orient { header.orientation(input) } else { Orientation::default() };
-        let output = orientation.size(image.op.output());
         let crop = orientation.stored(image.op.crop(orientation.size(header.size()), draws), header.size());
-        let scale = image.scale_of(&crop, output);
-        let needed = crop.needed(output);
+        let scale = image.scale_of(&crop);
+        let needed = crop.needed(image.filter);
         let crop = if scale == 1 { crop } else { crop.scaled(scale, header.size().divided(scale)) };
         let (pixels, resizer) = (&mut self.pixels, &mut self.resizer);
-        let mut room = Room { limits, encoded: input.len(), output, pixels, resizer };
+        let resizing = |_| resizing(&crop, image.filter);
+        let mut room = Room { limits, encoded: input.len(), resizing: &resizing, pixels, resizer };
         let there = match image.backend {
             Backend::Own if header.one_scan && scale == 1 => {
                 own_decode(&mut self.jpeg, (input, &header, image.strict), points, needed, &mut room).map(|()| needed)
@@ -532,50 +528,36 @@ impl Workspace {
             true => error.with_note("`strict(false)` takes what can be decoded"),
             false => error,
         })?;
-        Ok(Picture { size: there.size, crop: crop.within(there), orientation })
+        Ok(Picture { there, crop, orientation })
     }
 
-    /// Resizes the picture to `size`, upright, into `self.resized`.
-    fn resize_upright(&mut self, picture: &Picture, size: Size, algorithm: fir::ResizeAlg) -> Result<()> {
-        let stored = picture.orientation.size(size);
-        self.resize(picture, stored, algorithm, None)?;
+    /// Resizes the picture, upright, into `self.resized`.
+    fn resize_upright(&mut self, picture: &Picture, filter: Filter) {
+        self.resize(picture, filter, None);
         if !picture.orientation.is_upright() {
             self.upright.resize(self.resized.len(), 0);
-            picture.orientation.turn(&self.resized, stored, &mut self.upright);
+            picture.orientation.turn(&self.resized, picture.crop.window.size, &mut self.upright);
             std::mem::swap(&mut self.resized, &mut self.upright);
         }
-        Ok(())
     }
 
     /// Crops and scales the decoded picture into `row`, or into `self.resized`.
-    fn resize(
-        &mut self,
-        picture: &Picture,
-        size: Size,
-        algorithm: fir::ResizeAlg,
-        row: Option<&mut [u8]>,
-    ) -> Result<()> {
-        let Picture { size: Size { width, height }, crop, .. } = *picture;
-        let pixels = &self.pixels[..3 * picture.size.pixels() as usize];
-        let source =
-            fir::images::TypedImageRef::<fir::pixels::U8x3>::from_buffer(width, height, pixels).map_err(unresized)?;
-        let Rect { left, top, size: Size { width, height } } = crop.view;
-        let view = fir::images::TypedCroppedImage::from_ref(&source, left, top, width, height).map_err(unresized)?;
+    fn resize(&mut self, picture: &Picture, filter: Filter, row: Option<&mut [u8]>) {
+        let Picture { there, crop, .. } = *picture;
+        let seen = crop.view.common(there);
+        let stride = 3 * there.size.width as usize;
+        let start = stride * (seen.top - there.top) as usize + 3 * (seen.left - there.left) as usize;
+        let bytes = &self.pixels[start..3 * there.size.pixels() as usize];
+        // The view is the picture of the plan.
+        let place = Rect { left: seen.left - crop.view.left, top: seen.top - crop.view.top, size: seen.size };
         let target = match row {
             Some(row) => row,
             None => {
-                self.resized.resize(3 * size.pixels() as usize, 0);
+                self.resized.resize(3 * crop.window.size.pixels() as usize, 0);
                 &mut self.resized
             }
         };
-        let mut target = fir::images::TypedImage::<fir::pixels::U8x3>::from_buffer(size.width, size.height, target)
-            .map_err(unresized)?;
-        let Part { left, top, width, height } = crop.part;
-        // A rounding error of the cuts and turns might lie outside the view.
-        let width = width.min(f64::from(crop.view.size.width) - left);
-        let height = height.min(f64::from(crop.view.size.height) - top);
-        let options = fir::ResizeOptions::new().resize_alg(algorithm).crop(left, top, width, height).use_alpha(false);
-        self.resizer.resize_typed(&view, &mut target, &options).map_err(unresized)
+        self.resizer.resize(Pixels { bytes, stride, there: place }, &crop.plan(filter), target);
     }
 }
 
@@ -599,9 +581,10 @@ struct Room<'a> {
     limits: Limits,
     /// Bytes of the encoded picture.
     encoded: usize,
-    output: Size,
+    /// Heap bytes for resizing a picture of this size.
+    resizing: &'a dyn Fn(Size) -> u64,
     pixels: &'a mut Vec<u8>,
-    resizer: &'a mut fir::Resizer,
+    resizer: &'a mut Resizer,
 }
 
 impl Room<'_> {
@@ -610,6 +593,9 @@ impl Room<'_> {
         let (Size { width, height }, limit) = (picture, self.limits.pixels);
         match picture.pixels() {
             pixels if pixels > limit => Err(over(format!("{width}x{height} = {pixels} pixels; the limit is {limit}"))),
+            _ if width.max(height) > resize::SIDE_MAX => {
+                Err(over(format!("{width}x{height} pixels; sides of at most {} are supported", resize::SIDE_MAX)))
+            }
             _ => Ok(()),
         }
     }
@@ -620,17 +606,17 @@ impl Room<'_> {
     fn take(&mut self, picture: Size, own: u64, theirs: u64) -> Result<&mut [u8]> {
         self.admit(picture)?;
         let Size { width, height } = picture;
-        let (resizing, limit) = (resizing(picture, self.output), self.limits.memory as u64);
+        let (resizing, limit) = ((self.resizing)(picture), self.limits.memory as u64);
         let theirs = theirs.saturating_add(self.encoded as u64);
         let sum = own.saturating_add(theirs).saturating_add(resizing);
         if sum > limit {
             return Err(over(format!("{width}x{height} pixels take {sum} bytes to decode; the limit is {limit}")));
         }
-        let kept = (self.pixels.len().max(own as usize) + self.resizer.size_of_internal_buffers()) as u64;
-        if kept.max(own.saturating_add(resizing)).saturating_add(theirs) > limit {
+        let kept = (self.pixels.len().max(own as usize) + self.resizer.bytes()) as u64;
+        if kept.saturating_add(resizing).saturating_add(theirs) > limit {
             // Buffers of earlier pictures leave too little for this one.
             *self.pixels = Vec::new();
-            self.resizer.reset_internal_buffers();
+            self.resizer.release();
         }
         if self.pixels.len() < own as usize {
             // Freed first, because the old pixels are not needed.
@@ -641,20 +627,9 @@ impl Room<'_> {
     }
 }
 
-/// Maximum heap bytes for scaling a picture to `output`.
-///
-/// The sum of the rows between the two passes, the weights of the widest filter (6 source pixels per output pixel, as
-/// f64 and as integers), and the output before its last pass, as stored and turned upright.
-fn resizing(picture: Size, output: Size) -> u64 {
-    let sides = [picture.width, picture.height, output.width, output.height].map(u64::from);
-    let rows = 3 * (u64::from(picture.width) + 1) * u64::from(output.height);
-    let weights = 16 * 8 * sides.iter().sum::<u64>();
-    rows + weights + 6 * output.pixels()
-}
-
-/// The error for inconsistent sizes. They are computed here, so it is a defect of this crate.
-fn unresized(error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    bad("the picture could not be resized").with_source(error)
+/// Maximum heap bytes for resizing: the resizer's, and the output before its last pass, as stored and turned upright.
+fn resizing(crop: &Crop, filter: Filter) -> u64 {
+    crop.plan(filter).heap_bytes() + 6 * crop.window.size.pixels()
 }
 
 /// Format of a file, by its first bytes.

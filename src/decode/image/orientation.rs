@@ -57,25 +57,28 @@ impl Orientation {
 
     /// Maps `crop` of the upright picture to the stored one, of size `stored`.
     pub(super) fn stored(self, crop: Crop, stored: Size) -> Crop {
-        let Rect { left, top, size } = crop.view;
         let Part { left: x, top: y, width, height } = crop.part;
-        let (mut view, mut part) = match self.swapped {
-            true => (
-                Rect { left: top, top: left, size: self.size(size) },
-                Part { left: y, top: x, width: height, height: width },
-            ),
-            false => (crop.view, crop.part),
+        let swap = |Rect { left, top, size }: Rect| match self.swapped {
+            true => Rect { left: top, top: left, size: self.size(size) },
+            false => Rect { left, top, size },
+        };
+        let (mut view, whole, mut window) = (swap(crop.view), self.size(crop.whole), swap(crop.window));
+        let mut part = match self.swapped {
+            true => Part { left: y, top: x, width: height, height: width },
+            false => crop.part,
         };
         let side = view.size;
         if self.mirror_x {
             view.left = stored.width - view.right();
+            window.left = whole.width - window.right();
             part.left = (f64::from(side.width) - part.left - part.width).max(0.0);
         }
         if self.mirror_y {
             view.top = stored.height - view.bottom();
+            window.top = whole.height - window.bottom();
             part.top = (f64::from(side.height) - part.top - part.height).max(0.0);
         }
-        Crop { view, part }
+        Crop { view, part, whole, window }
     }
 
     /// Writes stored RGB pixels of size `stored` (top row first) upright to `out`.
@@ -198,8 +201,9 @@ mod tests {
             };
             let ((left, w), (top, h)) = (part(upright.width), part(upright.height));
             let rect = Rect { left, top, size: Size::new(w, h) };
-            let crop = orientation.stored(Crop::of_view(rect), stored);
-            prop_assert_eq!(crop, Crop::of_view(crop.view), "a whole view stays whole");
+            let crop = orientation.stored(Crop::of_view(rect, Size::new(5, 7)), stored);
+            let whole = Crop::of_view(crop.view, orientation.size(Size::new(5, 7)));
+            prop_assert_eq!(crop, whole, "a whole view stays whole");
             let mut turned = vec![0; 3 * rect.size.pixels() as usize];
             orientation.turn(&cut(&pixels, stored, crop.view), crop.view.size, &mut turned);
             prop_assert_eq!(turned, cut(&all, upright, rect));

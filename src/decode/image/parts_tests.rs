@@ -90,8 +90,8 @@ fn whole(input: &[u8], backend: Backend) -> (Size, Vec<u8>) {
     let image = Image::resize(1, 1).backend(backend);
     let picture =
         workspace.decode(Encoded::alone(input), &image, Limits::default(), &mut Draws::new(0, 0, 0, "t")).unwrap();
-    assert_eq!(picture.crop.view, Rect::of(picture.size));
-    (picture.size, workspace.pixels[..3 * picture.size.pixels() as usize].to_vec())
+    assert_eq!(picture.crop.view, picture.there);
+    (picture.there.size, workspace.pixels[..3 * picture.there.size.pixels() as usize].to_vec())
 }
 
 fn pixels_of(pixels: &[u8], size: Size, rect: Rect) -> Vec<u8> {
@@ -104,19 +104,13 @@ fn compare(input: &[u8], image: &Image, seed: u64, workspace: &mut Workspace, wh
     let picture =
         workspace.decode(Encoded::alone(input), image, Limits::default(), &mut Draws::new(seed, 0, 0, "t")).unwrap();
     let asked = image.op.crop(whole.0, &mut Draws::new(seed, 0, 0, "t"));
-    // How far the decoded part is from the picture's corner, by the place of the same part in both.
-    let shift = |asked: f64, found: f64| (asked - found).round() as u32;
-    let left = asked.view.left + shift(asked.part.left, picture.crop.part.left);
-    let top = asked.view.top + shift(asked.part.top, picture.crop.part.top);
-    let there = Rect { left, top, size: picture.crop.view.size };
-    let needed = asked.needed(image.op.output());
+    let (there, needed) = (picture.there, asked.needed(image.filter));
     assert_eq!(needed.common(there), needed, "all that is needed is there");
     // Around that, at the border of what was decoded, chroma may be another.
-    let view = picture.crop.view;
-    let found = Rect { left: view.left + needed.left - left, top: view.top + needed.top - top, size: needed.size };
-    let found = pixels_of(&workspace.pixels, picture.size, found);
+    let found = Rect { left: needed.left - there.left, top: needed.top - there.top, size: needed.size };
+    let found = pixels_of(&workspace.pixels, there.size, found);
     assert!(found == pixels_of(&whole.1, whole.0, needed), "{needed:?} of {:?}, {image:?}", whole.0);
-    picture.size
+    there.size
 }
 
 fn factors() -> impl Strategy<Value = SamplingFactor> {
@@ -198,7 +192,7 @@ proptest! {
             let decode = |left_over: Vec<u8>| {
                 let mut workspace = Workspace { pixels: left_over, ..Workspace::default() };
                 let picture = workspace.decode(Encoded::alone(&input), &image, limits, &mut Draws::new(seed, 0, 0, "t")).ok()?;
-                workspace.resize(&picture, Size::new(7, 7), image.filter_of_fir(), None).unwrap();
+                workspace.resize(&picture, image.filter, None);
                 Some(workspace.resized)
             };
             prop_assert!(decode(Vec::new()) == decode(vec![0x5A; 3 << 20]));
@@ -338,7 +332,7 @@ fn a_picture_is_turned_upright_on_request_as_pillow_does() {
             let mut workspace = Workspace::default();
             let draws = &mut Draws::new(0, 0, 0, "t");
             let stored = workspace.decode(Encoded::alone(&input), &image, Limits::default(), draws).unwrap();
-            assert_eq!((stored.size, stored.orientation), (Size::new(29, 18), Orientation::default()));
+            assert_eq!((stored.there.size, stored.orientation), (Size::new(29, 18), Orientation::default()));
         }
     }
 }
@@ -493,7 +487,8 @@ mod turbo {
             let [own, turbo] = [Backend::Own, Backend::Turbo].map(|backend| {
                 let (mut workspace, image) = (Workspace::default(), Image::resize(1, 1).backend(backend));
                 let picture = workspace.decode(Encoded::alone(&input), &image, limits, &mut Draws::new(0, 0, 0, "t")).ok()?;
-                Some((picture.size, workspace.pixels[..3 * picture.size.pixels() as usize].to_vec()))
+                let size = picture.there.size;
+                Some((size, workspace.pixels[..3 * size.pixels() as usize].to_vec()))
             });
             prop_assert!(own.is_none() || turbo.is_none() || own == turbo);
         }
@@ -604,7 +599,7 @@ mod turbo {
                     let scaled = image.clone().dct_scaling(true);
                     let crop = image.op.crop(size, &mut Draws::new(0, 0, seed, PURPOSE));
                     if crop.part.width.min(crop.part.height) >= f64::from(scale * output) {
-                        assert_eq!(scaled.scale_of(&crop, image.op.output()), scale);
+                        assert_eq!(scaled.scale_of(&crop), scale);
                     }
                     let mut exact = Single::new(image, &EncodedField::image("x")).unwrap();
                     let mut scaled = Single::new(scaled, &EncodedField::image("x")).unwrap();

@@ -39,7 +39,8 @@ fn whole(input: &[u8], workspace: &mut Workspace) -> Result<(Size, Vec<u8>)> {
 fn whole_by(backend: Backend, input: &[u8], workspace: &mut Workspace) -> Result<(Size, Vec<u8>)> {
     let image = Image::resize(1, 1).backend(backend);
     let mut draws = Draws::new(0, 0, 0, "test");
-    let Picture { size, .. } = workspace.decode(Encoded::alone(input), &image, Limits::default(), &mut draws)?;
+    let Picture { there: Rect { size, .. }, .. } =
+        workspace.decode(Encoded::alone(input), &image, Limits::default(), &mut draws)?;
     Ok((size, workspace.pixels[..3 * size.pixels() as usize].to_vec()))
 }
 
@@ -125,8 +126,9 @@ fn run(case: &Case, input: &[u8], backend: Backend, workspace: &mut Workspace) -
             let (size, _) = whole_by(backend, input, workspace).unwrap();
             let rect = Rect { left: numbers[0], top: numbers[1], size: Size::new(numbers[2], numbers[3]) };
             let image = Image::random_resized_crop(numbers[4]);
-            let picture = Picture { size, crop: Crop::of_view(rect), orientation: Orientation::default() };
-            workspace.resize(&picture, case.size, image.filter_of_fir(), None).unwrap();
+            let crop = Crop::of_view(rect, case.size);
+            let picture = Picture { there: Rect::of(size), crop, orientation: Orientation::default() };
+            workspace.resize(&picture, image.filter, None);
             return workspace.resized.clone();
         }
         words => {
@@ -139,9 +141,14 @@ fn run(case: &Case, input: &[u8], backend: Backend, workspace: &mut Workspace) -
     single.bytes(0).to_vec()
 }
 
-/// Both resize in two passes with a rounding after each, Pillow the columns last, fast_image_resize the rows: ±1 (found),
-/// and as much again where Lanczos3 overshoots. What a JPEG's decoder adds is averaged by the resizing, but not by
-/// `nearest` and enlargements.
+/// Pillow 13 does so if the height shrinks by more than twice as many pixels as the width; ±1 then (found).
+fn vertical_first(case: &Case) -> bool {
+    let [width, height] = [3, 4].map(|at| case.words[at].parse::<i64>().unwrap());
+    let (width, height) = (width - i64::from(case.size.width), height - i64::from(case.size.height));
+    height > 0 && height > 2 * width
+}
+
+/// To the bit, but for zune-jpeg's pixels, and where Pillow 13 does the vertical pass first.
 #[test]
 fn crops_and_resizes_are_those_of_torchvision() {
     let mut workspace = Workspace::default();
@@ -151,8 +158,7 @@ fn crops_and_resizes_are_those_of_torchvision() {
     for (case, backend) in others.flat_map(|case| backends().into_iter().map(move |backend| (case, backend))) {
         let found = run(case, &fixture(&case.picture), backend, &mut workspace);
         let name = format!("{} {}", case.picture, case.words.join(" "));
-        let jpeg = if tolerance(&case.picture, backend).0 > 1 { 4 } else { 0 };
-        let exact = case.words.last().unwrap() == "nearest";
+        let allowed = if tolerance(&case.picture, backend).0 > 1 { 5 } else { tolerance(&case.picture, backend).0 };
         let most = if case.words[0].ends_with("normalize") {
             let values = |bytes: &[u8]| bytemuck::pod_collect_to_vec::<u8, f32>(bytes);
             let (found, expected) = (values(&found), values(&case.expected));
@@ -163,8 +169,7 @@ fn crops_and_resizes_are_those_of_torchvision() {
         } else {
             difference(&found, &case.expected).0
         };
-        let lanczos = case.words.last().unwrap() == "lanczos3";
-        let allowed = jpeg + if exact { 0 } else { 1 } + u8::from(lanczos);
+        let allowed = allowed + u8::from(case.words[0] == "crop" && vertical_first(case));
         println!("{name:50} {backend:?} {most} {}", if most > allowed { "TOO FAR" } else { "" });
         failed |= most > allowed;
     }
@@ -172,8 +177,8 @@ fn crops_and_resizes_are_those_of_torchvision() {
 }
 
 /// Weights of the source pixels for one output pixel: a triangle as wide as the scaling, cut at `view`, sum 1.
-fn triangle(start: f64, pitch: f64, output: usize, view: usize) -> Vec<(usize, f64)> {
-    let center = start + (output as f64 + 0.5) * pitch;
+fn triangle(pitch: f64, output: u32, view: usize) -> Vec<(usize, f64)> {
+    let center = (f64::from(output) + 0.5) * pitch;
     let radius = pitch.max(1.0);
     let weights = (0..view).map(|x| (x, 1.0 - ((x as f64 + 0.5 - center) / radius).abs()));
     let weights: Vec<_> = weights.filter(|(_, weight)| *weight > 0.0).collect();
@@ -182,14 +187,15 @@ fn triangle(start: f64, pitch: f64, output: usize, view: usize) -> Vec<(usize, f
 }
 
 /// Antialiased bilinear resize in f64, without any rounding.
-fn oracle_resize(pixels: &[u8], picture: Size, crop: Crop, output: Size) -> Vec<f64> {
-    let Part { left, top, width, height } = crop.part;
-    let (pitch_x, pitch_y) = (width / f64::from(output.width), height / f64::from(output.height));
+fn oracle_resize(pixels: &[u8], picture: Size, crop: Crop) -> Vec<f64> {
+    let Size { width, height } = crop.view.size;
+    let pitch = |side: u32, whole: u32| f64::from(side) / f64::from(whole);
+    let (pitch_x, pitch_y) = (pitch(width, crop.whole.width), pitch(height, crop.whole.height));
     let mut out = Vec::new();
-    for y in 0..output.height as usize {
-        let rows = triangle(top, pitch_y, y, crop.view.size.height as usize);
-        for x in 0..output.width as usize {
-            let columns = triangle(left, pitch_x, x, crop.view.size.width as usize);
+    for y in crop.window.top..crop.window.bottom() {
+        let rows = triangle(pitch_y, y, height as usize);
+        for x in crop.window.left..crop.window.right() {
+            let columns = triangle(pitch_x, x, width as usize);
             for channel in 0..3 {
                 let mut sum = 0.0;
                 for (row, row_weight) in &rows {
@@ -211,15 +217,10 @@ fn oracle_center(picture: Size, resize: u32, size: u32) -> Crop {
     let (w, h) = (f64::from(picture.width), f64::from(picture.height));
     let long = |short: f64, long: f64| (f64::from(resize) * long / short).trunc();
     let (scaled_w, scaled_h) = if w <= h { (f64::from(resize), long(w, h)) } else { (long(h, w), f64::from(resize)) };
-    let start = |scaled: f64| ((scaled - f64::from(size)) / 2.0).round_ties_even();
-    let (pitch_x, pitch_y) = (w / scaled_w, h / scaled_h);
-    let part = Part {
-        left: start(scaled_w) * pitch_x,
-        top: start(scaled_h) * pitch_y,
-        width: f64::from(size) * pitch_x,
-        height: f64::from(size) * pitch_y,
-    };
-    Crop { view: Rect { left: 0, top: 0, size: picture }, part }
+    let start = |scaled: f64| ((scaled - f64::from(size)) / 2.0).round_ties_even() as u32;
+    let window = Rect { left: start(scaled_w), top: start(scaled_h), size: Size::new(size, size) };
+    let whole = Size::new(scaled_w as u32, scaled_h as u32);
+    Crop { window, ..Crop::of_view(Rect::of(picture), whole) }
 }
 
 /// `RandomResizedCrop.get_params`, line by line.
@@ -322,13 +323,13 @@ fn every_dtype_layout_and_crop_is_that_of_the_straight_loops() {
         let mut draws = Draws::new(3, 1, id, PURPOSE);
         let flip = draws.bool(0.5);
         let crop = match op {
-            Op::Resize(_) => Crop::of_view(Rect { left: 0, top: 0, size: picture }),
+            Op::Resize(size) => Crop::of_view(Rect::of(picture), size),
             Op::CenterCrop { resize, size } => oracle_center(picture, resize, size),
             Op::RandomResizedCrop { scale, ratio, .. } => {
-                Crop::of_view(oracle_random(picture, scale, ratio, &mut draws))
+                Crop::of_view(oracle_random(picture, scale, ratio, &mut draws), op.output())
             }
         };
-        let resized = oracle_resize(&pixels, picture, crop, op.output());
+        let resized = oracle_resize(&pixels, picture, crop);
         for dtype in [DType::U8, DType::F32, DType::F16, DType::BF16] {
             for layout in [PixelLayout::Nhwc, PixelLayout::Nchw] {
                 let plain = Image::new(op).dtype(dtype).layout(layout).flip(0.5);
@@ -788,7 +789,7 @@ proptest! {
                 let mut workspace = Workspace { pixels: left_over, ..Workspace::default() };
                 let mut draws = Draws::new(0, 0, 0, "test");
                 let picture = workspace.decode(Encoded::alone(&input), &image, limits, &mut draws).ok()?;
-                workspace.resize(&picture, Size::new(7, 7), image.filter_of_fir(), None).unwrap();
+                workspace.resize(&picture, image.filter, None);
                 assert!(workspace.pixels.capacity() <= 32 << 20);
                 Some(workspace.resized)
             };

@@ -1,0 +1,235 @@
+//! The kernels for processors with AVX2.
+//!
+//! ```text
+//! half a register: four values of a row, which belong to one or two output pixels
+//!   16 source bytes ─► pick ─► [a₀ a₁] [b₀ b₁] [c₀ c₁] [d₀ d₁]   two taps, as words
+//!                              × high and low bits of their weights, added in pairs
+//! ```
+//!
+//! The two halves are two source rows. A weight has 23 bits and a sign, a word has 16. So the horizontal pass multiplies
+//! a pair of taps by the weights' high bits and by their low 11. The vertical pass multiplies one tap at a time. A
+//! value of the ring has both its multiples: `v - 128` in the low word, `256 (v - 128)` in the high one. With the low 8
+//! bits of a weight and the others, the sum of both products is exact.
+//!
+//! `unsafe` is the call of functions that need AVX2, and loads and stores at checked places: one check for several rows.
+
+#![allow(unsafe_code)]
+
+use super::axis::{Axis, BITS};
+use super::kernels::{Kernels, Prepared, Rows, Sum};
+use std::arch::x86_64::*;
+
+/// The kernels, if this processor has AVX2.
+pub(super) fn kernels() -> Option<Kernels> {
+    // The only way to the functions below.
+    std::arch::is_x86_feature_detected!("avx2").then_some(Kernels { prepare, code, horizontal, vertical })
+}
+
+fn horizontal(axis: &Axis, by: &Prepared, rows: Rows<'_>) {
+    let call = match (axis.clamps, axis.taps.div_ceil(2)) {
+        (true, _) => horizontal_avx2::<true, 0>,
+        (false, 1) => horizontal_avx2::<false, 1>,
+        (false, 2) => horizontal_avx2::<false, 2>,
+        (false, 3) => horizontal_avx2::<false, 3>,
+        (false, _) => horizontal_avx2::<false, 0>,
+    };
+    // SAFETY: `kernels` found AVX2.
+    unsafe { call(by, axis.taps.div_ceil(2), rows) }
+}
+
+fn vertical(sum: Sum<'_>, to: &mut [u8]) {
+    // SAFETY: `kernels` found AVX2.
+    unsafe { vertical_avx2(sum, to) }
+}
+
+/// Bytes of a load.
+const LOAD: usize = 16;
+/// Bits of the low part of a weight in the horizontal pass.
+const LOW: u32 = 11;
+/// Most source pixels between two output pixels of a step: a pair of taps of each lies in one load.
+const APART: u32 = 3;
+
+/// Bytes of a load that become words, by the channel of a step's first value, and the distance of its two pixels.
+static PICKS: [[u8; LOAD]; 3 * (APART as usize + 1)] = picks();
+
+const fn picks() -> [[u8; LOAD]; 3 * (APART as usize + 1)] {
+    // The highest bit gives 0.
+    let mut picks = [[0x80; LOAD]; 3 * (APART as usize + 1)];
+    let mut k = 0;
+    while k < 4 * picks.len() {
+        let (pick, value) = (k / 4, k % 4);
+        let (channel, apart) = (pick / (APART as usize + 1) + value, pick % (APART as usize + 1));
+        let byte = channel % 3 + if channel < 3 { 0 } else { 3 * apart };
+        picks[pick][4 * value] = byte as u8;
+        picks[pick][4 * value + 2] = byte as u8 + 3;
+        k += 1;
+    }
+    picks
+}
+
+/// Steps of four values, or, if pixels are too far apart, of one pixel.
+fn prepare(axis: &Axis, left: u32, to: &mut Prepared) {
+    let near = axis.starts.windows(2).all(|two| two[1] - two[0] <= APART);
+    to.stride = if near { 4 } else { 3 };
+    let width = axis.starts.len();
+    let (steps, pairs) = ((3 * width).div_ceil(to.stride), axis.taps.div_ceil(2));
+    to.offsets.clear();
+    to.offsets.reserve_exact(steps);
+    to.picks.clear();
+    to.picks.reserve_exact(steps);
+    to.weights.clear();
+    to.weights.reserve_exact(steps * pairs);
+    for step in 0..steps {
+        let (pixel, channel) = (step * to.stride / 3, step * to.stride % 3);
+        let next = if near && pixel + 1 < width { pixel + 1 } else { pixel };
+        let apart = axis.starts[next] - axis.starts[pixel];
+        to.offsets.push(3 * (axis.starts[pixel] - left));
+        to.picks.push(PICKS[channel * (APART as usize + 1) + apart as usize]);
+        let weights = [pixel, next].map(|at| &axis.weights[at * axis.taps..][..axis.taps]);
+        for pair in 0..pairs {
+            to.weights.push(words(weights, channel, pair));
+        }
+    }
+    // Starts never fall.
+    to.reach = to.offsets.last().map_or(0, |last| *last as usize) + 6 * (pairs - 1) + LOAD;
+}
+
+/// High parts, then low parts, of the weights of a pair of taps, for each of a step's four values.
+fn words(weights: [&[i32]; 2], channel: usize, pair: usize) -> [[i16; 8]; 2] {
+    let mut words = [[0; 8]; 2];
+    for value in 0..4 {
+        for tap in 0..2 {
+            let weight = weights[(channel + value) / 3].get(2 * pair + tap).copied().unwrap_or(0);
+            words[0][2 * value + tap] = (weight >> LOW) as i16;
+            words[1][2 * value + tap] = (weight & ((1 << LOW) - 1)) as i16;
+        }
+    }
+    words
+}
+
+/// A weight of the vertical pass: its low 8 bits in the low word, the others in the high one.
+fn code(weight: i32) -> i32 {
+    ((weight >> 8) << 16) | (weight & 0xFF)
+}
+
+/// Both halves of the register the same.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn twice<T: bytemuck::Pod>(half: &T) -> __m256i {
+    const { assert!(size_of::<T>() == 16) };
+    // SAFETY: 16 bytes of the reference are read. The compiler broadcasts such a load by itself, unlike a copy.
+    _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(std::ptr::from_ref(half).cast()) })
+}
+
+/// Bytes of two rows from `at` on, which end in both rows: [`horizontal_avx2`] checks it.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load(low: &[u8], high: &[u8], at: usize) -> __m256i {
+    debug_assert!(at + LOAD <= low.len().min(high.len()));
+    // SAFETY: the caller's.
+    unsafe { _mm256_loadu2_m128i(high.as_ptr().add(at).cast(), low.as_ptr().add(at).cast()) }
+}
+
+/// Stores four values of two rows at `at`, behind which both rows have as many: [`horizontal_avx2`] checks it.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn store(value: __m256i, low: &mut [i32], high: &mut [i32], at: usize) {
+    debug_assert!(at + 4 <= low.len().min(high.len()));
+    // SAFETY: the caller's.
+    unsafe { _mm256_storeu2_m128i(high.as_mut_ptr().add(at).cast(), low.as_mut_ptr().add(at).cast(), value) }
+}
+
+/// The values of `sum`, less 128, in the form of the ring.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn ring_form<const CLAMPS: bool>(high: __m256i, low: __m256i) -> __m256i {
+    let sum = _mm256_add_epi32(_mm256_slli_epi32::<{ LOW as i32 }>(high), low);
+    let mut value = _mm256_srai_epi32::<{ BITS as i32 }>(sum);
+    if CLAMPS {
+        value = _mm256_min_epi32(value, _mm256_set1_epi32(127));
+        value = _mm256_max_epi32(value, _mm256_set1_epi32(-128));
+    }
+    _mm256_blend_epi16::<0b1010_1010>(value, _mm256_slli_epi32::<24>(value))
+}
+
+/// `PAIRS` is the number of pairs of taps, or 0 for any.
+#[target_feature(enable = "avx2")]
+fn horizontal_avx2<const CLAMPS: bool, const PAIRS: usize>(by: &Prepared, pairs: usize, (from, to): Rows<'_>) {
+    let pairs = if PAIRS == 0 { pairs } else { PAIRS };
+    let reach = by.reach;
+    let from = from.map(|row| &row[..reach]);
+    let len = to[0].len();
+    let [to0, to1, to2, to3] = to.map(|row| &mut row[..len]);
+    let start = _mm256_set1_epi32((1 << (BITS - 1)) - (128 << BITS));
+    let steps = by.offsets.iter().zip(&by.picks).zip(by.weights.chunks_exact(pairs));
+    for (step, ((offset, pick), weights)) in steps.enumerate() {
+        let pick = twice(pick);
+        let (mut high, mut low) = ([_mm256_setzero_si256(); 2], [start; 2]);
+        let mut at = *offset as usize;
+        assert!(at + 6 * (pairs - 1) + LOAD <= reach, "a step lies within the reach");
+        for weights in weights {
+            let [by_high, by_low] = [0, 1].map(|k| twice(&weights[k]));
+            for k in 0..2 {
+                // SAFETY: `at` is at most the checked one, and the rows end at the reach.
+                let bytes = unsafe { load(from[2 * k], from[2 * k + 1], at) };
+                let taps = _mm256_shuffle_epi8(bytes, pick);
+                high[k] = _mm256_add_epi32(high[k], _mm256_madd_epi16(taps, by_high));
+                low[k] = _mm256_add_epi32(low[k], _mm256_madd_epi16(taps, by_low));
+            }
+            at += 6;
+        }
+        let at = step * by.stride;
+        assert!(at + 4 <= len, "a padded row");
+        let done = [0, 1].map(|k| ring_form::<CLAMPS>(high[k], low[k]));
+        // SAFETY: all rows have `len` values.
+        unsafe {
+            store(done[0], to0, to1, at);
+            store(done[1], to2, to3, at);
+        }
+    }
+}
+
+/// Values of a step of the vertical pass.
+const BLOCK: usize = 32;
+
+#[target_feature(enable = "avx2")]
+fn vertical_avx2((between, starts, weights): Sum<'_>, to: &mut [u8]) {
+    // Weighs the 128 that the ring's values lack.
+    let sum = weights.iter().fold(0_i32, |sum, code| sum.wrapping_add(((code >> 16) << 8) + (code & 0xFF)));
+    let start = sum.wrapping_mul(128).wrapping_add(1 << (BITS - 1));
+    let len = to.len().next_multiple_of(BLOCK);
+    assert!(starts.iter().all(|row| between.len() >= len && *row <= between.len() - len), "padded rows");
+    let (blocks, rest) = to.as_chunks_mut::<BLOCK>();
+    let x = BLOCK * blocks.len();
+    for (k, to) in blocks.iter_mut().enumerate() {
+        // SAFETY: the block ends before `len`.
+        *to = unsafe { block(between, starts, weights, start, BLOCK * k) };
+    }
+    if !rest.is_empty() {
+        // The ring's rows are padded, the output is not.
+        // SAFETY: the block ends at `len`.
+        let last = unsafe { block(between, starts, weights, start, x) };
+        rest.copy_from_slice(&last[..rest.len()]);
+    }
+}
+
+/// The values from `x` on. From each of `starts`, `between` has the block's values: [`vertical_avx2`] checks it.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn block(between: &[i32], starts: &[usize], weights: &[i32], start: i32, x: usize) -> [u8; BLOCK] {
+    let mut sums = [_mm256_set1_epi32(start); 4];
+    for (row, code) in starts.iter().zip(weights) {
+        let by = _mm256_set1_epi32(*code);
+        debug_assert!(row + x + BLOCK <= between.len());
+        // SAFETY: the caller's.
+        let values = unsafe { &*between.as_ptr().add(row + x).cast::<[[i32; 8]; 4]>() };
+        for (sum, values) in sums.iter_mut().zip(values) {
+            *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(bytemuck::must_cast(*values), by));
+        }
+    }
+    let [a, b, c, d] = sums.map(|sum| _mm256_srai_epi32::<{ BITS as i32 }>(sum));
+    let bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+    // Each instruction packs half by half.
+    let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    bytemuck::must_cast(_mm256_permutevar8x32_epi32(bytes, order))
+}
