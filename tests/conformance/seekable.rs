@@ -69,8 +69,10 @@ fn write_parquet(path: &Path, pictures: &[Vec<u8>]) {
     writer.close().unwrap();
 }
 
+type Open = fn(&Path) -> Opened;
+
 /// The same pictures in every format.
-fn formats(dir: &Dir) -> Vec<(&'static str, fn(&Path) -> Opened)> {
+fn formats(dir: &Dir) -> Vec<(&'static str, Open)> {
     let (mut shard, mut records) = (Vec::new(), Vec::new());
     let pictures = pictures();
     for (id, picture) in pictures.iter().enumerate() {
