@@ -165,7 +165,10 @@ pub mod decode;
 pub mod device;
 pub mod dlpack;
 mod error;
-#[cfg(feature = "image")]
+#[cfg_attr(
+    not(feature = "image"),
+    allow(dead_code, unused_imports, reason = "its pixels are for `decode::image` alone")
+)]
 mod jpeg;
 mod ledger;
 mod loader;

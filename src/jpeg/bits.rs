@@ -123,6 +123,13 @@ impl<'a> Bits<'a> {
         rest.windows(2).find(|pair| pair[0] == 0xFF && !matches!(pair[1], 0 | 0xFF)).map(|pair| pair[1])
     }
 
+    /// Offset of the first 0xFF from here on that no zero follows: a marker, or fill before one.
+    pub(super) fn end(&self) -> Option<usize> {
+        let next = self.next_byte();
+        let rest = &self.input[next..];
+        Some(next + memchr::memchr_iter(0xFF, rest).find(|at| rest.get(at + 1) != Some(&0))?)
+    }
+
     /// Offset of the first byte that is not begun.
     pub(super) fn next_byte(&self) -> usize {
         let place = self.place();

@@ -1,10 +1,13 @@
 //! The segments up to the first scan: sizes, tables, and the place of the coded data.
 //!
-//! Invariants: every length is checked against the file before its bytes are touched. A [`Scan`] can be decoded: one
-//! scan of all components, tables present, factors that libjpeg-turbo takes.
+//! `read` takes what the codes depend on; `parse` asks for what the pixels depend on, too.
+//!
+//! Invariants: every length is checked against the file before its bytes are touched. The codes of a [`Scan`] can be
+//! walked: one scan of all components, tables present. One from [`Scan::parse`] can be decoded: quantisation tables present,
+//! factors that libjpeg-turbo takes.
 
 use super::huffman::{Table, ZIGZAG};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt::Display;
 
 /// Limit of blocks in an interleaved MCU (B.2.3 of the standard).
@@ -61,18 +64,26 @@ pub(super) struct Factors {
 }
 
 impl Header {
-    /// Reads the segments up to the first scan.
+    /// Reads the segments up to the first scan of a picture with colours.
     pub(crate) fn parse(input: &[u8]) -> Result<Self> {
+        match Self::read(input)? {
+            Self { components: 2, .. } => Err(Error::decode("JPEG of 2 components: 1, 3 or 4 have colours")),
+            header => Ok(header),
+        }
+    }
+
+    /// Reads the segments up to the first scan.
+    pub(crate) fn read(input: &[u8]) -> Result<Self> {
         let mut header: Option<Self> = None;
         let mut restart = 0;
         let (mut exif, mut stray, mut short_adobe) = ((0, 0), (0, 0), 0);
         let mut at = 2;
         loop {
-            let Segment { marker, start, end } = Segment::next(input, at)?;
+            let segment = Segment::next(input, at)?;
+            let Segment { marker, start, end } = segment;
             let body = &input[start..end];
-            let marker_bytes = if is_alone(marker) { 2 } else { 4 };
             // Bytes 0xFF are legal fill before a marker.
-            let others = input[at..start - marker_bytes].iter().filter(|byte| **byte != 0xFF).count();
+            let others = input[at..segment.marker_at()].iter().filter(|byte| **byte != 0xFF).count();
             stray = if stray.0 == 0 { (others, at) } else { (stray.0 + others, stray.1) };
             match marker {
                 0xC0..=0xC2 if header.is_none() => header = Some(Self::of_frame(marker, body, start)?),
@@ -111,10 +122,10 @@ impl Header {
         if *bits != 8 {
             return Err(Error::decode(format!("JPEG of {bits} bits per sample: only 8 are supported")));
         }
-        if width * height == 0 || described.len() != usize::from(*components) || !matches!(components, 1 | 3 | 4) {
+        if width * height == 0 || described.len() != usize::from(*components) || !matches!(components, 1..=4) {
             let message = format!(
-                "JPEG frame header of {width}x{height} pixels and {components} components: expected some pixels, and 1, \
-                 3 or 4 components"
+                "JPEG frame header of {width}x{height} pixels and {components} components: expected some pixels, and 1 \
+                 to 4 components"
             );
             return Err(Error::decode(message));
         }
@@ -179,6 +190,16 @@ impl Header {
         Ok(self.scan + end.ok_or_else(|| Error::decode("JPEG without its end marker: the file is cut"))?)
     }
 
+    /// The header's segments: marker, start of the body, body.
+    fn segments<'a>(&self, input: &'a [u8]) -> impl Iterator<Item = (u8, usize, &'a [u8])> + use<'a> {
+        let (mut at, end) = (2, self.scan);
+        std::iter::from_fn(move || {
+            let segment = Segment::next(&input[..end], at).ok()?;
+            at = segment.end;
+            Some((segment.marker, segment.start, &input[segment.start..segment.end]))
+        })
+    }
+
     /// Samples of all components, padded to whole MCUs.
     pub(crate) fn samples(&self) -> u64 {
         let (h, v) = self.largest_factors();
@@ -220,6 +241,24 @@ impl Segment {
         }
         Ok(Self { marker, start: at + 4, end })
     }
+
+    /// The segment at `at`, behind nothing but fill bytes. Errors have their offset.
+    pub(crate) fn at(input: &[u8], at: usize) -> Result<Self> {
+        let segment = Self::next(input, at).map_err(|error| {
+            Error::new(ErrorKind::Truncated, Stage::Decode, error.message()).with_range(input.len() as u64, 0)
+        })?;
+        match (at..segment.marker_at()).find(|at| input[*at] != 0xFF) {
+            Some(at) => {
+                let message = format!("a marker expected, 0x{:02x} found", input[at]);
+                Err(Error::decode(message).with_range(at as u64, 1))
+            }
+            None => Ok(segment),
+        }
+    }
+
+    fn marker_at(&self) -> usize {
+        self.start - if is_alone(self.marker) { 2 } else { 4 }
+    }
 }
 
 /// Colours of the components.
@@ -246,8 +285,9 @@ pub(super) struct Component {
 
 /// All that the coded data need: a sequential picture of one scan.
 #[derive(Clone, Debug)]
-pub(super) struct Scan<'a> {
+pub(crate) struct Scan<'a> {
     components: [Component; 4],
+    ids: [u8; 4],
     count: usize,
     pub(super) colours: Colours,
     /// In natural order.
@@ -257,40 +297,52 @@ pub(super) struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// Reads the tables of a picture with this header, which has one scan.
+    /// Reads all tables of a picture with this header, which has one scan.
     pub(super) fn parse(input: &'a [u8], header: &Header) -> Result<Self> {
+        let mut scan = Self::read(input, header)?;
+        let (mut have, mut jfif, mut adobe) = ([false; 4], false, None);
+        for (marker, start, body) in header.segments(input) {
+            match marker {
+                0xDB => scan.read_quants(body, start, &mut have)?,
+                0xE0 if body.len() >= 14 && body.starts_with(b"JFIF\0") => jfif = true,
+                0xEE if body.len() >= ADOBE && body.starts_with(b"Adobe") => adobe = Some(body[11]),
+                _ => {}
+            }
+        }
+        if !scan.components().iter().all(|part| have.get(part.quant).is_some_and(|have| *have)) {
+            return Err(at_offset("JPEG without a quantisation table that it names", header.scan));
+        }
+        let (h, v) = header.largest_factors();
+        // libjpeg-turbo refuses the others.
+        scan.check_factors(|own| h.is_multiple_of(own.h.into()) && v.is_multiple_of(own.v.into()))?;
+        scan.colours = colours(&scan.ids[..scan.count], jfif, adobe);
+        Ok(scan)
+    }
+
+    /// Reads the Huffman tables of a picture with this header, which has one scan.
+    pub(crate) fn read(input: &'a [u8], header: &Header) -> Result<Self> {
         let mut scan = Self {
             components: [Component::default(); 4],
+            ids: [0; 4],
             count: 0,
             colours: Colours::Grey,
             quants: [[0; 64]; 4],
             dc: [None; 4],
             ac: [None; 4],
         };
-        let (mut have, mut ids, mut jfif, mut adobe) = ([false; 4], [0; 4], false, None);
-        let mut at = 2;
-        while at < header.scan {
-            let Segment { marker, start, end } = Segment::next(input, at)?;
-            let body = &input[start..end];
+        for (marker, start, body) in header.segments(input) {
             match marker {
-                0xC0 | 0xC1 if scan.count == 0 => ids = scan.read_frame(body),
+                0xC0 | 0xC1 if scan.count == 0 => scan.read_frame(body),
                 0xC0..=0xC2 => return Err(Error::decode("JPEG with a second frame header")),
                 0xC4 => scan.read_huffman(body, start)?,
-                0xDB => scan.read_quants(body, start, &mut have)?,
-                0xDA => scan.read_scan(body, start, ids)?,
-                0xE0 if body.len() >= 14 && body.starts_with(b"JFIF\0") => jfif = true,
-                0xEE if body.len() >= ADOBE && body.starts_with(b"Adobe") => adobe = Some(body[11]),
+                0xDA => scan.read_scan(body, start)?,
                 _ => {}
             }
-            at = end;
         }
-        for component in scan.components() {
-            if !have.get(component.quant).is_some_and(|have| *have) {
-                return Err(at_offset("JPEG without a quantisation table that it names", header.scan));
-            }
-        }
-        scan.colours = colours(&ids[..scan.count], jfif, adobe);
-        scan.check_factors(header)?;
+        let blocks: u32 =
+            scan.components().iter().map(|part| u32::from(part.factors.h) * u32::from(part.factors.v)).sum();
+        let few = scan.count == 1 || blocks <= BLOCKS_MAX as u32;
+        scan.check_factors(|own| few && (1..=4).contains(&own.h) && (1..=4).contains(&own.v))?;
         Ok(scan)
     }
 
@@ -298,16 +350,19 @@ impl<'a> Scan<'a> {
         &self.components[..self.count]
     }
 
-    fn read_frame(&mut self, body: &[u8]) -> [u8; 4] {
-        let mut ids = [0; 4];
+    /// DC tables 0 to 3, then AC tables 0 to 3.
+    pub(crate) fn tables(&self) -> [Option<Table<'a>>; 8] {
+        std::array::from_fn(|index| if index < 4 { self.dc[index] } else { self.ac[index - 4] })
+    }
+
+    fn read_frame(&mut self, body: &[u8]) {
         let described = body[6..].as_chunks::<3>().0;
-        for ((component, id), [name, both, quant]) in self.components.iter_mut().zip(&mut ids).zip(described) {
+        for ((component, id), [name, both, quant]) in self.components.iter_mut().zip(&mut self.ids).zip(described) {
             *id = *name;
             let factors = Factors { h: both >> 4, v: both & 15 };
             *component = Component { factors, quant: usize::from(*quant), dc: 0, ac: 0 };
             self.count += 1;
         }
-        ids
     }
 
     fn read_huffman(&mut self, mut body: &'a [u8], start: usize) -> Result<()> {
@@ -346,13 +401,13 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    fn read_scan(&mut self, body: &[u8], start: usize, ids: [u8; 4]) -> Result<()> {
+    fn read_scan(&mut self, body: &[u8], start: usize) -> Result<()> {
         let count = self.count;
         let selectors = body.get(1..1 + 2 * count).unwrap_or_default().as_chunks::<2>().0;
         if selectors.len() != count || body.get(1 + 2 * count..) != Some(&[0, 63, 0]) {
             return Err(at_offset("JPEG with a scan header that does not fit its frame", start));
         }
-        for ((component, id), [name, tables]) in self.components[..count].iter_mut().zip(ids).zip(selectors) {
+        for ((component, id), [name, tables]) in self.components[..count].iter_mut().zip(self.ids).zip(selectors) {
             if id != *name {
                 return Err(at_offset("JPEG whose scan has its components in another order than the frame", start));
             }
@@ -365,16 +420,9 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// Refuses what libjpeg-turbo refuses.
-    fn check_factors(&self, header: &Header) -> Result<()> {
-        let (h, v) = header.largest_factors();
-        let fits = |factors: Factors| {
-            let (own_h, own_v) = (u32::from(factors.h), u32::from(factors.v));
-            (1..=4).contains(&own_h) && (1..=4).contains(&own_v) && h % own_h == 0 && v % own_v == 0
-        };
-        let blocks: u32 = header.factors().iter().map(|factors| u32::from(factors.h) * u32::from(factors.v)).sum();
+    fn check_factors(&self, fits: impl Fn(Factors) -> bool) -> Result<()> {
         let parts = self.components();
-        if parts.iter().all(|component| fits(component.factors)) && (parts.len() == 1 || blocks <= BLOCKS_MAX as u32) {
+        if parts.iter().all(|part| fits(part.factors)) {
             return Ok(());
         }
         let list: Vec<_> = parts.iter().map(|part| format!("{}x{}", part.factors.h, part.factors.v)).collect();

@@ -1,4 +1,4 @@
-//! Huffman tables for decoding: one lookup gives a code and the value behind it, or several codes to skip.
+//! Huffman tables for decoding: one lookup gives a symbol, a code and the value behind it, or several codes to skip.
 //!
 //! Limits: codes have at most 16 bits. A table is untrusted: it is refused if its codes do not fit the code space.
 //! Symbols without a meaning in a baseline JPEG have no entry, and are an error where they occur.
@@ -6,14 +6,14 @@
 use super::bits::{Bits, FULL};
 
 /// Longest code.
-const CODE_MAX: usize = 16;
+pub(crate) const CODE_MAX: usize = 16;
 /// Bits of the index of a lookup that decodes. 8 KiB for a table: two of them and the block fit the first cache.
 const DECODE_BITS: u32 = 11;
 /// Bits of the index of a lookup that skips.
 const SKIP_BITS: u32 = 12;
 /// Most bits of a DC difference, and of an AC coefficient, of 8-bit samples.
-const DC_BITS: u32 = 11;
-const AC_BITS: u32 = 10;
+pub(super) const DC_BITS: u32 = 11;
+pub(super) const AC_BITS: u32 = 10;
 
 /// Natural index of each coefficient in the order of the file.
 pub(super) const ZIGZAG: [u8; 64] = [
@@ -42,20 +42,33 @@ pub(super) enum Fault {
     Long,
     /// The data end.
     End,
+    /// A DC value is beyond those of 8-bit samples.
+    Range,
+}
+
+impl Fault {
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Self::Code => "no code begins with these bits",
+            Self::Long => "a block of more than 64 coefficients",
+            Self::End => "its data ends before the picture is complete",
+            Self::Range => "a DC coefficient beyond 2047",
+        }
+    }
 }
 
 /// The content of a table in a DHT segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Table<'a> {
+pub(crate) struct Table<'a> {
     /// Number of codes of each length from 1 on.
-    pub(super) counts: &'a [u8; CODE_MAX],
+    pub(crate) counts: &'a [u8; CODE_MAX],
     /// In the order of their codes.
-    pub(super) symbols: &'a [u8],
+    pub(crate) symbols: &'a [u8],
 }
 
 impl<'a> Table<'a> {
     /// Parses one table from the front of `body`; returns the rest, too.
-    pub(super) fn parse(body: &'a [u8]) -> Result<(Self, &'a [u8]), String> {
+    pub(crate) fn parse(body: &'a [u8]) -> Result<(Self, &'a [u8]), String> {
         let Some((counts, rest)) = body.split_first_chunk::<CODE_MAX>() else {
             return Err(format!("a Huffman table of {} bytes, at least 16 expected", body.len()));
         };
@@ -73,7 +86,7 @@ impl<'a> Table<'a> {
     }
 
     /// Symbol, code and length of the code, shortest first.
-    fn codes(&self) -> impl Iterator<Item = (u8, u32, u32)> + '_ {
+    pub(crate) fn codes(&self) -> impl Iterator<Item = (u8, u32, u32)> + '_ {
         let lengths = (1_u32..).zip(self.counts).flat_map(|(length, count)| (0..*count).map(move |_| length));
         let (mut code, mut before) = (0_u32, 0);
         self.symbols.iter().zip(lengths).map(move |(symbol, length)| {
@@ -131,9 +144,48 @@ impl Canonical {
     }
 }
 
+/// Symbols as they are, without their values.
+pub(super) struct Symbols {
+    /// The symbol in bits 8 to 15, the length in bits 0 to 7; 0 for what is longer.
+    fast: [u16; 1 << DECODE_BITS],
+    any: Canonical,
+}
+
+impl Symbols {
+    pub(super) fn new(table: Table<'_>) -> Self {
+        let mut fast = [0; 1 << DECODE_BITS];
+        for (symbol, code, length) in table.codes().filter(|(_, _, length)| *length <= DECODE_BITS) {
+            let free = DECODE_BITS - length;
+            let start = (code << free) as usize;
+            fast[start..start + (1 << free)].fill(u16::from(symbol) << 8 | length as u16);
+        }
+        Self { fast, any: Canonical::new(table) }
+    }
+
+    /// Reads a symbol, with a refill before it: at least 40 bits are left behind it.
+    #[inline(always)]
+    pub(super) fn read(&self, bits: &mut Bits<'_>) -> Result<u8, Fault> {
+        bits.refill();
+        let entry = self.fast[bits.peek(DECODE_BITS)];
+        if entry != 0 {
+            bits.skip(u32::from(entry & 0xFF));
+            return Ok((entry >> 8) as u8);
+        }
+        let (symbol, after) = self.long(bits.clone())?;
+        *bits = after;
+        Ok(symbol)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn long<'a>(&self, mut bits: Bits<'a>) -> Result<(u8, Bits<'a>), Fault> {
+        Ok((self.any.symbol(&mut bits)?, bits))
+    }
+}
+
 /// The number that these `size` bits encode (F.2.2.1).
 #[inline(always)]
-fn extend(bits: u32, size: u32) -> i32 {
+pub(super) fn extend(bits: u32, size: u32) -> i32 {
     let half = (1_i32 << size) >> 1;
     let value = bits as i32;
     if value < half { value - (1 << size) + 1 } else { value }
@@ -466,5 +518,60 @@ impl Ac {
         let (steps, size) = self.one(&mut bits, entry)?;
         bits.skip(size);
         Ok((steps, bits))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::bits::Place;
+    use super::*;
+    use crate::order::Draws;
+
+    /// Counts of codes, which use up no more than the code space, and symbols.
+    fn any_table(seed: u64) -> ([u8; CODE_MAX], Vec<u8>) {
+        let mut draws = Draws::new(seed, 0, 0, "table");
+        let (mut counts, mut free, mut total) = ([0; CODE_MAX], 1_u64, 0);
+        for count in &mut counts {
+            free *= 2;
+            // One code stays free: the one of all ones.
+            *count = draws.below((free - 1).min(256 - total).min(40) / 2 + 1) as u8;
+            (free, total) = (free - u64::from(*count), total + u64::from(*count));
+        }
+        (counts, (0..total).map(|_| draws.below(256) as u8).collect())
+    }
+
+    #[test]
+    fn only_codes_of_the_table_are_symbols() {
+        for seed in 0..60 {
+            let (counts, symbols) = any_table(seed);
+            let table = Table { counts: &counts, symbols: &symbols };
+            let lookup = Symbols::new(table);
+            for (symbol, code, length) in table.codes() {
+                let word = code << (31 - length);
+                for bytes in [word, word | ((1 << (31 - length)) - 1)].map(|word| (word << 1).to_be_bytes()) {
+                    let stuffed = bytes.map(|byte| [byte, 0]);
+                    let input: Vec<u8> =
+                        stuffed.iter().flat_map(|both| &both[..1 + usize::from(both[0] == 0xFF)]).copied().collect();
+                    let (mut bits, mut rest) =
+                        (Bits::new(&input, Place::default()), Bits::new(&input, Place::default()));
+                    assert_eq!(lookup.read(&mut bits), Ok(symbol), "seed {seed}");
+                    rest.skip(length);
+                    assert_eq!(bits.place(), rest.place(), "seed {seed}");
+                }
+            }
+            let ones = [0xFF, 0].repeat(8);
+            let read = lookup.read(&mut Bits::new(&ones, Place::default()));
+            assert_eq!(read, Err(Fault::Code), "seed {seed}: all ones are a code");
+        }
+    }
+
+    #[test]
+    fn impossible_tables_are_refused() {
+        let table = |counts: &[u8], symbols: usize| [counts, &vec![0; 16 - counts.len()], &vec![7; symbols]].concat();
+        assert!(Table::parse(&table(&[2], 2)).is_ok(), "two codes of one bit fill the code space");
+        let wrong = [table(&[3], 3), table(&[1, 3], 4), table(&[0, 0, 1], 0), table(&[0; 15], 0)[..15].to_vec()];
+        for bytes in wrong.into_iter().chain([[vec![0; 14], vec![255, 255], vec![1; 510]].concat()]) {
+            assert!(Table::parse(&bytes).is_err(), "{bytes:?}");
+        }
     }
 }

@@ -17,7 +17,8 @@
 //! They equal, to the bit, a cut from the whole picture as libjpeg-turbo decodes it by default (`islow` transform, fancy
 //! upsampling), and with it Pillow and torchvision. The kernels for an instruction set equal the scalar ones.
 //!
-//! With [seek points](seek), a row of the crop begins near its left edge.
+//! With [seek points](seek), a row of the crop begins near its left edge. [`codes`] hands on every code of a scan, for
+//! `prepare`, which writes them anew.
 //!
 //! # Limits and invariants
 //!
@@ -29,6 +30,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod bits;
+mod codes;
 mod header;
 mod huffman;
 mod kernels;
@@ -39,13 +41,14 @@ mod seek;
 mod tests;
 mod walk;
 
-pub(crate) use header::{DAMAGED, EXIF, Header, Segment};
+pub(crate) use codes::{Sink, walk};
+pub(crate) use header::{DAMAGED, EXIF, Header, Scan, Segment};
+pub(crate) use huffman::{CODE_MAX, Table};
 pub(crate) use region::Region;
 #[cfg(feature = "turbojpeg")]
 pub(crate) use {header::SURPLUS, rows::product};
 
 use crate::error::{Error, Result};
-use header::Scan;
 use kernels::Kernels;
 use region::Layout;
 use rows::Rows;

@@ -303,11 +303,7 @@ impl<'a> Walk<'a> {
             return Ok(());
         }
         let offset = self.bits.place().byte;
-        let what = match fault {
-            Fault::End => "its data ends before the picture is complete",
-            Fault::Code => "no code begins with these bits",
-            Fault::Long => "a block of more than 64 coefficients",
-        };
+        let what = fault.words();
         let (mcu, total) = (self.mcu, self.total);
         Err(Error::decode(format!("{DAMAGED}: {what}, in MCU {mcu} of {total}, at byte {offset} of the picture")))
     }

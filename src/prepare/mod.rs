@@ -29,8 +29,8 @@
 //! markers out of step, a DC coefficient out of range, bytes between segments, no end marker. JPEG has no checksum, so
 //! damage that yields other legal codes is not found. The result then decodes to the same damaged pixels as the input.
 //!
-//! Limits: pixels and bytes as in [`RestartOptions`], checked before memory is allocated. Memory: the output and one
-//! copy of a restart interval's data (at most the input's size). Time is linear in the input.
+//! Limits: pixels and bytes as in [`RestartOptions`], checked before memory is allocated. Memory: the output. Time is
+//! linear in the input.
 
 mod bits;
 mod huffman;
@@ -44,6 +44,7 @@ mod transcode;
 
 pub use shards::{Format, Progress, Shards, Summary};
 
+use self::huffman::Codes;
 use self::jpeg::{Picture, Piece};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;
@@ -185,14 +186,15 @@ fn transcode(input: &[u8], options: &RestartOptions, out: &mut Vec<u8>) -> Resul
         Ok(picture) => picture,
         Err(reason) => return Ok(Outcome::Unchanged { reason }),
     };
-    let interval = options.interval.map_or_else(|| interval_for(picture.mcus_per_row), NonZeroU16::get);
-    let mut data = Vec::new();
-    let counted = transcode::count(input, &picture, interval.into(), &mut data)?;
-    if let Some(reason) = jpeg::check_tail(input, counted.stop.at)? {
+    let mcus_per_row = picture.header.width.div_ceil(picture.header.mcu().0);
+    let interval = options.interval.map_or_else(|| interval_for(mcus_per_row), NonZeroU16::get);
+    let counted = transcode::count(input, &picture, interval.into())?;
+    if let Some(reason) = jpeg::check_tail(input, counted.end)? {
         return Ok(Outcome::Unchanged { reason });
     }
     let table_pieces = picture.pieces.iter().filter(|(piece, _)| *piece == Piece::Tables);
-    let new = counted.better_tables(&picture.tables, table_pieces.map(|(_, range)| range.len()).sum());
+    let old = picture.scan.tables().map(Codes::new);
+    let new = counted.better(&old, table_pieces.map(|(_, range)| range.len()).sum());
     out.reserve(input.len() + input.len() / 16);
     for (piece, range) in &picture.pieces {
         match piece {
@@ -201,14 +203,15 @@ fn transcode(input: &[u8], options: &RestartOptions, out: &mut Vec<u8>) -> Resul
             _ => out.extend_from_slice(&input[range.clone()]),
         }
     }
-    if let Some(tables) = &new {
-        transcode::write_tables(tables, out);
+    if let Some((_, segment)) = &new {
+        out.extend_from_slice(segment);
     }
     out.extend([0xFF, 0xDD, 0, 4]);
     out.extend(interval.to_be_bytes());
     out.extend_from_slice(&input[picture.scan_header.clone()]);
-    transcode::emit(input, &picture, new.as_ref().unwrap_or(&picture.tables), interval.into(), &mut data, out)?;
-    out.extend_from_slice(&input[counted.stop.at..]);
+    let codes = new.as_ref().map_or(&old, |(codes, _)| codes);
+    transcode::emit(input, &picture, codes, interval.into(), out)?;
+    out.extend_from_slice(&input[counted.end..]);
     Ok(Outcome::Transcoded { interval, new_tables: new.is_some() })
 }
 

@@ -384,7 +384,7 @@ fn the_error_of_a_damaged_picture_says_where() {
             edit(&plain, &|bytes| drop(bytes.drain(end - 60..end))),
             ErrorKind::Truncated,
             end - 60,
-            "the data ends",
+            "data ends before the picture is complete",
         ),
         (
             "data left over",
