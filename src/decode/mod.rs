@@ -95,6 +95,7 @@ impl<'a> Ctx<'a> {
     }
 
     /// Seek points of the input; empty without any.
+    #[cfg_attr(not(feature = "image"), allow(dead_code, reason = "only pictures have them"))]
     pub(crate) fn seek_points(&self) -> &'a [u8] {
         self.seek_points
     }
