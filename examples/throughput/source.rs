@@ -118,19 +118,19 @@ impl SourceArgs {
     /// Opens the intact part, with a list of the damage.
     #[allow(dead_code, reason = "not every example prints the ledger")]
     pub fn open_all(&self) -> Result<Opened, Box<dyn Error>> {
-        if self.checked.is_some() || self.seek_points.is_some() {
+        if self.checked.is_some() {
             return Ok(Opened { dataset: self.open()?, damage: Vec::new() });
         }
         match self.source {
             Source::Tar => {
                 let tar = self.tar().on_damage(OnDamage::Skip).open(&self.path)?;
                 let damage = tar.damage().to_vec();
-                Ok(Opened { dataset: Arc::new(tar), damage })
+                Ok(Opened { dataset: self.seekable(Arc::new(tar))?, damage })
             }
             Source::Tfrecord => {
                 let records = self.tfrecord()?.on_damage(OnDamage::Skip).open(&self.path)?;
                 let damage = records.damage().to_vec();
-                Ok(Opened { dataset: Arc::new(records), damage })
+                Ok(Opened { dataset: self.seekable(Arc::new(records))?, damage })
             }
             _ => Ok(Opened { dataset: self.open()?, damage: Vec::new() }),
         }
@@ -145,13 +145,18 @@ impl SourceArgs {
                 false => Arc::new(dataset.checked(place)?),
             };
         }
-        if let Some(place) = &self.seek_points {
-            dataset = Arc::new(dataset.seekable(place)?);
-        }
+        dataset = self.seekable(dataset)?;
         if self.in_memory {
             dataset = Arc::new(dataset.in_memory()?);
         }
         Ok(dataset)
+    }
+
+    fn seekable(&self, dataset: Arc<dyn Dataset>) -> Result<Arc<dyn Dataset>, Box<dyn Error>> {
+        Ok(match &self.seek_points {
+            Some(place) => Arc::new(dataset.seekable(place)?),
+            None => dataset,
+        })
     }
 
     fn unchecked(&self) -> Result<Arc<dyn Dataset>, Box<dyn Error>> {

@@ -331,13 +331,14 @@ pub trait DatasetExt: Dataset + Sized {
 
     /// Adds seek points to the JPEGs: a decoder of crops then begins at each row of the crop, not at the picture's
     /// start. Pixels stay the same. The file `index` keeps the points; it takes about 1 % of the pictures' bytes, on
-    /// disk and in memory. The first call reads everything once to make it, on all cores ([`Seekable::built`] tells);
-    /// so does one for another dataset. Make it before many processes open it.
+    /// disk and in memory. The first call reads everything once to make it, on all cores ([`Seekable::built`] tells).
+    /// Make it before many processes open it.
     ///
     /// JPEGs with restart markers need no points. Damage above and beside a crop is not detected then, unless the
     /// dataset is [`checked`](Self::checked), too.
     ///
-    /// Errors: file system errors; an `index` that is another kind of file ([`ErrorKind::Config`]).
+    /// Errors: file system errors; an `index` that is another kind of file ([`ErrorKind::Config`]), or has the points of
+    /// another dataset, also of this one with other samples or lengths of files ([`ErrorKind::Changed`]).
     #[cfg(feature = "image")]
     fn seekable(self, index: impl AsRef<Path>) -> Result<Seekable<Self>> {
         Seekable::open(self, index.as_ref())

@@ -1,4 +1,4 @@
-//! The walk over all codes of a scan, for who writes them anew: symbols and bits as they are, DC values as sums.
+//! The walk over all codes of a scan, for transcoding: symbols and bits as they are, DC values as sums.
 //!
 //! Limits: no memory but tables. Time is linear in the input: a block takes at least two bits, and a shortage is detected
 //! after each block. Errors have their offset.

@@ -108,6 +108,9 @@ impl Decoder {
     }
 
     fn survey(&mut self, input: &[u8]) -> Result<Vec<u8>> {
+        if !input.starts_with(&[0xFF, 0xD8, 0xFF]) {
+            return Ok(Vec::new());
+        }
         let header = Header::parse(input)?;
         if !header.one_scan || header.restart > 0 {
             return Ok(Vec::new());

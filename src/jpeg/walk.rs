@@ -237,6 +237,7 @@ impl<'a> Walk<'a> {
 
     /// Starts the restart interval that holds `mcu`.
     fn next_interval(&mut self, mcu: u32) -> Result<()> {
+        debug_assert!(self.header.restart > 0, "pictures without markers have one interval");
         let number = mcu / self.header.restart;
         if self.mcu == self.stop {
             self.check_end()?;

@@ -149,7 +149,7 @@ fn points_follow_their_samples_into_parts_and_sums() {
 }
 
 #[test]
-fn the_file_is_made_again_for_other_data_or_after_damage_and_never_over_another_file() {
+fn the_file_is_made_again_after_damage_and_never_over_another_one() {
     let dir = Dir::new();
     formats(&dir);
     let index = dir.path("seek");
@@ -170,6 +170,10 @@ fn the_file_is_made_again_for_other_data_or_after_damage_and_never_over_another_
         assert!(std::fs::read(&index).unwrap() == whole);
     }
     dir.write("images/999.jpg", &pictures()[0]);
+    let error = built().unwrap_err();
+    assert!(error.kind() == ErrorKind::Changed && error.to_string().contains("40 entries in place of 41"), "{error}");
+    assert!(std::fs::read(&index).unwrap() == whole);
+    std::fs::remove_file(&index).unwrap();
     assert!(built().unwrap(), "one more sample");
     std::fs::write(&index, "notes of mine").unwrap();
     let error = built().unwrap_err();

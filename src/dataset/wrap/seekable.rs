@@ -11,7 +11,7 @@
 //! the points of one field of one sample; it is empty for other formats, progressive JPEGs, JPEGs with restart markers
 //! and damaged ones.
 //!
-//! Invariants: a file of another dataset, or a damaged one, is made again; a file of another kind is never replaced.
+//! Invariants: a damaged file is made again; a file of another dataset, or of another kind, is never replaced.
 //! Points never change a pixel of an intact picture: the decoder compares them with the picture, see `crate::jpeg`.
 
 use crate::dataset::digest::Digest;
@@ -23,8 +23,9 @@ use crate::dataset::{Chunked, Dataset};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::jpeg;
 use crate::storage::Blob;
-use crate::storage::publish::publish;
+use crate::storage::publish::Pending;
 use crate::tensor::Encoding;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -64,9 +65,15 @@ impl<D: Dataset> Seekable<D> {
         let words = match kept {
             Some(words) => words,
             None => {
+                let unwritable = |error| {
+                    Error::os(Stage::Index, "cannot write the seek points here: name another file", error)
+                        .with_path(place)
+                };
+                // Begun first, so that a wrong path costs no pass over the data.
+                let mut file = Pending::create(place).map_err(unwritable)?;
                 let words = seal_entries(identity, &make(&inner, &columns, width)?)?;
-                publish(place, bytemuck::cast_slice(&words), false)
-                    .map_err(|error| Error::os(Stage::Index, "cannot write the seek points", error).with_path(place))?;
+                file.write_all(bytemuck::cast_slice(&words)).map_err(unwritable)?;
+                file.commit(false).map_err(unwritable)?;
                 words
             }
         };
@@ -135,7 +142,9 @@ fn bytes_of(words: &[u32]) -> u64 {
     crate::dataset::words::wide(words, 7)
 }
 
-/// The file's words, if they belong to the dataset. Errors: it cannot be read, or is another kind of file.
+/// The file's words; nothing without a file, or if it is damaged.
+///
+/// Errors: it cannot be read, is another kind of file, or has the points of another dataset.
 fn load(place: &Path, identity: u64, entries: u64) -> Result<Option<Vec<u32>>> {
     let file = match Blob::open(place) {
         Ok(file) => file,
@@ -150,11 +159,30 @@ fn load(place: &Path, identity: u64, entries: u64) -> Result<Option<Vec<u32>>> {
         return Err(Error::new(ErrorKind::Config, Stage::Index, message));
     }
     let head: Vec<u32> = start.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
-    if head.len() < HEADER || !head.starts_with(&start_of(identity, entries)) {
+    if head.len() < HEADER || head[..MAGIC.len()] != MAGIC {
         return Ok(None);
     }
-    let words = entries.checked_mul(2).and_then(|ends| ends.checked_add(bytes_of(&head).div_ceil(4)));
-    load_words(&file, &head, words.and_then(|words| usize::try_from(words.checked_add(HEADER as u64)?).ok()))
+    if !head.starts_with(&start_of(identity, entries)) {
+        // Damage of the header looks the same, unless the whole file agrees with it.
+        let there = crate::dataset::words::wide(&head, 5);
+        return match load_words(&file, &head, words_of(&head, there))? {
+            None => Ok(None),
+            Some(_) => {
+                let message = format!(
+                    "seek points of another dataset, with {there} entries in place of {entries}, or of this one before it \
+                     changed: delete the file to make it again, or name another file"
+                );
+                Err(Error::new(ErrorKind::Changed, Stage::Index, message))
+            }
+        };
+    }
+    load_words(&file, &head, words_of(&head, entries))
+}
+
+/// Words of the whole file.
+fn words_of(head: &[u32], entries: u64) -> Option<usize> {
+    let words = entries.checked_mul(2)?.checked_add(bytes_of(head).div_ceil(4))?;
+    usize::try_from(words.checked_add(HEADER as u64)?).ok()
 }
 
 /// The header up to the bytes of entries.
@@ -162,10 +190,17 @@ fn start_of(identity: u64, entries: u64) -> Vec<u32> {
     [&MAGIC[..], &halves(identity), &halves(entries)].concat()
 }
 
+/// The entries of some samples, one after the other.
+struct Run {
+    bytes: Vec<u8>,
+    /// Length of each entry.
+    lens: Vec<usize>,
+}
+
 /// Joins the entries to the file's words.
-fn seal_entries(identity: u64, runs: &[Vec<Vec<u8>>]) -> Result<Vec<u32>> {
-    let entries = || runs.iter().flatten();
-    let (count, bytes) = (entries().count(), entries().map(Vec::len).sum::<usize>());
+fn seal_entries(identity: u64, runs: &[Run]) -> Result<Vec<u32>> {
+    let count = runs.iter().map(|run| run.lens.len()).sum::<usize>();
+    let bytes = runs.iter().map(|run| run.bytes.len()).sum::<usize>();
     let mut words = Vec::new();
     let len = HEADER + 2 * count + bytes.div_ceil(4);
     words.try_reserve_exact(len).map_err(|_| {
@@ -173,12 +208,17 @@ fn seal_entries(identity: u64, runs: &[Vec<Vec<u8>>]) -> Result<Vec<u32>> {
         Error::new(ErrorKind::Budget, Stage::Index, message)
     })?;
     words.resize(len, 0);
+    let (ends, entries) = words[HEADER..].split_at_mut(2 * count);
     let mut end = 0;
-    for (number, entry) in entries().enumerate() {
-        let place: &mut [u8] = bytemuck::cast_slice_mut(&mut words[HEADER + 2 * count..]);
-        place[end..end + entry.len()].copy_from_slice(entry);
-        end += entry.len();
-        words[HEADER + 2 * number..][..2].copy_from_slice(&halves(end as u64));
+    for (place, len) in ends.as_chunks_mut::<2>().0.iter_mut().zip(runs.iter().flat_map(|run| &run.lens)) {
+        end += *len as u64;
+        *place = halves(end);
+    }
+    let mut entries: &mut [u8] = bytemuck::cast_slice_mut(entries);
+    for run in runs {
+        let (own, rest) = entries.split_at_mut(run.bytes.len());
+        own.copy_from_slice(&run.bytes);
+        entries = rest;
     }
     let head = [start_of(identity, count as u64), halves(bytes as u64).to_vec()].concat();
     seal(&mut words, &head);
@@ -186,7 +226,7 @@ fn seal_entries(identity: u64, runs: &[Vec<Vec<u8>>]) -> Result<Vec<u32>> {
 }
 
 /// Reads everything; gives the entries of each run of samples.
-fn make(dataset: &dyn Dataset, columns: &[Option<usize>], width: usize) -> Result<Vec<Vec<Vec<u8>>>> {
+fn make(dataset: &dyn Dataset, columns: &[Option<usize>], width: usize) -> Result<Vec<Run>> {
     let starts: Arc<[u64]> = match dataset.chunked() {
         Some(chunks) if chunks.is_whole() => chunks.starts().into(),
         Some(_) => {
@@ -204,9 +244,10 @@ fn make(dataset: &dyn Dataset, columns: &[Option<usize>], width: usize) -> Resul
             }
         };
         if dataset.chunked().is_some() {
-            let Some(chunk) = intact(plain.chunk(run))? else { return Ok(entries) };
-            for (row, field) in (0..chunk.rows()).flat_map(|row| (0..columns.len()).map(move |field| (row, field))) {
-                put(row, field, chunk.row(field, row).unwrap_or_default());
+            let chunk = intact(plain.chunk(run))?;
+            let rows = chunk.as_ref().map_or(0, |chunk| chunk.rows());
+            for (row, field) in (0..rows).flat_map(|row| (0..columns.len()).map(move |field| (row, field))) {
+                put(row, field, chunk.as_ref().and_then(|chunk| chunk.row(field, row)).unwrap_or_default());
             }
         } else {
             for (row, sample) in (ends[0]..ends[1]).enumerate() {
@@ -216,7 +257,8 @@ fn make(dataset: &dyn Dataset, columns: &[Option<usize>], width: usize) -> Resul
                 }))?;
             }
         }
-        Ok(entries)
+        // One allocation for each run, because there may be millions of entries.
+        Ok(Run { bytes: entries.concat(), lens: entries.iter().map(Vec::len).collect() })
     })
 }
 

@@ -20,7 +20,9 @@
 //!
 //! A JPEG is decoded only as far as the crop needs. The pixels under a crop equal those of the whole picture to the
 //! bit, and so does the row. Resizing equals Pillow's, to the bit up to version 12. Version 13 does the vertical pass
-//! first if the height shrinks by more than twice as many pixels as the width; values then differ by a rounding.
+//! first if the height shrinks by more than twice as many pixels as the width; values then differ by a rounding. A picture
+//! is resized as stored and then turned upright: its values may differ by a rounding, too, and by a pixel for
+//! [`Filter::Nearest`].
 //!
 //! # Invariants
 //!
@@ -38,7 +40,8 @@
 //! sixth of single flipped bits.
 //!
 //! Rows below the crop of a sequential JPEG are not decoded. So only a crop that reaches the damage there detects it,
-//! except for a cut. Restart markers are all checked for order and number, their intervals only under the crop. A
+//! except for a cut. With seek points, the same holds for damage above and beside the crop, if it is newer than the points.
+//! Restart markers are all checked for order and number, their intervals only under the crop. A
 //! checksum in the dataset covers all bytes, decoded or not.
 
 mod finish;
@@ -145,8 +148,8 @@ impl Default for Limits {
 ///   (progressive: 3 per pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), any other only rows, 512 per pixel of width.
 /// - Tables: 4 MiB for formats other than JPEG, 256 KiB for JPEG; 8 bytes per restart interval.
 /// - Copies of the file's metadata: as many bytes as are encoded.
-/// - Resizing: rows between its passes and weights, by 12 and 24 bytes for each column of the output and source row or
-///   column under one of its pixels; and 6 per pixel of output.
+/// - Resizing, with T source pixels under an output pixel in each direction: per column of the output 12 × (T + 8) for rows
+///   and 24 × (T + 2) for weights; 12 per column of the source; 6 per pixel of output.
 ///
 /// The sum is computed from the header and compared with [`Limits::memory`] before any of it is allocated.
 ///

@@ -101,8 +101,8 @@ impl Case<'_> {
             )),
         }
         all.push(
-            "Less work for each sample. For pictures: `dct_scaling`, `backend` and a smaller `resize` of `decode::Image`, or made \
-             ready once by `prepare` (smaller, or with restart markers, so that crops decode only their part)."
+            "Less work for each sample. For pictures: seek points (`dataset.seekable`), so that crops decode only their part; \
+             `dct_scaling` and a smaller `resize` of `decode::Image`; or smaller files, made once."
                 .into(),
         );
         all
