@@ -10,6 +10,13 @@ pub(super) struct Place {
     pub(super) bit: u8,
 }
 
+impl Place {
+    /// Bits of the input before this one.
+    pub(super) fn bits(self) -> u64 {
+        8 * self.byte as u64 + u64::from(self.bit)
+    }
+}
+
 /// Bits that are there after [`Bits::refill`].
 pub(super) const FULL: u32 = 56;
 

@@ -36,7 +36,6 @@ pub(super) struct Point {
 }
 
 /// Points of a picture, first to last.
-#[derive(Clone)]
 pub(super) struct Points<'a> {
     rest: &'a [u8],
     /// MCUs from point to point.
@@ -94,8 +93,7 @@ impl<'a> Points<'a> {
         if before.mcu == self.total {
             return None;
         }
-        let bits = 8 * before.place.byte as u64 + u64::from(before.place.bit);
-        let bits = bits.checked_add(number(&mut self.rest)?)?;
+        let bits = before.place.bits().checked_add(number(&mut self.rest)?)?;
         let mut point = Point {
             mcu: before.mcu.saturating_add(self.step).min(self.total),
             place: Place {
@@ -134,8 +132,7 @@ impl Writer {
     }
 
     pub(super) fn push(&mut self, point: Point) {
-        let [from, to] = [self.before, point].map(|point| 8 * point.place.byte as u64 + u64::from(point.place.bit));
-        push(&mut self.table, to - from);
+        push(&mut self.table, point.place.bits() - self.before.place.bits());
         for index in 0..self.components {
             let change = point.predictors[index].wrapping_sub(self.before.predictors[index]);
             push(&mut self.table, u64::from((change << 1 ^ change >> 31) as u32));

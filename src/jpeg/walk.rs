@@ -258,8 +258,7 @@ impl<'a> Walk<'a> {
             return Ok(());
         }
         let next = self.bits.next_byte();
-        let rest = &self.input[next..];
-        let end = memchr::memchr_iter(0xFF, rest).find(|at| rest.get(at + 1) != Some(&0)).unwrap_or(rest.len());
+        let end = self.bits.end().unwrap_or(self.input.len()) - next;
         if end > SURPLUS {
             let message = format!(
                 "{DAMAGED}: {end} bytes of data are left after MCU {}, at byte {next} of the picture",

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unused_imports, reason = "each test binary uses its own part")]
 
+pub mod cached;
 pub mod child;
 #[cfg(feature = "cuda")]
 pub mod cuda;

@@ -1,10 +1,10 @@
 //! The local cache of objects: the same bytes as from the store, whatever the cache holds, loses or cannot keep.
 
+use crate::common::cached::{counts, fill_blocks};
 use crate::common::got::{Got, same};
 use crate::common::server::{Fault, Request, Server};
 use crate::common::{Dir, noise, sweep};
 use feedline::dataset::Records;
-use feedline::profile::CacheReads;
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{Loader, Order};
 use std::os::unix::fs::FileExt;
@@ -83,21 +83,9 @@ fn is_read(request: &Request) -> bool {
     request.range.is_some()
 }
 
-pub(crate) fn counts(loader: &Loader) -> CacheReads {
-    loader.report().local_cache.unwrap()
-}
-
 /// Epochs until all blocks are there.
 pub(crate) fn fill(loader: &Loader) {
     fill_blocks(loader, BLOCKS);
-}
-
-fn fill_blocks(loader: &Loader, blocks: u64) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while counts(loader).blocks < blocks {
-        assert!(Instant::now() < deadline, "{}", counts(loader));
-        Got::epoch(loader, 0);
-    }
 }
 
 fn wait_for_blocks(loader: &Loader, blocks: u64) {

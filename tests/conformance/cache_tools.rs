@@ -1,6 +1,7 @@
 //! Tools for the local cache: what it holds, whether that is right, removal, and filling it beforehand.
 
-use crate::cache::{BLOCK, BLOCKS, Bucket, COUNT, RECORD, counts, fill};
+use crate::cache::{BLOCK, BLOCKS, Bucket, COUNT, RECORD, fill};
+use crate::common::cached::counts;
 use crate::common::got::{Got, same};
 use crate::common::server::{Fault, Server};
 use crate::common::{Dir, noise};

@@ -1,10 +1,10 @@
 //! Files on network mounts through the local cache: the same bytes as from the files, and those of one version. Each test
 //! runs on a folder that counts as a mount, and on a FUSE mount where `bindfs` is installed and may mount.
 
+use crate::common::cached::{counts, fill_blocks};
 use crate::common::got::{Got, same};
 use crate::common::{Dir, noise};
 use feedline::dataset::{Dataset, Records};
-use feedline::profile::CacheReads;
 use feedline::storage::{Cache, Mode};
 use feedline::{ErrorKind, Loader, LoaderBuilder, Order};
 use rustix::process::{Pid, Signal, kill_process};
@@ -126,21 +126,9 @@ impl Drop for Mount {
     }
 }
 
-fn counts(loader: &Loader) -> CacheReads {
-    loader.report().local_cache.unwrap()
-}
-
 /// Epochs until all blocks are there.
 fn fill(loader: &Loader) {
     fill_blocks(loader, BLOCKS);
-}
-
-fn fill_blocks(loader: &Loader, blocks: u64) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while counts(loader).blocks < blocks {
-        assert!(Instant::now() < deadline, "{}", counts(loader));
-        Got::epoch(loader, 0);
-    }
 }
 
 #[test]

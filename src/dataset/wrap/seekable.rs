@@ -18,7 +18,7 @@ use crate::dataset::digest::Digest;
 use crate::dataset::forward::forward;
 use crate::dataset::parallel::parallel;
 use crate::dataset::sample::Plain;
-use crate::dataset::words::{halves, load as load_words, seal};
+use crate::dataset::words::{halves, load as load_words, seal, wide};
 use crate::dataset::{Chunked, Dataset};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::jpeg;
@@ -139,7 +139,7 @@ fn identity(dataset: &dyn Dataset) -> u64 {
 
 /// Bytes of all entries, by the header.
 fn bytes_of(words: &[u32]) -> u64 {
-    crate::dataset::words::wide(words, 7)
+    wide(words, 7)
 }
 
 /// The file's words; nothing without a file, or if it is damaged.
@@ -164,7 +164,7 @@ fn load(place: &Path, identity: u64, entries: u64) -> Result<Option<Vec<u32>>> {
     }
     if !head.starts_with(&start_of(identity, entries)) {
         // Damage of the header looks the same, unless the whole file agrees with it.
-        let there = crate::dataset::words::wide(&head, 5);
+        let there = wide(&head, 5);
         return match load_words(&file, &head, words_of(&head, there))? {
             None => Ok(None),
             Some(_) => {

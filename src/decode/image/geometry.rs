@@ -1,7 +1,5 @@
 //! The part of a picture that becomes the output: pure arithmetic, after torchvision's `transforms`.
 
-use super::Filter;
-use super::resize::Plan;
 use crate::order::Draws;
 
 /// Width and height in pixels.
@@ -94,16 +92,6 @@ impl Crop {
         let Size { width, height } = view.size;
         let part = Part { left: 0.0, top: 0.0, width: f64::from(width), height: f64::from(height) };
         Self { view, part, whole: output, window: Rect::of(output) }
-    }
-
-    pub(super) fn plan(&self, filter: Filter) -> Plan {
-        Plan { picture: self.view.size, area: self.part, output: self.whole, window: self.window, filter }
-    }
-
-    /// The pixels of the picture that the window depends on.
-    pub(super) fn needed(&self, filter: Filter) -> Rect {
-        let Rect { left, top, size } = self.plan(filter).needed();
-        Rect { left: self.view.left + left, top: self.view.top + top, size }
     }
 
     /// The same crop of the picture scaled to 1 / `denominator`.

@@ -29,7 +29,7 @@ mod kernels;
 mod tests;
 
 use super::Filter;
-use super::geometry::{Part, Rect, Size};
+use super::geometry::{Crop, Part, Rect, Size};
 use axis::{Axis, Side};
 use kernels::{Kernels, Prepared, ROWS, padded};
 
@@ -45,6 +45,18 @@ pub(super) struct Plan {
     /// The part of the output that is wanted.
     pub(super) window: Rect,
     pub(super) filter: Filter,
+}
+
+impl Crop {
+    pub(super) fn plan(&self, filter: Filter) -> Plan {
+        Plan { picture: self.view.size, area: self.part, output: self.whole, window: self.window, filter }
+    }
+
+    /// The pixels of the picture that the window depends on.
+    pub(super) fn needed(&self, filter: Filter) -> Rect {
+        let Rect { left, top, size } = self.plan(filter).needed();
+        Rect { left: self.view.left + left, top: self.view.top + top, size }
+    }
 }
 
 impl Plan {
