@@ -19,10 +19,10 @@
 //! orientation is applied to JPEGs on request; by default it is not, as in torchvision.
 //!
 //! A JPEG is decoded only as far as the crop needs. The pixels under a crop equal those of the whole picture to the
-//! bit, and so does the row. Resizing equals Pillow's, to the bit up to version 12. Version 13 does the vertical pass
-//! first if the height shrinks by more than twice as many pixels as the width; values then differ by a rounding. A picture
-//! is resized as stored and then turned upright: its values may differ by a rounding, too, and by a pixel for
-//! [`Filter::Nearest`].
+//! bit, and so does the row. Resizing equals Pillow 11.3's to the bit. Newer versions do the vertical pass first for some
+//! pictures: 12.3 if the height is over 100 times the width, 13 if it shrinks by more than twice as many pixels as the width.
+//! Values then differ, mostly by one level. A picture is resized as stored and then turned upright: its values may differ by a
+//! rounding, and by a pixel for [`Filter::Nearest`].
 //!
 //! # Invariants
 //!
@@ -78,8 +78,8 @@ pub enum PixelLayout {
 }
 
 /// Filter for resizing. All except `Nearest` average all source pixels under an output pixel (antialiasing), as Pillow
-/// does, and torchvision by default. Values equal Pillow's, up to version 12 to the bit; version 13
-/// rounds otherwise for some tall pictures.
+/// does, and torchvision by default. Values equal those of Pillow 11.3 to the bit; newer versions round otherwise for some
+/// tall pictures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Filter {

@@ -9,8 +9,8 @@
 //!
 //! Weights are computed in `f64` and rounded to 22 bits. Each pass rounds to 8 bits, the horizontal one first. A window
 //! equals the resize of the whole picture and then its crop. A part of the picture has the same weights as the whole.
-//! The kernels for an instruction set equal the scalar ones. Pillow 13 does the vertical pass first if the height shrinks
-//! by more than twice as many pixels as the width; this module never does.
+//! The kernels for an instruction set equal the scalar ones. Newer versions of Pillow do the vertical pass first for some
+//! tall pictures (12.3, 13); this module never does.
 //!
 //! Sums of 32 bits suffice: no output pixel lies so near an edge that its positive weights sum to 2 or more. Partial
 //! sums of the vector kernels may overflow; they wrap, so the last sum is right.
