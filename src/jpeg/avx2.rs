@@ -12,12 +12,22 @@ use std::arch::x86_64::*;
 pub(super) fn kernels() -> Option<Kernels> {
     let scalar = kernels::SCALAR;
     // The only way to the functions below.
-    std::arch::is_x86_feature_detected!("avx2").then_some(Kernels { idct, h2v1, h2v2, rgb, ..scalar })
+    std::arch::is_x86_feature_detected!("avx2").then_some(Kernels { idct, idct4, idct2, h2v1, h2v2, rgb, ..scalar })
 }
 
 fn idct(blocks: Blocks<'_>) {
     // SAFETY: `kernels` found AVX2.
-    unsafe { idct_avx2(blocks) }
+    unsafe { transform::<8>(blocks, kernels::SCALAR.idct) }
+}
+
+fn idct4(blocks: Blocks<'_>) {
+    // SAFETY: `kernels` found AVX2.
+    unsafe { transform::<4>(blocks, kernels::SCALAR.idct4) }
+}
+
+fn idct2(blocks: Blocks<'_>) {
+    // SAFETY: `kernels` found AVX2.
+    unsafe { transform::<2>(blocks, kernels::SCALAR.idct2) }
 }
 
 fn h2v1(input: &[u8], out: &mut [u8]) {
@@ -145,6 +155,43 @@ fn pass<const SHIFT: i32>(r: [__m256i; 8]) -> [__m256i; 8] {
     ]
 }
 
+/// As the scalar pass to four values.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn pass4<const SHIFT: i32>(r: [__m256i; 8]) -> [__m256i; 8] {
+    let zero = _mm256_setzero_si256();
+    let t0 = interleaved(zero, r[0]).map(|value| _mm256_srai_epi32::<{ 16 - BITS as i32 - 1 }>(value));
+    let t2 = products(interleaved(r[2], r[6]), F_1_848, -F_0_765);
+    let (outer, inner) = (interleaved(r[1], r[3]), interleaved(r[5], r[7]));
+    let odd = [
+        sum(products(outer, F_2_562, F_0_899), products(inner, -F_0_601, -F_0_510)),
+        sum(products(outer, F_1_062, -F_2_173), products(inner, F_1_452, -F_0_211)),
+    ];
+    let even = [sum(t0, t2), difference(t0, t2)];
+    [
+        scaled::<SHIFT>(sum(even[0], odd[0])),
+        scaled::<SHIFT>(sum(even[1], odd[1])),
+        scaled::<SHIFT>(difference(even[1], odd[1])),
+        scaled::<SHIFT>(difference(even[0], odd[0])),
+        zero,
+        zero,
+        zero,
+        zero,
+    ]
+}
+
+/// As the scalar pass to two values.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn pass2<const SHIFT: i32>(r: [__m256i; 8]) -> [__m256i; 8] {
+    let zero = _mm256_setzero_si256();
+    let even = interleaved(zero, r[0]).map(|value| _mm256_srai_epi32::<{ 16 - BITS as i32 - 2 }>(value));
+    let (outer, inner) = (interleaved(r[1], r[3]), interleaved(r[5], r[7]));
+    let odd = sum(products(outer, F_3_625, -F_1_273), products(inner, F_0_850, -F_0_721));
+    let both = [scaled::<SHIFT>(sum(even, odd)), scaled::<SHIFT>(difference(even, odd))];
+    [both[0], both[1], zero, zero, zero, zero, zero, zero]
+}
+
 /// Rows to columns, in each half of the registers.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -177,8 +224,9 @@ fn both(blocks: [&[i16; 64]; 2], k: usize) -> __m256i {
     _mm256_set_m128i(bytemuck::must_cast(b), bytemuck::must_cast(a))
 }
 
+/// To `N` samples across and down. `scalar` does the same.
 #[target_feature(enable = "avx2")]
-fn idct_avx2((coefficients, quants, out): Blocks<'_>) {
+fn transform<const N: usize>((coefficients, quants, out): Blocks<'_>, scalar: fn(Blocks<'_>)) {
     let original = quants;
     let quants = quants.map(bytemuck::must_cast_ref::<[u16; 64], [i16; 64]>);
     let mut rows = [_mm256_setzero_si256(); 8];
@@ -189,11 +237,19 @@ fn idct_avx2((coefficients, quants, out): Blocks<'_>) {
     let large = _mm256_cmpgt_epi16(_mm256_abs_epi16(rows[0]), _mm256_set1_epi16((1 << (15 - KEPT)) - 1));
     let least = _mm256_cmpeq_epi16(rows[0], _mm256_set1_epi16(i16::MIN));
     if _mm256_movemask_epi8(_mm256_or_si256(large, least)) != 0 {
-        return (kernels::SCALAR.idct)((coefficients, original, out));
+        return scalar((coefficients, original, out));
     }
-    let rows = transposed(pass::<{ SECOND as i32 }>(transposed(pass::<{ FIRST as i32 }>(rows))));
+    const FIRST_4: i32 = FIRST as i32 + 1;
+    const SECOND_4: i32 = SECOND as i32 + 1;
+    const FIRST_2: i32 = FIRST as i32 + 2;
+    const SECOND_2: i32 = SECOND as i32 + 2;
+    let rows = match N {
+        8 => transposed(pass::<{ SECOND as i32 }>(transposed(pass::<{ FIRST as i32 }>(rows)))),
+        4 => transposed(pass4::<SECOND_4>(transposed(pass4::<FIRST_4>(rows)))),
+        _ => transposed(pass2::<SECOND_2>(transposed(pass2::<FIRST_2>(rows)))),
+    };
     let middle = _mm256_set1_epi8(-128);
-    for (k, two) in rows.as_chunks::<2>().0.iter().enumerate() {
+    for (k, two) in rows.as_chunks::<2>().0[..N / 2].iter().enumerate() {
         let samples = _mm256_xor_si256(_mm256_packs_epi16(two[0], two[1]), middle);
         store(_mm256_castsi256_si128(samples), &mut out[0], STEP * k);
         store(_mm256_extracti128_si256::<1>(samples), &mut out[1], STEP * k);

@@ -9,8 +9,10 @@ pub(super) type Blocks<'a> = ([&'a [i16; 64]; 2], [&'a [u16; 64]; 2], &'a mut [[
 /// The functions that an instruction set can replace.
 #[derive(Clone, Copy)]
 pub(super) struct Kernels {
-    /// Samples of two blocks.
+    /// Samples of two blocks; of 4 × 4 and 2 × 2 of them, the first of a block's rows.
     pub(super) idct: fn(Blocks<'_>),
+    pub(super) idct4: fn(Blocks<'_>),
+    pub(super) idct2: fn(Blocks<'_>),
     /// Doubles the width of a row: `input` has one sample before and one behind those that `out` is made of.
     pub(super) h2v1: fn(input: &[u8], out: &mut [u8]),
     /// The same from two rows, of which the first counts three times.
@@ -21,7 +23,7 @@ pub(super) struct Kernels {
     pub(super) rgb: fn([&[u8]; 3], &mut [u8]),
 }
 
-pub(super) const SCALAR: Kernels = Kernels { idct, h2v1, h2v2, h1v2, rgb };
+pub(super) const SCALAR: Kernels = Kernels { idct, idct4, idct2, h2v1, h2v2, h1v2, rgb };
 
 /// Constants of the inverse DCT in 1/2¹³, as sums that vector code multiplies by.
 pub(super) mod fixed {
@@ -37,6 +39,19 @@ pub(super) mod fixed {
     pub(in crate::jpeg) const F_2_053_LESS_2_562: i32 = 16819 - 20995;
     pub(in crate::jpeg) const F_3_072_LESS_2_562: i32 = 25172 - 20995;
     pub(in crate::jpeg) const F_2_562: i32 = 20995;
+    // Of the transforms to 4 and 2 samples.
+    pub(in crate::jpeg) const F_0_211: i32 = 1730;
+    pub(in crate::jpeg) const F_0_510: i32 = 4176;
+    pub(in crate::jpeg) const F_0_601: i32 = 4926;
+    pub(in crate::jpeg) const F_0_721: i32 = 5906;
+    pub(in crate::jpeg) const F_0_765: i32 = 6270;
+    pub(in crate::jpeg) const F_0_850: i32 = 6967;
+    pub(in crate::jpeg) const F_1_062: i32 = 8697;
+    pub(in crate::jpeg) const F_1_273: i32 = 10426;
+    pub(in crate::jpeg) const F_1_452: i32 = 11893;
+    pub(in crate::jpeg) const F_1_848: i32 = 15137;
+    pub(in crate::jpeg) const F_2_173: i32 = 17799;
+    pub(in crate::jpeg) const F_3_625: i32 = 29692;
     /// Bits of these fractions; bits that the first pass keeps.
     pub(in crate::jpeg) const BITS: u32 = 13;
     pub(in crate::jpeg) const KEPT: u32 = 2;
@@ -45,21 +60,40 @@ pub(super) mod fixed {
     pub(in crate::jpeg) const SECOND: u32 = BITS + KEPT + 3;
 }
 
-fn idct((coefficients, quants, out): Blocks<'_>) {
+fn idct(blocks: Blocks<'_>) {
+    transform(blocks, |block| block[8..].iter().all(|value| *value == 0), pass, 0);
+}
+
+fn idct4(blocks: Blocks<'_>) {
+    let flat = |block: &[i16; 64]| (1..64).filter(|k| k / 8 != 4 && k % 8 != 4).all(|k| block[k] == 0);
+    transform(blocks, flat, pass4, 1);
+}
+
+fn idct2(blocks: Blocks<'_>) {
+    transform(blocks, |_| false, pass2, 2);
+}
+
+/// Columns, then rows. `pass` leaves off `more` bits. The columns of blocks that `lacks_rows` have their first value alone,
+/// and overflow otherwise than sums do.
+fn transform(
+    (coefficients, quants, out): Blocks<'_>,
+    lacks_rows: impl Fn(&[i16; 64]) -> bool,
+    pass: fn([i16; 8], u32) -> [i16; 8],
+    more: u32,
+) {
     for ((coefficients, quant), out) in coefficients.into_iter().zip(quants).zip(out) {
         let mut block: [i16; 64] = std::array::from_fn(|k| coefficients[k].wrapping_mul(quant[k] as i16));
-        if coefficients[8..].iter().all(|value| *value == 0) {
-            // As below, but for sums beyond 16 bits.
+        if lacks_rows(coefficients) {
             let kept: [i16; 8] = std::array::from_fn(|column| block[column].wrapping_shl(fixed::KEPT));
             block.as_chunks_mut::<8>().0.fill(kept);
         } else {
             for column in 0..8 {
-                let done = pass(std::array::from_fn(|row| block[8 * row + column]), fixed::FIRST);
+                let done = pass(std::array::from_fn(|row| block[8 * row + column]), fixed::FIRST + more);
                 (0..8).for_each(|row| block[8 * row + column] = done[row]);
             }
         }
         for (row, out) in block.as_chunks::<8>().0.iter().zip(out.as_chunks_mut::<8>().0) {
-            let done = pass(*row, fixed::SECOND);
+            let done = pass(*row, fixed::SECOND + more);
             *out = done.map(|value| (value.clamp(-128, 127) + 128) as u8);
         }
     }
@@ -92,13 +126,41 @@ fn pass(input: [i16; 8], shift: u32) -> [i16; 8] {
         i5 * F_2_053_LESS_2_562 - i3 * F_2_562 + z4,
         i7 * F_0_298_LESS_0_899 - i1 * F_0_899 + z3,
     ];
-    let scaled = |sum: i32| {
-        let value = sum.wrapping_add(1 << (shift - 1)) >> shift;
-        value.clamp(i16::MIN.into(), i16::MAX.into()) as i16
-    };
     std::array::from_fn(|k| {
-        if k < 4 { scaled(even[k].wrapping_add(odd[k])) } else { scaled(even[7 - k].wrapping_sub(odd[7 - k])) }
+        let sum = if k < 4 { even[k].wrapping_add(odd[k]) } else { even[7 - k].wrapping_sub(odd[7 - k]) };
+        scaled(sum, shift)
     })
+}
+
+fn scaled(sum: i32, shift: u32) -> i16 {
+    let value = sum.wrapping_add(1 << (shift - 1)) >> shift;
+    value.clamp(i16::MIN.into(), i16::MAX.into()) as i16
+}
+
+/// Four values, and zeros.
+fn pass4(input: [i16; 8], shift: u32) -> [i16; 8] {
+    use fixed::*;
+    let [i0, i1, i2, i3, _, i5, i6, i7] = input.map(i32::from);
+    let (t0, t2) = (i0 << (BITS + 1), i2 * F_1_848 - i6 * F_0_765);
+    let even = [t0 + t2, t0 - t2];
+    let odd = [
+        i1 * F_2_562 + i3 * F_0_899 - i5 * F_0_601 - i7 * F_0_510,
+        i1 * F_1_062 - i3 * F_2_173 + i5 * F_1_452 - i7 * F_0_211,
+    ];
+    std::array::from_fn(|k| match k {
+        0 | 1 => scaled(even[k].wrapping_add(odd[k]), shift),
+        2 | 3 => scaled(even[3 - k].wrapping_sub(odd[3 - k]), shift),
+        _ => 0,
+    })
+}
+
+/// Two values, and zeros.
+fn pass2(input: [i16; 8], shift: u32) -> [i16; 8] {
+    use fixed::*;
+    let [i0, i1, _, i3, _, i5, _, i7] = input.map(i32::from);
+    let even = i0 << (BITS + 2);
+    let odd = (i1 * F_3_625 - i3 * F_1_273).wrapping_add(i5 * F_0_850 - i7 * F_0_721);
+    [even.wrapping_add(odd), even.wrapping_sub(odd), 0, 0, 0, 0, 0, 0].map(|sum| scaled(sum, shift))
 }
 
 pub(super) fn h2v1(input: &[u8], out: &mut [u8]) {

@@ -79,7 +79,8 @@ impl Decoder {
         }
     }
 
-    /// Decodes the pixels of `region` of a picture of one scan to RGB.
+    /// Decodes the pixels of `region` of a picture of one scan to RGB. The region lies in the picture at 1 / `scale` of its
+    /// size, each side rounded up: 1, 2, 4 or 8.
     ///
     /// If not `strict`, MCUs are grey from damage to the end of its restart interval, or of the picture. Otherwise damage
     /// is an error, with its byte and MCU. `points` are those of [`seek_points`](Self::seek_points), or empty.
@@ -87,7 +88,7 @@ impl Decoder {
         &mut self,
         picture: (&[u8], &Header, bool),
         points: &[u8],
-        region: Region,
+        (region, scale): (Region, u32),
         out: &mut [u8],
     ) -> Result<()> {
         assert_eq!(out.len(), 3 * region.width as usize * region.height as usize, "a buffer of the region's size");
@@ -96,10 +97,11 @@ impl Decoder {
         self.tables.update(&scan);
         // Whatever is wrong with the points, the picture decides.
         let points = Points::new(points, input, header);
-        if points.is_some() && self.run((input, header, true), &scan, points, region, out).is_ok() {
+        let layout = Layout::new(header, &scan, (region, scale));
+        if points.is_some() && self.run((input, header, true), &scan, points, &layout, out).is_ok() {
             return Ok(());
         }
-        self.run(picture, &scan, None, region, out)
+        self.run(picture, &scan, None, &layout, out)
     }
 
     /// Seek points of a JPEG, for [`decode`](Self::decode). Empty if it can have none: see [`seek`].
@@ -126,22 +128,22 @@ impl Decoder {
         (input, header, strict): (&[u8], &Header, bool),
         scan: &Scan<'_>,
         points: Option<Points<'_>>,
-        region: Region,
+        layout: &Layout,
         out: &mut [u8],
     ) -> Result<()> {
-        let layout = Layout::new(header, scan, region);
-        self.rows.start(&layout);
+        let region = layout.region;
+        self.rows.start(layout);
         walk::starts(input, header, strict, &mut self.starts)?;
         let mut walk = Walk::new((input, header, strict), scan, &self.tables, &self.starts, points)?;
         let mut pixels = out.chunks_exact_mut(3 * region.width as usize);
         let mut next = region.top;
         for row in layout.mcu_rows.clone() {
-            walk.row(&layout, row, &mut self.rows, &self.kernels)?;
-            self.rows.pad(&layout, row);
+            walk.row(layout, row, &mut self.rows, &self.kernels)?;
+            self.rows.pad(layout, row);
             let ready = layout.ready(row);
             for y in next..ready {
                 let out = pixels.next().ok_or_else(|| Error::decode("more rows than the region has"))?;
-                self.rows.write(&layout, scan.colours, y, &self.kernels, out);
+                self.rows.write(layout, scan.colours, y, &self.kernels, out);
             }
             next = next.max(ready);
         }

@@ -29,6 +29,8 @@ pub(super) enum Up {
 pub(super) struct Plane {
     pub(super) up: Up,
     pub(super) factors: Factors,
+    /// Samples of a block, across and down: 8, 4, 2 or 1.
+    pub(super) block: u32,
     /// Size of the component without padding.
     pub(super) width: u32,
     pub(super) height: u32,
@@ -51,10 +53,10 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// A non-empty `region` lies within the picture.
-    pub(super) fn new(header: &Header, scan: &Scan<'_>, region: Region) -> Self {
+    /// A non-empty `region` lies within the picture at 1 / `scale` of its size: 1, 2, 4 or 8.
+    pub(super) fn new(header: &Header, scan: &Scan<'_>, (region, scale): (Region, u32)) -> Self {
         let most = header.largest_factors();
-        let plane = |factors: Factors| Plane::new(header, factors, most, region);
+        let plane = |factors: Factors| Plane::new(header, factors, most, (region, scale));
         let count = scan.components().len();
         let mut all = [const { Plane::NONE }; 4];
         for (slot, component) in all.iter_mut().zip(scan.components()) {
@@ -89,7 +91,7 @@ impl Layout {
     pub(super) fn ready(&self, row: u32) -> u32 {
         let end = self.region.top + self.region.height;
         let ready = |plane: &Plane| {
-            let there = (row + 1) * 8 * u32::from(plane.factors.v);
+            let there = (row + 1) * plane.block * u32::from(plane.factors.v);
             if there >= plane.height {
                 return end;
             }
@@ -106,27 +108,35 @@ impl Layout {
 
 impl Plane {
     const NONE: Self =
-        Self { up: Up::Same, factors: Factors { h: 1, v: 1 }, width: 0, height: 0, columns: 0..0, rows: 0..0 };
+        Self { up: Up::Same, factors: Factors { h: 1, v: 1 }, block: 8, width: 0, height: 0, columns: 0..0, rows: 0..0 };
 
-    fn new(header: &Header, factors: Factors, most: (u32, u32), region: Region) -> Self {
+    fn new(header: &Header, factors: Factors, most: (u32, u32), (region, scale): (Region, u32)) -> Self {
         let (h, v) = (u32::from(factors.h), u32::from(factors.v));
-        let (wider, higher) = (most.0 / h, most.1 / v);
-        let (width, height) = ((header.width * h).div_ceil(most.0), (header.height * v).div_ceil(most.1));
+        let least = 8 / scale;
+        // A scaled component keeps more of its samples, if that spares interpolating it in both directions.
+        let mut block = least;
+        while block < 8 && (most.0 * least) % (2 * h * block) == 0 && (most.1 * least) % (2 * v * block) == 0 {
+            block *= 2;
+        }
+        let (wider, higher) = (most.0 * least / (h * block), most.1 * least / (v * block));
+        let (width, height) =
+            ((header.width * h * block).div_ceil(8 * most.0), (header.height * v * block).div_ceil(8 * most.1));
+        let smooth = least > 1;
         let up = match (wider, higher) {
             (1, 1) => Up::Same,
-            (2, 1) if width > 2 => Up::H2V1,
-            (1, 2) => Up::H1V2,
-            (2, 2) if width > 2 => Up::H2V2,
+            (2, 1) if smooth && width > 2 => Up::H2V1,
+            (1, 2) if smooth => Up::H1V2,
+            (2, 2) if smooth && width > 2 => Up::H2V2,
             _ => Up::Box(wider, higher),
         };
         let (beside, above) = (matches!(up, Up::H2V1 | Up::H2V2), matches!(up, Up::H1V2 | Up::H2V2));
         let blocks = |start: u32, len: u32, times: u32, neighbour: bool, all: u32| {
             let first = (start / times).saturating_sub(neighbour.into());
             let end = ((start + len).div_ceil(times) + u32::from(neighbour)).min(all);
-            first / 8..end.div_ceil(8)
+            first / block..end.div_ceil(block)
         };
         let columns = blocks(region.left, region.width, wider, beside, width);
         let rows = blocks(region.top, region.height, higher, above, height);
-        Self { up, factors, width, height, columns, rows }
+        Self { up, factors, block, width, height, columns, rows }
     }
 }

@@ -52,10 +52,10 @@ impl Ring {
 impl Rows {
     pub(super) fn start(&mut self, layout: &Layout) {
         for ((ring, full), plane) in self.rings.iter_mut().zip(&mut self.full).zip(layout.planes()) {
-            let columns = 8 * (plane.columns.end - plane.columns.start) as usize;
-            ring.stride = columns + 2 * MARGIN;
-            ring.count = 16 * usize::from(plane.factors.v);
-            ring.first = 8 * plane.columns.start as usize;
+            let block = plane.block as usize;
+            ring.stride = block * plane.columns.len() + 2 * MARGIN;
+            ring.count = 2 * block * usize::from(plane.factors.v);
+            ring.first = block * plane.columns.start as usize;
             grow(&mut ring.bytes, ring.stride * ring.count);
             let pixels = layout.region.width as usize;
             grow(full, if plane.up == Up::Same { 0 } else { pixels + 2 * MARGIN });
@@ -68,13 +68,21 @@ impl Rows {
         rings + self.full.iter().map(Vec::capacity).sum::<usize>()
     }
 
-    /// Stores a block's samples.
+    /// Stores the samples of a block of `size` rows and columns, the first of those given.
     #[inline(always)]
-    pub(super) fn store(&mut self, component: usize, (column, row): (u32, u32), samples: &[[u8; 8]; 8]) {
+    pub(super) fn store(&mut self, component: usize, (column, row): (u32, u32), size: u32, samples: &[[u8; 8]; 8]) {
         let ring = &mut self.rings[component];
-        let mut at = ring.start_of(8 * row) + 8 * column as usize - ring.first;
-        for samples in samples {
-            ring.bytes[at..at + 8].copy_from_slice(samples);
+        let mut at = ring.start_of(size * row) + (size * column) as usize - ring.first;
+        if size == 8 {
+            for samples in samples {
+                ring.bytes[at..at + 8].copy_from_slice(samples);
+                at += ring.stride;
+            }
+            return;
+        }
+        let size = size as usize;
+        for samples in &samples[..size] {
+            ring.bytes[at..at + size].copy_from_slice(&samples[..size]);
             at += ring.stride;
         }
     }
@@ -85,8 +93,8 @@ impl Rows {
             if !matches!(plane.up, Up::H2V1 | Up::H2V2) {
                 continue;
             }
-            let rows = 8 * u32::from(plane.factors.v);
-            let (width, end) = (plane.width as usize, 8 * plane.columns.end as usize);
+            let rows = plane.block * u32::from(plane.factors.v);
+            let (width, end) = (plane.width as usize, (plane.block * plane.columns.end) as usize);
             for row in mcu_row * rows..(mcu_row + 1) * rows {
                 let start = ring.start_of(row);
                 if ring.first == 0 {

@@ -14,13 +14,13 @@ fn decode(decoder: &mut Decoder, input: &[u8], region: Option<Region>, strict: b
     let whole = Region { left: 0, top: 0, width: header.width, height: header.height };
     let region = region.unwrap_or(whole);
     let mut out = vec![0x5A; 3 * region.width as usize * region.height as usize];
-    decoder.decode((input, &header, strict), &[], region, &mut out)?;
+    decoder.decode((input, &header, strict), &[], (region, 1), &mut out)?;
     Ok(out)
 }
 
 fn decode_with(points: &[u8], input: &[u8], region: Region) -> Result<Vec<u8>> {
     let mut out = vec![0x5A; 3 * region.width as usize * region.height as usize];
-    Decoder::default().decode((input, &Header::parse(input)?, true), points, region, &mut out)?;
+    Decoder::default().decode((input, &Header::parse(input)?, true), points, (region, 1), &mut out)?;
     Ok(out)
 }
 

@@ -91,6 +91,8 @@ struct Pending<'a> {
     targets: [(usize, u32, u32); 2],
     quants: [&'a [u16; 64]; 2],
     count: usize,
+    /// Samples of both, across and down.
+    size: u32,
 }
 
 impl<'a> Walk<'a> {
@@ -119,8 +121,8 @@ impl<'a> Walk<'a> {
         }
         let total = header.mcus();
         let stop = if header.restart == 0 { total } else { header.restart.min(total) };
-        let pending =
-            Pending { coefficients: [[0; 64]; 2], targets: [(0, 0, 0); 2], quants: [codings[0].quant; 2], count: 0 };
+        let (coefficients, targets, quants) = ([[0; 64]; 2], [(0, 0, 0); 2], [codings[0].quant; 2]);
+        let pending = Pending { coefficients, targets, quants, count: 0, size: 8 };
         Ok(Self {
             input,
             header,
@@ -355,13 +357,22 @@ impl<'a> Walk<'a> {
                 coding.ac.skip(bits)?;
                 continue;
             }
+            let flat = |dc: i16| [[kernels::flat(dc, coding.quant[0]); 8]; 8];
+            if plane.block == 1 {
+                coding.ac.skip(bits)?;
+                rows.store(block.component, (x, y), 1, &flat(*predictor as i16));
+                continue;
+            }
             let pending = &mut self.pending;
+            if pending.size != plane.block {
+                pending.flush(rows, kernels);
+                pending.size = plane.block;
+            }
             let coefficients = &mut pending.coefficients[pending.count & 1];
             coefficients[0] = *predictor as i16;
             let read = coding.ac.read(bits, coefficients);
             if read == Ok(1) {
-                let sample = kernels::flat(coefficients[0], coding.quant[0]);
-                rows.store(block.component, (x, y), &[[sample; 8]; 8]);
+                rows.store(block.component, (x, y), plane.block, &flat(coefficients[0]));
                 continue;
             }
             if let Err(fault) = read {
@@ -385,7 +396,7 @@ impl<'a> Walk<'a> {
             let x = column * u32::from(plane.factors.h) + block.x;
             let y = row * u32::from(plane.factors.v) + block.y;
             if plane.columns.contains(&x) && plane.rows.contains(&y) {
-                rows.store(block.component, (x, y), &GREY);
+                rows.store(block.component, (x, y), plane.block, &GREY);
             }
         }
     }
@@ -398,9 +409,14 @@ impl Pending<'_> {
         }
         let mut samples = [[0; 64]; 2];
         let [first, second] = &self.coefficients;
-        (kernels.idct)(([first, second], self.quants, &mut samples));
+        let idct = match self.size {
+            8 => kernels.idct,
+            4 => kernels.idct4,
+            _ => kernels.idct2,
+        };
+        idct(([first, second], self.quants, &mut samples));
         for (samples, (component, x, y)) in samples[..self.count].iter().zip(self.targets) {
-            rows.store(component, (x, y), bytemuck::must_cast_ref(samples));
+            rows.store(component, (x, y), self.size, bytemuck::must_cast_ref(samples));
         }
         self.coefficients = [[0; 64]; 2];
         self.count = 0;

@@ -355,14 +355,21 @@ impl Image {
     }
 
     /// The largest divisor (1, 2, 4 or 8) of a JPEG's size at which `crop` is still as large as the output.
-    fn scale_of(&self, crop: &Crop) -> u32 {
+    fn scale_of(&self, header: &Header, crop: &Crop) -> u32 {
+        // zune-jpeg decodes full sizes alone.
+        let zune = match self.backend {
+            Backend::Own => !header.one_scan && !cfg!(feature = "turbojpeg"),
+            backend => backend == Backend::Zune,
+        };
+        if !self.scaling || zune {
+            return 1;
+        }
         let fits = |scale: &u32| {
             let scaled = |side: f64| side / f64::from(*scale);
             let Size { width, height } = crop.whole;
             scaled(crop.part.width) >= f64::from(width) && scaled(crop.part.height) >= f64::from(height)
         };
-        let allowed = self.scaling && cfg!(feature = "turbojpeg") && self.backend != Backend::Zune;
-        [8, 4, 2].into_iter().find(|scale| allowed && fits(scale)).unwrap_or(1)
+        [8, 4, 2].into_iter().find(fits).unwrap_or(1)
     }
 }
 
@@ -509,19 +516,22 @@ impl Workspace {
         }
         let orientation = if image.orient { header.orientation(input) } else { Orientation::default() };
         let crop = orientation.stored(image.op.crop(orientation.size(header.size()), draws), header.size());
-        let scale = image.scale_of(&crop);
-        let needed = crop.needed(image.filter);
+        let scale = image.scale_of(&header, &crop);
+        #[cfg(feature = "turbojpeg")]
+        let full = crop.needed(image.filter);
         let crop = if scale == 1 { crop } else { crop.scaled(scale, header.size().divided(scale)) };
         let (pixels, resizer) = (&mut self.pixels, &mut self.resizer);
         let resizing = |_| resizing(&crop, image.filter);
         let mut room = Room { limits, encoded: input.len(), resizing: &resizing, pixels, resizer };
         let there = match image.backend {
-            Backend::Own if header.one_scan && scale == 1 => {
-                own_decode(&mut self.jpeg, (input, &header, image.strict), points, needed, &mut room).map(|()| needed)
+            Backend::Own if header.one_scan => {
+                let needed = crop.needed(image.filter);
+                let (region, jpeg) = ((needed, scale), &mut self.jpeg);
+                own_decode(jpeg, (input, &header, image.strict), points, region, &mut room).map(|()| needed)
             }
             #[cfg(feature = "turbojpeg")]
             Backend::Own | Backend::Turbo => {
-                let want = turbo::Want { needed, scale, strict: image.strict };
+                let want = turbo::Want { needed: full, scale, strict: image.strict };
                 self.turbo.decode(input, &header, want, &mut room)
             }
             _ => zune::decode(input, &header, image.strict, &mut room),
@@ -564,19 +574,19 @@ impl Workspace {
     }
 }
 
-/// Decodes the pixels `needed` of a sequential JPEG to the front of the room's pixels.
+/// Decodes the pixels `needed` of a sequential JPEG at 1 / `scale` of its size to the front of the room's pixels.
 fn own_decode(
     decoder: &mut jpeg::Decoder,
     picture: (&[u8], &Header, bool),
     points: &[u8],
-    needed: Rect,
+    (needed, scale): (Rect, u32),
     room: &mut Room<'_>,
 ) -> Result<()> {
     let (_, header, _) = picture;
     let Rect { left, top, size: Size { width, height } } = needed;
     decoder.release_beyond(header.engine_bytes());
     let pixels = room.take(header.size(), 3 * needed.size.pixels(), header.engine_bytes())?;
-    decoder.decode(picture, points, jpeg::Region { left, top, width, height }, pixels)
+    decoder.decode(picture, points, (jpeg::Region { left, top, width, height }, scale), pixels)
 }
 
 /// The only source of memory for a picture: it checks the limits.
