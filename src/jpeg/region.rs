@@ -107,8 +107,15 @@ impl Layout {
 }
 
 impl Plane {
-    const NONE: Self =
-        Self { up: Up::Same, factors: Factors { h: 1, v: 1 }, block: 8, width: 0, height: 0, columns: 0..0, rows: 0..0 };
+    const NONE: Self = Self {
+        up: Up::Same,
+        factors: Factors { h: 1, v: 1 },
+        block: 8,
+        width: 0,
+        height: 0,
+        columns: 0..0,
+        rows: 0..0,
+    };
 
     fn new(header: &Header, factors: Factors, most: (u32, u32), (region, scale): (Region, u32)) -> Self {
         let (h, v) = (u32::from(factors.h), u32::from(factors.v));

@@ -292,7 +292,7 @@ fn damage_under_the_crop_is_found_and_beside_it_is_not_looked_at() {
         let Rect { left, top, size: Size { width, height } } = needed;
         let header = Header::parse(input).unwrap();
         let region = jpeg::Region { left, top, width, height };
-        jpeg::Decoder::default().decode((input, &header, true), &[], region, &mut out).map(|()| out).ok()
+        jpeg::Decoder::default().decode((input, &header, true), &[], (region, 1), &mut out).map(|()| out).ok()
     };
     let first = decode(&good).unwrap();
     let (mut within, mut beside) = (0, 0);
@@ -414,6 +414,7 @@ fn kinds_that_zune_decodes_wrongly_are_refused() {
 
 #[cfg(feature = "turbojpeg")]
 mod turbo {
+    use super::super::turbo::{self, Written};
     use super::*;
 
     /// Largest and mean difference.
@@ -452,7 +453,8 @@ mod turbo {
             let size = Size::new(60 + 13 * seed as u32, 90 - 9 * seed as u32);
             let pixels = noise(seed, size, seed % 2 == 0);
             for interval in [0, 1, 2, 3, 5] {
-                let input = super::super::turbo::encoded(&pixels, size, samp, interval, progressive);
+                let input =
+                    turbo::encoded(&pixels, size, Written { subsampling: samp, quality: 90, interval, progressive });
                 let expected = whole(&input, Backend::Turbo);
                 assert!(whole(&input, Backend::Own) == expected, "{samp} {progressive} {interval} {seed}");
                 let mut workspace = Workspace::default();
@@ -466,30 +468,63 @@ mod turbo {
         }
     }
 
+    /// All pixels at 1 / `scale` of the size, or near that for a side of a few pixels.
+    fn scaled(input: &[u8], size: Size, scale: u32, backend: Backend) -> Option<(Size, Vec<u8>)> {
+        let side = |side: u32| (side / scale).max(1);
+        let image = Image::resize(side(size.width), side(size.height)).dct_scaling(scale > 1).backend(backend);
+        let limits = Limits { pixels: 1 << 20, ..Limits::default() };
+        let mut workspace = Workspace::default();
+        let picture = workspace.decode(Encoded::alone(input), &image, limits, &mut Draws::new(0, 0, 0, "t")).ok()?;
+        let size = picture.there.size;
+        Some((size, workspace.pixels[..3 * size.pixels() as usize].to_vec()))
+    }
+
+    fn written() -> impl Strategy<Value = Written> {
+        let fields = (0..7, 1..=100, prop_oneof![2 => Just(0), 1 => 1..8]);
+        fields.prop_map(|(subsampling, quality, interval)| Written {
+            subsampling,
+            quality,
+            interval,
+            progressive: false,
+        })
+    }
+
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(600))]
+        // Ten thousand: `PROPTEST_CASES=10000`.
+        #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.max(600)))]
+
+        #[test]
+        fn pictures_of_every_sampling_quality_and_size_equal_libjpeg_turbos(
+            (width, height) in prop_oneof![8 => (1_u32..80, 1_u32..80), 1 => (1_u32..700, 1_u32..500)],
+            written in written(),
+            scale in prop::sample::select(vec![2, 4, 8]),
+            seed in any::<u64>(),
+        ) {
+            let size = Size::new(width, height);
+            let input = turbo::encoded(&noise(seed, size, seed.is_multiple_of(2)), size, written);
+            let expected = whole(&input, Backend::Turbo);
+            prop_assert!(whole(&input, Backend::Own) == expected, "whole");
+            let image = Image::random_resized_crop(5).scale(0.01, 1.0).ratio(0.2, 5.0);
+            (0..4).for_each(|turn| _ = compare(&input, &image, seed ^ turn, &mut Workspace::default(), &expected));
+            let [own, turbo] = [Backend::Own, Backend::Turbo].map(|backend| scaled(&input, size, scale, backend));
+            prop_assert!(turbo.is_some() && own == turbo, "1/{scale}");
+        }
 
         /// What both take for a picture is the same picture.
         #[test]
         fn damaged_pictures_are_refused_or_decoded_as_by_libjpeg_turbo(
             (width, height) in (1_u32..80, 1_u32..80),
-            (samp, interval) in (0..7, prop_oneof![Just(0), 1..8]),
-            flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3),
+            written in written(),
+            flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..3),
             header in any::<bool>(),
+            scale in prop::sample::select(vec![1, 1, 2, 4, 8]),
             seed in any::<u64>(),
         ) {
             let size = Size::new(width, height);
-            let pixels = noise(seed, size, seed.is_multiple_of(2));
-            let mut input = super::super::turbo::encoded(&pixels, size, samp, interval, false);
+            let mut input = turbo::encoded(&noise(seed, size, seed.is_multiple_of(2)), size, written);
             let reach = if header { input.len().min(640) } else { input.len() };
             flips.into_iter().for_each(|(at, value)| input[at.index(reach)] = value);
-            let limits = Limits { pixels: 1 << 20, ..Limits::default() };
-            let [own, turbo] = [Backend::Own, Backend::Turbo].map(|backend| {
-                let (mut workspace, image) = (Workspace::default(), Image::resize(1, 1).backend(backend));
-                let picture = workspace.decode(Encoded::alone(&input), &image, limits, &mut Draws::new(0, 0, 0, "t")).ok()?;
-                let size = picture.there.size;
-                Some((size, workspace.pixels[..3 * size.pixels() as usize].to_vec()))
-            });
+            let [own, turbo] = [Backend::Own, Backend::Turbo].map(|backend| scaled(&input, size, scale, backend));
             prop_assert!(own.is_none() || turbo.is_none() || own == turbo);
         }
     }
@@ -594,12 +629,12 @@ mod turbo {
                 let size = Size::new(180 + seed as u32, 140);
                 let kind = Kind { interval: if seed % 2 == 0 { 1 } else { 0 }, ..COLOR };
                 let input = encoded(&waves(seed, size), size, kind, 95);
-                let crops = [Image::center_crop(output, output), Image::random_resized_crop(output).scale(0.9, 1.0)];
-                for image in crops.map(|image| image.backend(Backend::Turbo)) {
+                let header = Header::parse(&input).unwrap();
+                for image in [Image::center_crop(output, output), Image::random_resized_crop(output).scale(0.9, 1.0)] {
                     let scaled = image.clone().dct_scaling(true);
                     let crop = image.op.crop(size, &mut Draws::new(0, 0, seed, PURPOSE));
                     if crop.part.width.min(crop.part.height) >= f64::from(scale * output) {
-                        assert_eq!(scaled.scale_of(&crop), scale);
+                        assert_eq!(scaled.scale_of(&header, &crop), scale);
                     }
                     let mut exact = Single::new(image, &EncodedField::image("x")).unwrap();
                     let mut scaled = Single::new(scaled, &EncodedField::image("x")).unwrap();

@@ -298,18 +298,29 @@ fn cmyk_to_rgb(count: usize, pixels: &mut [u8]) {
     }
 }
 
-/// Encodes a JPEG by libjpeg-turbo, with a restart marker every `interval` MCUs unless it is 0.
+/// Settings of a JPEG that libjpeg-turbo writes for a test.
 #[cfg(test)]
-pub(super) fn encoded(pixels: &[u8], size: Size, subsampling: c_int, interval: c_int, progressive: bool) -> Vec<u8> {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Written {
+    pub(super) subsampling: c_int,
+    pub(super) quality: c_int,
+    /// MCUs between restart markers; 0: none.
+    pub(super) interval: c_int,
+    pub(super) progressive: bool,
+}
+
+/// Encodes a JPEG by libjpeg-turbo.
+#[cfg(test)]
+pub(super) fn encoded(pixels: &[u8], size: Size, written: Written) -> Vec<u8> {
     assert_eq!(pixels.len() as u64, 3 * size.pixels());
     // SAFETY: no pointers are passed.
     let handle = unsafe { sys::tj3Init(sys::TJINIT_TJINIT_COMPRESS as c_int) };
     let handle = Handle(NonNull::new(handle).expect("a compressor"));
     let settings = [
-        (sys::TJPARAM_TJPARAM_SUBSAMP, subsampling),
-        (sys::TJPARAM_TJPARAM_QUALITY, 90),
-        (sys::TJPARAM_TJPARAM_RESTARTBLOCKS, interval),
-        (sys::TJPARAM_TJPARAM_PROGRESSIVE, c_int::from(progressive)),
+        (sys::TJPARAM_TJPARAM_SUBSAMP, written.subsampling),
+        (sys::TJPARAM_TJPARAM_QUALITY, written.quality),
+        (sys::TJPARAM_TJPARAM_RESTARTBLOCKS, written.interval),
+        (sys::TJPARAM_TJPARAM_PROGRESSIVE, c_int::from(written.progressive)),
     ];
     for (parameter, value) in settings {
         // SAFETY: the handle is alive.
