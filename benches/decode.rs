@@ -151,7 +151,15 @@ fn loaders(plain: &[Vec<u8>]) -> Vec<Contestant> {
     let mut out: Vec<Contestant> = Vec::new();
     let u8_nhwc = Image::random_resized_crop(224).flip(0.5);
     let f32_nchw = u8_nhwc.clone().normalize(MEAN, STD).dtype(DType::F32).layout(PixelLayout::Nchw);
-    let kinds = [("u8 NHWC", u8_nhwc), ("f32 NCHW", f32_nchw), ("whole, u8 NHWC", Image::resize(224, 224))];
+    let scaled = u8_nhwc.clone().dct_scaling(true);
+    let whole = Image::resize(224, 224);
+    let kinds = [
+        ("u8 NHWC", u8_nhwc),
+        ("f32 NCHW", f32_nchw),
+        ("whole, u8 NHWC", whole.clone()),
+        ("u8 NHWC, scaled", scaled),
+        ("whole, u8 NHWC, scaled", whole.dct_scaling(true)),
+    ];
     for ((kind, image), restart) in kinds.into_iter().flat_map(|kind| [(kind.clone(), false), (kind, true)]) {
         let name = format!("Image, {kind}{}", if restart { ", restart markers" } else { "" });
         let mut single = Single::new(image, &EncodedField::image("image")).unwrap();

@@ -15,7 +15,8 @@
 //! # Pixels
 //!
 //! They equal, to the bit, a cut from the whole picture as libjpeg-turbo decodes it by default (`islow` transform, fancy
-//! upsampling), and with it Pillow and torchvision. The kernels for an instruction set equal the scalar ones.
+//! upsampling), and with it Pillow and torchvision. At 1/2, 1/4 and 1/8 of the size they equal its scaled pictures. The
+//! kernels for an instruction set equal the scalar ones.
 //!
 //! With [seek points](seek), a row of the crop begins near its left edge. [`codes`] hands on every code of a scan, for
 //! `prepare`, which writes them anew.

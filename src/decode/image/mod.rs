@@ -288,13 +288,12 @@ impl Image {
         self
     }
 
-    /// Whether libjpeg-turbo may decode a JPEG at 1/2, 1/4 or 1/8 of its size; false by default. Needs the feature
-    /// `turbojpeg`, without which this is ignored.
+    /// Whether a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size; false by default.
     ///
-    /// It does so if the crop stays at least as large as the output. Other formats ignore this. It saves much of the
-    /// work besides entropy coding. Pixels change, because blocks are averaged before the filter averages: on photo-like
-    /// pictures by 0.6 to 1.8 of 255 in the mean, by at most 26. Measure it: this crate's engine, which decodes full
-    /// sizes, may be faster.
+    /// It is, if the crop stays at least as large as the output. Other formats ignore this, and so do progressive JPEGs
+    /// without the feature `turbojpeg`. It saves much of the work besides entropy coding. Pixels change, because blocks are
+    /// averaged before the filter averages: on photo-like pictures by 0.6 to 1.8 of 255 in the mean, by at most 26. Before
+    /// the filter they equal libjpeg-turbo's at that scale to the bit.
     #[must_use]
     pub fn dct_scaling(mut self, scaling: bool) -> Self {
         self.scaling = scaling;
