@@ -1,0 +1,118 @@
+//! A JPEG of one sequential scan: whole, at a part of its size and cut from its middle, with and without seek points, its
+//! pixels are libjpeg-turbo's to the bit, if both take it.
+//!
+//! An input is a JPEG file, or (any other first bytes) a recipe of one, which both take or neither, unless the recipe damages
+//! it. `FEEDLINE_JPEG=out.jpg` keeps the picture of a recipe.
+//!
+//! At the whole size, sums of any coefficients overflow as libjpeg-turbo's do. At a part of it they may not: such a picture,
+//! which no encoder writes, is not compared there.
+//!
+//! `cargo +nightly fuzz run jpeg --features turbojpeg tests/fixtures/images tests/fixtures/jpeg -- -rss_limit_mb=512`
+#![no_main]
+
+#[path = "jpeg/points.rs"]
+mod points;
+#[path = "jpeg/recipe.rs"]
+mod recipe;
+#[path = "jpeg/sums.rs"]
+mod sums;
+#[path = "jpeg/turbo.rs"]
+mod turbo;
+
+use feedline::decode::{Image, Single};
+use feedline::tensor::EncodedField;
+use libfuzzer_sys::fuzz_target;
+
+const PIXELS_MAX: usize = 1 << 18;
+
+fuzz_target!(|bytes: &[u8]| {
+    if bytes.starts_with(&[0xFF, 0xD8]) {
+        compare(bytes, false);
+        return;
+    }
+    let recipe::Made { picture, intact } = recipe::picture(bytes);
+    if let Some(path) = std::env::var_os("FEEDLINE_JPEG") {
+        std::fs::write(path, &picture).expect("a file that can be written");
+    }
+    compare(&picture, intact);
+});
+
+/// Compares what can be compared. If `both`, one must not refuse what the other takes.
+fn compare(picture: &[u8], both: bool) {
+    // Pictures of several scans are not the engine's.
+    if picture.windows(2).filter(|pair| *pair == [0xFF, 0xDA]).count() != 1 {
+        return;
+    }
+    let Some((width, height)) = turbo::size_of_sequential(picture) else { return };
+    if width * height > PIXELS_MAX || width.max(height) > 16_384 {
+        return;
+    }
+    let draw = picture.iter().fold(7_usize, |sum, byte| sum.wrapping_mul(31).wrapping_add((*byte).into()));
+    let points = points::of(picture);
+    for scale in [1, [2, 4, 8][draw % 3]] {
+        // Otherwise the last pixel's width is a fraction, and the picture is resampled.
+        if width % scale == 0 && height % scale == 0 {
+            compare_scaled((picture, &points), (width / scale, height / scale), scale, (draw / 3, both));
+        }
+    }
+}
+
+/// Compares the picture at 1 / `scale` of its size, which is `width` × `height` then.
+fn compare_scaled(
+    (picture, points): (&[u8], &[u8]),
+    (width, height): (usize, usize),
+    scale: usize,
+    (draw, both): (usize, bool),
+) {
+    let right = turbo::pixels(picture, (width, height), scale);
+    let mut single = single(Image::resize(width as u32, height as u32), scale);
+    let whole = decode(&mut single, picture, &[]);
+    let (Some(right), Ok(whole)) = (&right, &whole) else {
+        let (refusal, taken) = (whole.as_ref().err(), right.is_some());
+        assert!(!both || taken == whole.is_ok(), "1/{scale}: libjpeg-turbo takes it: {taken}; {refusal:?}");
+        return;
+    };
+    let check = |right: &[u8], found: &[u8], width: usize, what: &str| {
+        let found = difference(right, found, width).filter(|_| scale == 1 || !overflows(picture));
+        assert!(found.is_none(), "{what}: {}; largest sum {:?}", found.unwrap_or_default(), sums::largest(picture));
+    };
+    check(right, whole, width, &format!("whole at 1/{scale} of {width}x{height} pixels"));
+    let shorter = width.min(height);
+    let size = 1 + draw % shorter;
+    let cut = cut(right, (width, height), size);
+    let mut single = self::single(Image::center_crop(shorter as u32, size as u32), scale);
+    for points in [&[], points] {
+        let what = format!("cut of {size} at 1/{scale} of {width}x{height} pixels, points: {}", points.len());
+        let found = decode(&mut single, picture, points).expect("the whole was decoded");
+        check(&cut, &found, size, &what);
+    }
+}
+
+fn single(image: Image, scale: usize) -> Single {
+    Single::new(image.dct_scaling(scale > 1), &EncodedField::image("image")).expect("legal settings")
+}
+
+fn decode(single: &mut Single, picture: &[u8], points: &[u8]) -> Result<Vec<u8>, feedline::Error> {
+    single.decode_seeking(picture, points, 0, 0, 0)?;
+    Ok(single.bytes(0).to_vec())
+}
+
+/// The middle of a picture, as a centre crop takes it.
+fn cut(pixels: &[u8], (width, height): (usize, usize), size: usize) -> Vec<u8> {
+    let start = |side: usize| ((side - size) as f64 / 2.0).round_ties_even() as usize;
+    let rows = pixels.chunks_exact(3 * width).skip(start(height)).take(size);
+    rows.flat_map(|row| &row[3 * start(width)..][..3 * size]).copied().collect()
+}
+
+/// What differs, in words.
+fn difference(right: &[u8], found: &[u8], width: usize) -> Option<String> {
+    assert_eq!(right.len(), found.len());
+    let mut wrong = right.iter().zip(found).enumerate().filter(|(_, (right, found))| right != found);
+    let (at, (right, found)) = wrong.next()?;
+    let (row, column, channel, count) = (at / 3 / width, at / 3 % width, at % 3, 1 + wrong.count());
+    Some(format!("{count} values; the first in row {row}, column {column}, channel {channel}: {found}, not {right}"))
+}
+
+fn overflows(picture: &[u8]) -> bool {
+    sums::largest(picture).is_none_or(|sum| sum > 4000)
+}
