@@ -246,7 +246,15 @@ fn transform<const N: usize>((coefficients, quants, out): Blocks<'_>, scalar: fn
     let rows = match N {
         8 => transposed(pass::<{ SECOND as i32 }>(transposed(pass::<{ FIRST as i32 }>(rows)))),
         4 => transposed(pass4::<SECOND_4>(transposed(pass4::<FIRST_4>(rows)))),
-        _ => transposed(pass2::<SECOND_2>(transposed(pass2::<FIRST_2>(rows)))),
+        _ => {
+            let columns = transposed(pass2::<FIRST_2>(rows));
+            // The first column may be beyond 16 bits.
+            let full = [i16::MIN, i16::MAX].map(|end| _mm256_cmpeq_epi16(columns[0], _mm256_set1_epi16(end)));
+            if _mm256_movemask_epi8(_mm256_or_si256(full[0], full[1])) != 0 {
+                return scalar((coefficients, original, out));
+            }
+            transposed(pass2::<SECOND_2>(columns))
+        }
     };
     let middle = _mm256_set1_epi8(-128);
     for (k, two) in rows.as_chunks::<2>().0[..N / 2].iter().enumerate() {

@@ -65,12 +65,27 @@ fn idct(blocks: Blocks<'_>) {
 }
 
 fn idct4(blocks: Blocks<'_>) {
-    let flat = |block: &[i16; 64]| (1..64).filter(|k| k / 8 != 4 && k % 8 != 4).all(|k| block[k] == 0);
+    // The fifth row is not read.
+    let flat = |block: &[i16; 64]| (8..64).filter(|k| k / 8 != 4).all(|k| block[k] == 0);
     transform(blocks, flat, pass4, 1);
 }
 
-fn idct2(blocks: Blocks<'_>) {
-    transform(blocks, |_| false, pass2, 2);
+fn idct2((coefficients, quants, out): Blocks<'_>) {
+    for ((coefficients, quant), out) in coefficients.into_iter().zip(quants).zip(out) {
+        let column = |column: usize| {
+            let value = |row: usize| coefficients[8 * row + column].wrapping_mul(quant[8 * row + column] as i16);
+            pass2(i32::from(value(0)), [1, 3, 5, 7].map(value)).map(|sum| rounded(sum, fixed::FIRST + 2))
+        };
+        let columns = [0, 1, 3, 5, 7].map(column);
+        for row in 0..2 {
+            let [first, odd @ ..] = columns.map(|column| column[row]);
+            // The first column keeps 32 bits, in libjpeg-turbo's vector code, too.
+            let sums = pass2(first, odd.map(saturated));
+            for (at, sum) in sums.into_iter().enumerate() {
+                out[8 * row + at] = (rounded(sum, fixed::SECOND + 2).clamp(-128, 127) + 128) as u8;
+            }
+        }
+    }
 }
 
 /// Columns, then rows. `pass` leaves off `more` bits. The columns of blocks that `lacks_rows` have their first value alone,
@@ -99,12 +114,25 @@ fn transform(
     }
 }
 
-/// The samples of a block whose coefficients are zero but for the first.
+/// The sample of a block at an eighth of its size.
+#[inline]
+pub(super) fn mean(dc: i16, quant: u16) -> u8 {
+    let product = i32::from(dc) * i32::from(quant as i16);
+    // libjpeg-turbo looks up 10 bits.
+    let ten = ((product + 4) >> 3) << 22 >> 22;
+    (ten.clamp(-128, 127) + 128) as u8
+}
+
+/// The samples of a block whose coefficients are zero but for the first; not at a quarter of the size, if that is beyond
+/// [`QUARTER_MAX`].
 #[inline]
 pub(super) fn flat(dc: i16, quant: u16) -> u8 {
     let kept = dc.wrapping_mul(quant as i16).wrapping_shl(fixed::KEPT);
     (((i32::from(kept) + 16) >> 5).clamp(-128, 127) + 128) as u8
 }
+
+/// Largest product of a first coefficient and its quantisation without overflow.
+pub(super) const QUARTER_MAX: u32 = (1 << (15 - fixed::KEPT)) - 1;
 
 /// Eight values of a row or column (Loeffler, Ligtenberg and Moschytz), without their last `shift` bits.
 fn pass(input: [i16; 8], shift: u32) -> [i16; 8] {
@@ -132,9 +160,16 @@ fn pass(input: [i16; 8], shift: u32) -> [i16; 8] {
     })
 }
 
-fn scaled(sum: i32, shift: u32) -> i16 {
-    let value = sum.wrapping_add(1 << (shift - 1)) >> shift;
+fn rounded(sum: i32, shift: u32) -> i32 {
+    sum.wrapping_add(1 << (shift - 1)) >> shift
+}
+
+fn saturated(value: i32) -> i16 {
     value.clamp(i16::MIN.into(), i16::MAX.into()) as i16
+}
+
+fn scaled(sum: i32, shift: u32) -> i16 {
+    saturated(rounded(sum, shift))
 }
 
 /// Four values, and zeros.
@@ -154,13 +189,13 @@ fn pass4(input: [i16; 8], shift: u32) -> [i16; 8] {
     })
 }
 
-/// Two values, and zeros.
-fn pass2(input: [i16; 8], shift: u32) -> [i16; 8] {
+/// Two sums of the first value and the odd ones.
+fn pass2(first: i32, odd: [i16; 4]) -> [i32; 2] {
     use fixed::*;
-    let [i0, i1, _, i3, _, i5, _, i7] = input.map(i32::from);
-    let even = i0 << (BITS + 2);
+    let [i1, i3, i5, i7] = odd.map(i32::from);
+    let even = first.wrapping_shl(BITS + 2);
     let odd = (i1 * F_3_625 - i3 * F_1_273).wrapping_add(i5 * F_0_850 - i7 * F_0_721);
-    [even.wrapping_add(odd), even.wrapping_sub(odd), 0, 0, 0, 0, 0, 0].map(|sum| scaled(sum, shift))
+    [even.wrapping_add(odd), even.wrapping_sub(odd)]
 }
 
 pub(super) fn h2v1(input: &[u8], out: &mut [u8]) {

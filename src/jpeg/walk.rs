@@ -357,10 +357,10 @@ impl<'a> Walk<'a> {
                 coding.ac.skip(bits)?;
                 continue;
             }
-            let flat = |dc: i16| [[kernels::flat(dc, coding.quant[0]); 8]; 8];
             if plane.block == 1 {
                 coding.ac.skip(bits)?;
-                rows.store(block.component, (x, y), 1, &flat(*predictor as i16));
+                let sample = kernels::mean(*predictor as i16, coding.quant[0]);
+                rows.store(block.component, (x, y), 1, &[[sample; 8]; 8]);
                 continue;
             }
             let pending = &mut self.pending;
@@ -371,8 +371,10 @@ impl<'a> Walk<'a> {
             let coefficients = &mut pending.coefficients[pending.count & 1];
             coefficients[0] = *predictor as i16;
             let read = coding.ac.read(bits, coefficients);
-            if read == Ok(1) {
-                rows.store(block.component, (x, y), plane.block, &flat(coefficients[0]));
+            let (dc, quant) = (coefficients[0], coding.quant[0]);
+            let product = u32::from(dc.unsigned_abs()) * u32::from(quant);
+            if read == Ok(1) && (plane.block != 2 || product <= kernels::QUARTER_MAX) {
+                rows.store(block.component, (x, y), plane.block, &[[kernels::flat(dc, quant); 8]; 8]);
                 continue;
             }
             if let Err(fault) = read {

@@ -199,7 +199,7 @@ impl Codes {
 
 /// How large and how many coefficients are.
 struct Heat {
-    /// No sum overflows: the coefficients of a block are at most 4000 together.
+    /// The coefficients of a block are at most 4000 together, as encoders write them: no sum overflows.
     calm: bool,
     /// Most bits.
     dc: usize,
