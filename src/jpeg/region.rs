@@ -43,6 +43,8 @@ pub(super) struct Plane {
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     pub(super) region: Region,
+    /// Divisor of the picture's size.
+    pub(super) scale: u32,
     planes: [Plane; 4],
     count: usize,
     /// MCUs of a row of the picture, and of its height.
@@ -80,7 +82,7 @@ impl Layout {
         let mcu_columns = hull(|plane| (plane.columns.clone(), plane.factors.h.into()));
         let mcu_rows = hull(|plane| (plane.rows.clone(), plane.factors.v.into()));
         let mcus = (header.width.div_ceil(8 * h), header.height.div_ceil(8 * v));
-        Self { region, planes: all, count, mcus, mcu_columns, mcu_rows }
+        Self { region, scale, planes: all, count, mcus, mcu_columns, mcu_rows }
     }
 
     pub(super) fn planes(&self) -> &[Plane] {

@@ -333,13 +333,17 @@ impl<'a> Walk<'a> {
     /// Decodes an MCU.
     fn decode(&mut self, layout: &Layout, place: (u32, u32), rows: &mut Rows, kernels: &Kernels) -> Result<(), Fault> {
         let mut bits = self.bits.clone();
-        let done = self.decode_blocks(&mut bits, layout, place, (rows, kernels));
+        let done = match layout.scale {
+            1 => self.decode_blocks::<true>(&mut bits, layout, place, (rows, kernels)),
+            _ => self.decode_blocks::<false>(&mut bits, layout, place, (rows, kernels)),
+        };
         self.bits = bits;
         done
     }
 
+    /// At the full size, blocks of 8 samples are known to the compiler.
     #[inline(always)]
-    fn decode_blocks(
+    fn decode_blocks<const FULL: bool>(
         &mut self,
         bits: &mut Bits<'a>,
         layout: &Layout,
@@ -357,25 +361,28 @@ impl<'a> Walk<'a> {
                 coding.ac.skip(bits)?;
                 continue;
             }
-            if plane.block == 1 {
+            let size = if FULL { 8 } else { plane.block };
+            if size == 1 {
                 coding.ac.skip(bits)?;
                 let sample = kernels::mean(*predictor as i16, coding.quant[0]);
                 rows.store(block.component, (x, y), 1, &[[sample; 8]; 8]);
                 continue;
             }
             let pending = &mut self.pending;
-            if pending.size != plane.block {
+            if !FULL && pending.size != size {
                 pending.flush(rows, kernels);
-                pending.size = plane.block;
+                pending.size = size;
             }
             let coefficients = &mut pending.coefficients[pending.count & 1];
             coefficients[0] = *predictor as i16;
             let read = coding.ac.read(bits, coefficients);
-            let (dc, quant) = (coefficients[0], coding.quant[0]);
-            let product = u32::from(dc.unsigned_abs()) * u32::from(quant);
-            if read == Ok(1) && (plane.block != 2 || product <= kernels::QUARTER_MAX) {
-                rows.store(block.component, (x, y), plane.block, &[[kernels::flat(dc, quant); 8]; 8]);
-                continue;
+            if read == Ok(1) {
+                let (dc, quant) = (coefficients[0], coding.quant[0]);
+                let product = u32::from(dc.unsigned_abs()) * u32::from(quant);
+                if size != 2 || product <= kernels::QUARTER_MAX {
+                    rows.store(block.component, (x, y), size, &[[kernels::flat(dc, quant); 8]; 8]);
+                    continue;
+                }
             }
             if let Err(fault) = read {
                 *coefficients = [0; 64];
@@ -385,7 +392,7 @@ impl<'a> Walk<'a> {
             pending.quants[pending.count & 1] = coding.quant;
             pending.count += 1;
             if pending.count == 2 {
-                pending.flush(rows, kernels);
+                pending.flush_as(size, rows, kernels);
             }
         }
         Ok(())
@@ -406,19 +413,23 @@ impl<'a> Walk<'a> {
 
 impl Pending<'_> {
     fn flush(&mut self, rows: &mut Rows, kernels: &Kernels) {
-        if self.count == 0 {
-            return;
+        if self.count > 0 {
+            self.flush_as(self.size, rows, kernels);
         }
+    }
+
+    #[inline(always)]
+    fn flush_as(&mut self, size: u32, rows: &mut Rows, kernels: &Kernels) {
         let mut samples = [[0; 64]; 2];
         let [first, second] = &self.coefficients;
-        let idct = match self.size {
+        let idct = match size {
             8 => kernels.idct,
             4 => kernels.idct4,
             _ => kernels.idct2,
         };
         idct(([first, second], self.quants, &mut samples));
         for (samples, (component, x, y)) in samples[..self.count].iter().zip(self.targets) {
-            rows.store(component, (x, y), self.size, bytemuck::must_cast_ref(samples));
+            rows.store(component, (x, y), size, bytemuck::must_cast_ref(samples));
         }
         self.coefficients = [[0; 64]; 2];
         self.count = 0;
