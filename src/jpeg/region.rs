@@ -124,7 +124,10 @@ impl Plane {
         let least = 8 / scale;
         // A scaled component keeps more of its samples, if that spares interpolating it in both directions.
         let mut block = least;
-        while block < 8 && (most.0 * least) % (2 * h * block) == 0 && (most.1 * least) % (2 * v * block) == 0 {
+        let twice = |block: u32| {
+            (most.0 * least).is_multiple_of(2 * h * block) && (most.1 * least).is_multiple_of(2 * v * block)
+        };
+        while block < 8 && twice(block) {
             block *= 2;
         }
         let (wider, higher) = (most.0 * least / (h * block), most.1 * least / (v * block));
