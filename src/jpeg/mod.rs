@@ -49,12 +49,18 @@ pub(crate) use region::Region;
 #[cfg(feature = "turbojpeg")]
 pub(crate) use {header::SURPLUS, rows::product};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use kernels::Kernels;
 use region::Layout;
 use rows::Rows;
 use seek::{Points, Writer};
 use walk::{Tables, Walk};
+
+/// The receiver of a region's pixels, row by row, so that it can use each while it is in the cache.
+pub(crate) trait Target {
+    /// The place of row `y` of the region, RGB. Rows come in order. They come again from row 0 on if seek points fail.
+    fn row(&mut self, y: u32) -> &mut [u8];
+}
 
 /// A worker's tables and rows, kept from picture to picture.
 pub(crate) struct Decoder {
@@ -81,7 +87,7 @@ impl Decoder {
     }
 
     /// Decodes the pixels of `region` of a picture of one scan to RGB. The region lies in the picture at 1 / `scale` of its
-    /// size, each side rounded up: 1, 2, 4 or 8.
+    /// size, each side rounded up: 1, 2, 4 or 8. After an error, some rows were written.
     ///
     /// If not `strict`, MCUs are grey from damage to the end of its restart interval, or of the picture. Otherwise damage
     /// is an error, with its byte and MCU. `points` are those of [`seek_points`](Self::seek_points), or empty.
@@ -90,19 +96,18 @@ impl Decoder {
         picture: (&[u8], &Header, bool),
         points: &[u8],
         (region, scale): (Region, u32),
-        out: &mut [u8],
+        to: &mut dyn Target,
     ) -> Result<()> {
-        assert_eq!(out.len(), 3 * region.width as usize * region.height as usize, "a buffer of the region's size");
         let (input, header, _) = picture;
         let scan = Scan::parse(input, header)?;
         self.tables.update(&scan);
         // Whatever is wrong with the points, the picture decides.
         let points = Points::new(points, input, header);
         let layout = Layout::new(header, &scan, (region, scale));
-        if points.is_some() && self.run((input, header, true), &scan, points, &layout, out).is_ok() {
+        if points.is_some() && self.run((input, header, true), &scan, points, &layout, to).is_ok() {
             return Ok(());
         }
-        self.run(picture, &scan, None, &layout, out)
+        self.run(picture, &scan, None, &layout, to)
     }
 
     /// Seek points of a JPEG, for [`decode`](Self::decode). Empty if it can have none: see [`seek`].
@@ -130,21 +135,18 @@ impl Decoder {
         scan: &Scan<'_>,
         points: Option<Points<'_>>,
         layout: &Layout,
-        out: &mut [u8],
+        to: &mut dyn Target,
     ) -> Result<()> {
-        let region = layout.region;
         self.rows.start(layout);
         walk::starts(input, header, strict, &mut self.starts)?;
         let mut walk = Walk::new((input, header, strict), scan, &self.tables, &self.starts, points)?;
-        let mut pixels = out.chunks_exact_mut(3 * region.width as usize);
-        let mut next = region.top;
+        let mut next = layout.region.top;
         for row in layout.mcu_rows.clone() {
             walk.row(layout, row, &mut self.rows, &self.kernels)?;
             self.rows.pad(layout, row);
             let ready = layout.ready(row);
             for y in next..ready {
-                let out = pixels.next().ok_or_else(|| Error::decode("more rows than the region has"))?;
-                self.rows.write(layout, scan.colours, y, &self.kernels, out);
+                self.rows.write(layout, scan.colours, y, &self.kernels, to.row(y - layout.region.top));
             }
             next = next.max(ready);
         }

@@ -9,19 +9,34 @@ fn with(kernels: Kernels) -> Decoder {
     Decoder { kernels, ..Decoder::default() }
 }
 
+/// All pixels of a region.
+struct Pixels(Vec<u8>, usize);
+
+impl Pixels {
+    fn of(region: Region) -> Self {
+        Self(vec![0x5A; 3 * region.width as usize * region.height as usize], 3 * region.width as usize)
+    }
+}
+
+impl Target for Pixels {
+    fn row(&mut self, y: u32) -> &mut [u8] {
+        &mut self.0[y as usize * self.1..][..self.1]
+    }
+}
+
 fn decode(decoder: &mut Decoder, input: &[u8], region: Option<Region>, strict: bool) -> Result<Vec<u8>> {
     let header = Header::parse(input)?;
     let whole = Region { left: 0, top: 0, width: header.width, height: header.height };
     let region = region.unwrap_or(whole);
-    let mut out = vec![0x5A; 3 * region.width as usize * region.height as usize];
+    let mut out = Pixels::of(region);
     decoder.decode((input, &header, strict), &[], (region, 1), &mut out)?;
-    Ok(out)
+    Ok(out.0)
 }
 
 fn decode_with(points: &[u8], input: &[u8], region: Region) -> Result<Vec<u8>> {
-    let mut out = vec![0x5A; 3 * region.width as usize * region.height as usize];
+    let mut out = Pixels::of(region);
     Decoder::default().decode((input, &Header::parse(input)?, true), points, (region, 1), &mut out)?;
-    Ok(out)
+    Ok(out.0)
 }
 
 fn noise(seed: u64, count: usize, most: f64) -> Vec<u8> {

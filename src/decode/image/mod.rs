@@ -1,14 +1,13 @@
 //! Pictures: common formats in, pixels of one size out.
 //!
 //! ```text
-//! sequential JPEG ──► crate::jpeg: the crop alone ┐
-//! other JPEGs ─────► turbo | zune ────────────────┤► RGB: the picture, or the part of it that a crop needs
-//! other formats ───► other ───────────────────────┘  (worker's buffer)        │
-//!              (limits from the header)           ┌── crop + resize, one pass ┘
-//!                                                 ▼
-//!                       u8 pixels ──────────────► row
-//!       (u8 NHWC: into the row,   upright, flip, dtype, layout,
-//!        else a small buffer)     normalise, one pass
+//! sequential JPEG ──► crate::jpeg: the crop alone ───────── rows of RGB, in the cache ─┐
+//! other JPEGs ─────► turbo | zune ─┐                                                   ├► crop + resize, one pass
+//! other formats ───► other ────────┴► RGB: the picture, or the part that a crop needs ─┘         │
+//!              (limits from the header)       (worker's buffer)                                  ▼
+//!                                                 row ◄────────────────────────────────────  u8 pixels
+//!                                                      upright, flip, dtype, layout,      (u8 NHWC: into the row,
+//!                                                      normalise, one pass                 else a small buffer)
 //! ```
 //!
 //! # Pixels
@@ -142,8 +141,9 @@ impl Default for Limits {
 /// # Memory
 ///
 /// One decode takes at most this many heap bytes, per pixel of the encoded picture unless noted:
-/// - RGB pixels: 3 (kept for the next picture). 4 to 8 for a PNG with alpha or 16 bits, 4 for a GIF. For a JPEG only
-///   the decoded part counts, with 4 for a progressive one of CMYK by libjpeg-turbo.
+/// - RGB pixels: 3 (kept for the next picture). 4 to 8 for a PNG with alpha or 16 bits, 4 for a GIF. None for a sequential
+///   JPEG, whose rows are scaled as they are decoded. For a progressive one by libjpeg-turbo only the decoded part
+///   counts, with 4 for CMYK.
 /// - Decoder, while it runs: 1 for PNG and BMP, 4 for GIF, 8 for WebP. A JPEG of several scans takes 2 per sample
 ///   (progressive: 3 per pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), any other only rows, 512 per pixel of width.
 /// - Tables: 4 MiB for formats other than JPEG, 256 KiB for JPEG; 8 bytes per restart interval.
@@ -419,24 +419,21 @@ impl Image {
         let scratch: &mut Workspace = ctx.scratch().get();
         // Drawn first, so that the flip does not depend on the picture's size.
         let flip = draws.bool(self.flip);
-        let picture = scratch.decode(Encoded { bytes: input, points }, self, limits, &mut draws)?;
-        let size = self.op.output();
-        let row = out.bytes_mut(field);
-        if finish::in_place(self.values, self.layout) {
-            match picture.orientation.is_upright() {
-                true => scratch.resize(&picture, self.filter, Some(row)),
-                false => {
-                    scratch.resize(&picture, self.filter, None);
-                    picture.orientation.turn(&scratch.resized, picture.crop.window.size, row);
-                }
+        let (size, row) = (self.op.output(), out.bytes_mut(field));
+        let in_place = finish::in_place(self.values, self.layout);
+        let encoded = Encoded { bytes: input, points };
+        let Picture { orientation, stored, .. } =
+            scratch.decode(encoded, self, limits, &mut draws, in_place.then_some(&mut *row))?;
+        if in_place {
+            if !orientation.is_upright() {
+                orientation.turn(&scratch.resized, stored, row);
             }
             if flip {
                 finish::flip(row, size);
             }
             return Ok(());
         }
-        scratch.resize_upright(&picture, self.filter);
-        finish::write(&scratch.resized, size, flip, self.values, self.layout, row);
+        finish::write(scratch.upright(orientation, stored), size, flip, self.values, self.layout, row);
         Ok(())
     }
 }
@@ -459,7 +456,7 @@ impl<'a> Encoded<'a> {
 /// A worker's buffers. They grow to the largest picture within the limits, and stay.
 #[derive(Default)]
 struct Workspace {
-    /// The decoded part of the picture, RGB.
+    /// The decoded part of a picture that is not scaled row by row, RGB.
     pixels: Vec<u8>,
     /// The output before its last pass.
     resized: Vec<u8>,
@@ -471,23 +468,32 @@ struct Workspace {
     turbo: turbo::Turbo,
 }
 
-/// A decoded picture, whose pixels are in the workspace.
+/// A picture that was decoded, cropped and scaled.
 struct Picture {
-    /// The decoded part.
-    there: Rect,
-    crop: Crop,
+    /// The size at which it was decoded.
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests ask for it"))]
+    size: Size,
+    /// The size of the output as stored.
+    stored: Size,
     orientation: Orientation,
 }
 
 impl Workspace {
-    /// Decodes at least the pixels that the crop needs.
-    fn decode(&mut self, encoded: Encoded<'_>, image: &Image, limits: Limits, draws: &mut Draws) -> Result<Picture> {
+    /// Decodes, crops and scales: upright pictures into `row`, if there is one, others as stored into `self.resized`.
+    fn decode(
+        &mut self,
+        encoded: Encoded<'_>,
+        image: &Image,
+        limits: Limits,
+        draws: &mut Draws,
+        row: Option<&mut [u8]>,
+    ) -> Result<Picture> {
         let input = encoded.bytes;
         if input.len() > limits.bytes {
             return Err(over(format!("{} encoded bytes; the limit is {}", input.len(), limits.bytes)));
         }
         match Format::of(input)? {
-            Format::Jpeg => self.decode_jpeg(encoded, image, limits, draws),
+            Format::Jpeg => self.decode_jpeg(encoded, image, limits, draws, row),
             format => {
                 let crop = |size| image.op.crop(size, &mut draws.clone());
                 let resizing = |size| resizing(&crop(size), image.filter);
@@ -496,96 +502,109 @@ impl Workspace {
                 let Self { pixels, resizer, .. } = self;
                 let mut room = Room { limits, encoded: input.len(), resizing: &resizing, pixels, resizer };
                 let size = other::decode(format, input, &mut room)?;
-                Ok(Picture { there: Rect::of(size), crop: crop(size), orientation: Orientation::default() })
+                let crop = crop(size);
+                self.resize(Rect::of(size), &crop, image.filter, row);
+                Ok(Picture { size, stored: crop.window.size, orientation: Orientation::default() })
             }
         }
     }
 
     fn decode_jpeg(
         &mut self,
-        Encoded { bytes: input, points }: Encoded<'_>,
+        encoded: Encoded<'_>,
         image: &Image,
         limits: Limits,
         draws: &mut Draws,
+        row: Option<&mut [u8]>,
     ) -> Result<Picture> {
+        let input = encoded.bytes;
         let header = Header::parse(input)?;
         header.check_scans(input, limits.scans)?;
         if image.strict {
             header.check_stray()?;
         }
         let orientation = if image.orient { header.orientation(input) } else { Orientation::default() };
+        let row = row.filter(|_| orientation.is_upright());
         let crop = orientation.stored(image.op.crop(orientation.size(header.size()), draws), header.size());
         let scale = image.scale_of(&header, &crop);
         #[cfg(feature = "turbojpeg")]
         let full = crop.needed(image.filter);
-        let crop = if scale == 1 { crop } else { crop.scaled(scale, header.size().divided(scale)) };
+        let size = header.size().divided(scale);
+        let crop = if scale == 1 { crop } else { crop.scaled(scale, size) };
         let (pixels, resizer) = (&mut self.pixels, &mut self.resizer);
         let resizing = |_| resizing(&crop, image.filter);
         let mut room = Room { limits, encoded: input.len(), resizing: &resizing, pixels, resizer };
-        let there = match image.backend {
+        let done = match image.backend {
             Backend::Own if header.one_scan => {
-                let needed = crop.needed(image.filter);
-                let (region, jpeg) = ((needed, scale), &mut self.jpeg);
-                own_decode(jpeg, (input, &header, image.strict), points, region, &mut room).map(|()| needed)
+                self.jpeg.release_beyond(header.engine_bytes());
+                let taken = room.take(header.size(), 0, header.engine_bytes()).map(drop);
+                taken.and_then(|()| self.decode_rows(encoded, (&header, image), (&crop, scale), row))
             }
             #[cfg(feature = "turbojpeg")]
             Backend::Own | Backend::Turbo => {
                 let want = turbo::Want { needed: full, scale, strict: image.strict };
-                self.turbo.decode(input, &header, want, &mut room)
+                let there = self.turbo.decode(input, &header, want, &mut room);
+                there.map(|there| self.resize(there, &crop, image.filter, row))
             }
-            _ => zune::decode(input, &header, image.strict, &mut room),
+            _ => {
+                let there = zune::decode(input, &header, image.strict, &mut room);
+                there.map(|there| self.resize(there, &crop, image.filter, row))
+            }
         };
         let damaged = |error: &Error| error.kind() == ErrorKind::Decode && error.message().starts_with(jpeg::DAMAGED);
-        let there = there.map_err(|error| match image.strict && damaged(&error) {
+        done.map_err(|error| match image.strict && damaged(&error) {
             true => error.with_note("`strict(false)` takes what can be decoded"),
             false => error,
         })?;
-        Ok(Picture { there, crop, orientation })
+        Ok(Picture { size, stored: crop.window.size, orientation })
     }
 
-    /// Resizes the picture, upright, into `self.resized`.
-    fn resize_upright(&mut self, picture: &Picture, filter: Filter) {
-        self.resize(picture, filter, None);
-        if !picture.orientation.is_upright() {
-            self.upright.resize(self.resized.len(), 0);
-            picture.orientation.turn(&self.resized, picture.crop.window.size, &mut self.upright);
-            std::mem::swap(&mut self.resized, &mut self.upright);
+    /// Decodes the rows of a sequential JPEG at 1 / `scale` of its size, and scales each while it is in the cache.
+    fn decode_rows(
+        &mut self,
+        Encoded { bytes, points }: Encoded<'_>,
+        (header, image): (&Header, &Image),
+        (crop, scale): (&Crop, u32),
+        row: Option<&mut [u8]>,
+    ) -> Result<()> {
+        let Rect { left, top, size: Size { width, height } } = crop.needed(image.filter);
+        let region = jpeg::Region { left, top, width, height };
+        let out = target(row, &mut self.resized, crop);
+        let mut rows = self.resizer.start(&crop.plan(image.filter), out);
+        self.jpeg.decode((bytes, header, image.strict), points, (region, scale), &mut rows)?;
+        rows.finish();
+        Ok(())
+    }
+
+    /// `self.resized`, turned upright.
+    fn upright(&mut self, orientation: Orientation, stored: Size) -> &[u8] {
+        if orientation.is_upright() {
+            return &self.resized;
         }
+        self.upright.resize(self.resized.len(), 0);
+        orientation.turn(&self.resized, stored, &mut self.upright);
+        &self.upright
     }
 
-    /// Crops and scales the decoded picture into `row`, or into `self.resized`.
-    fn resize(&mut self, picture: &Picture, filter: Filter, row: Option<&mut [u8]>) {
-        let Picture { there, crop, .. } = *picture;
+    /// Crops and scales the pixels, which are `there` in the picture, into `row`, or into `self.resized`.
+    fn resize(&mut self, there: Rect, crop: &Crop, filter: Filter, row: Option<&mut [u8]>) {
         let seen = crop.view.common(there);
         let stride = 3 * there.size.width as usize;
         let start = stride * (seen.top - there.top) as usize + 3 * (seen.left - there.left) as usize;
         let bytes = &self.pixels[start..3 * there.size.pixels() as usize];
         // The view is the picture of the plan.
         let place = Rect { left: seen.left - crop.view.left, top: seen.top - crop.view.top, size: seen.size };
-        let target = match row {
-            Some(row) => row,
-            None => {
-                self.resized.resize(3 * crop.window.size.pixels() as usize, 0);
-                &mut self.resized
-            }
-        };
-        self.resizer.resize(Pixels { bytes, stride, there: place }, &crop.plan(filter), target);
+        let out = target(row, &mut self.resized, crop);
+        self.resizer.resize(Pixels { bytes, stride, there: place }, &crop.plan(filter), out);
     }
 }
 
-/// Decodes the pixels `needed` of a sequential JPEG at 1 / `scale` of its size to the front of the room's pixels.
-fn own_decode(
-    decoder: &mut jpeg::Decoder,
-    picture: (&[u8], &Header, bool),
-    points: &[u8],
-    (needed, scale): (Rect, u32),
-    room: &mut Room<'_>,
-) -> Result<()> {
-    let (_, header, _) = picture;
-    let Rect { left, top, size: Size { width, height } } = needed;
-    decoder.release_beyond(header.engine_bytes());
-    let pixels = room.take(header.size(), 3 * needed.size.pixels(), header.engine_bytes())?;
-    decoder.decode(picture, points, (jpeg::Region { left, top, width, height }, scale), pixels)
+/// The place of the crop's output: `row`, or `resized`.
+fn target<'a>(row: Option<&'a mut [u8]>, resized: &'a mut Vec<u8>, crop: &Crop) -> &'a mut [u8] {
+    row.unwrap_or_else(|| {
+        resized.resize(3 * crop.window.size.pixels() as usize, 0);
+        resized
+    })
 }
 
 /// The only source of memory for a picture: it checks the limits.

@@ -86,12 +86,34 @@ fn mcu(kind: Kind) -> Size {
 
 /// All pixels, decoded from the file as it stands.
 fn whole(input: &[u8], backend: Backend) -> (Size, Vec<u8>) {
+    let size = Header::parse(input).unwrap().size();
+    let image = Image::resize(size.width, size.height).backend(backend);
     let mut workspace = Workspace::default();
-    let image = Image::resize(1, 1).backend(backend);
-    let picture =
-        workspace.decode(Encoded::alone(input), &image, Limits::default(), &mut Draws::new(0, 0, 0, "t")).unwrap();
-    assert_eq!(picture.crop.view, picture.there);
-    (picture.there.size, workspace.pixels[..3 * picture.there.size.pixels() as usize].to_vec())
+    let picture = decode(input, &image, 0, &mut workspace).unwrap();
+    assert_eq!(picture.size, size);
+    (size, workspace.resized)
+}
+
+fn decode(input: &[u8], image: &Image, seed: u64, workspace: &mut Workspace) -> Result<Picture> {
+    workspace.decode(Encoded::alone(input), image, Limits::default(), &mut Draws::new(seed, 0, 0, "t"), None)
+}
+
+/// All pixels of a rectangle.
+struct Cut(Vec<u8>, usize);
+
+impl jpeg::Target for Cut {
+    fn row(&mut self, y: u32) -> &mut [u8] {
+        &mut self.0[3 * y as usize * self.1..][..3 * self.1]
+    }
+}
+
+/// The pixels of a part of a sequential picture at 1 / `scale` of its size, by [`crate::jpeg`].
+fn cut(input: &[u8], rect: Rect, scale: u32, strict: bool) -> Result<Vec<u8>> {
+    let Rect { left, top, size: Size { width, height } } = rect;
+    let mut cut = Cut(vec![0x5A; 3 * rect.size.pixels() as usize], width as usize);
+    let header = Header::parse(input)?;
+    let region = jpeg::Region { left, top, width, height };
+    jpeg::Decoder::default().decode((input, &header, strict), &[], (region, scale), &mut cut).map(|()| cut.0)
 }
 
 fn pixels_of(pixels: &[u8], size: Size, rect: Rect) -> Vec<u8> {
@@ -99,18 +121,18 @@ fn pixels_of(pixels: &[u8], size: Size, rect: Rect) -> Vec<u8> {
     rows.flat_map(|row| &row[3 * rect.left as usize..3 * rect.right() as usize]).copied().collect()
 }
 
-/// Decodes for `image` and compares all that the crop may look at with the whole picture. The size of what was decoded.
-fn compare(input: &[u8], image: &Image, seed: u64, workspace: &mut Workspace, whole: &(Size, Vec<u8>)) -> Size {
-    let picture =
-        workspace.decode(Encoded::alone(input), image, Limits::default(), &mut Draws::new(seed, 0, 0, "t")).unwrap();
-    let asked = image.op.crop(whole.0, &mut Draws::new(seed, 0, 0, "t"));
-    let (there, needed) = (picture.there, asked.needed(image.filter));
-    assert_eq!(needed.common(there), needed, "all that is needed is there");
-    // Around that, at the border of what was decoded, chroma may be another.
-    let found = Rect { left: needed.left - there.left, top: needed.top - there.top, size: needed.size };
-    let found = pixels_of(&workspace.pixels, there.size, found);
-    assert!(found == pixels_of(&whole.1, whole.0, needed), "{needed:?} of {:?}, {image:?}", whole.0);
-    there.size
+/// Compares what `image` makes of the file with what it makes of the whole picture, and the pixels that it needs.
+fn compare(input: &[u8], image: &Image, seed: u64, workspace: &mut Workspace, whole: &(Size, Vec<u8>)) {
+    decode(input, image, seed, workspace).unwrap();
+    let crop = image.op.crop(whole.0, &mut Draws::new(seed, 0, 0, "t"));
+    let mut other = Workspace { pixels: whole.1.clone(), ..Workspace::default() };
+    other.resize(Rect::of(whole.0), &crop, image.filter, None);
+    assert!(workspace.resized == other.resized, "{crop:?} of {:?}, {image:?}", whole.0);
+    if image.backend == Backend::Own && Header::parse(input).unwrap().one_scan {
+        let needed = crop.needed(image.filter);
+        let found = cut(input, needed, 1, true).unwrap();
+        assert!(found == pixels_of(&whole.1, whole.0, needed), "{needed:?} of {:?}", whole.0);
+    }
 }
 
 fn factors() -> impl Strategy<Value = SamplingFactor> {
@@ -191,8 +213,9 @@ proptest! {
             let image = Image::random_resized_crop(7).limits(limits).strict(strict).backend(backend);
             let decode = |left_over: Vec<u8>| {
                 let mut workspace = Workspace { pixels: left_over, ..Workspace::default() };
-                let picture = workspace.decode(Encoded::alone(&input), &image, limits, &mut Draws::new(seed, 0, 0, "t")).ok()?;
-                workspace.resize(&picture, image.filter, None);
+                workspace
+                    .decode(Encoded::alone(&input), &image, limits, &mut Draws::new(seed, 0, 0, "t"), None)
+                    .ok()?;
                 Some(workspace.resized)
             };
             prop_assert!(decode(Vec::new()) == decode(vec![0x5A; 3 << 20]));
@@ -248,19 +271,11 @@ fn restart_markers_that_are_missing_doubled_or_out_of_order_are_errors() {
         for seed in 0..4 {
             let image = Image::random_resized_crop(5).scale(0.05, 0.1);
             let mut workspace = Workspace::default();
-            let draws = || Draws::new(seed, 0, 0, "t");
-            let error = workspace
-                .decode(Encoded::alone(&input), &image, Limits::default(), &mut draws())
-                .map(|_| ())
-                .expect_err(what);
+            let error = decode(&input, &image, seed, &mut workspace).map(|_| ()).expect_err(what);
             assert_eq!(error.kind(), ErrorKind::Decode);
             let whole = Image::resize(5, 5);
-            workspace
-                .decode(Encoded::alone(&input), &whole, Limits::default(), &mut draws())
-                .map(|_| ())
-                .expect_err(what);
-            let lenient = image.strict(false);
-            workspace.decode(Encoded::alone(&input), &lenient, Limits::default(), &mut draws()).expect(what);
+            decode(&input, &whole, seed, &mut workspace).map(|_| ()).expect_err(what);
+            decode(&input, &image.strict(false), seed, &mut workspace).expect(what);
         }
     }
 }
@@ -287,13 +302,7 @@ fn damage_under_the_crop_is_found_and_beside_it_is_not_looked_at() {
     let size = Size::new(160, 96);
     let good = encoded(&noise(5, size, true), size, Kind { interval: 2, ..COLOR }, 80);
     let needed = Rect { left: 40, top: 20, size: Size::new(20, 20) };
-    let decode = |input: &[u8]| {
-        let mut out = vec![0; 3 * needed.size.pixels() as usize];
-        let Rect { left, top, size: Size { width, height } } = needed;
-        let header = Header::parse(input).unwrap();
-        let region = jpeg::Region { left, top, width, height };
-        jpeg::Decoder::default().decode((input, &header, true), &[], (region, 1), &mut out).map(|()| out).ok()
-    };
+    let decode = |input: &[u8]| cut(input, needed, 1, true).ok();
     let first = decode(&good).unwrap();
     let (mut within, mut beside) = (0, 0);
     for (index, at) in markers(&good).into_iter().enumerate() {
@@ -330,9 +339,8 @@ fn a_picture_is_turned_upright_on_request_as_pillow_does() {
             assert_eq!(found, interleaved, "{name}: planes");
             // Off by default.
             let mut workspace = Workspace::default();
-            let draws = &mut Draws::new(0, 0, 0, "t");
-            let stored = workspace.decode(Encoded::alone(&input), &image, Limits::default(), draws).unwrap();
-            assert_eq!((stored.there.size, stored.orientation), (Size::new(29, 18), Orientation::default()));
+            let stored = decode(&input, &image, 0, &mut workspace).unwrap();
+            assert_eq!((stored.size, stored.orientation), (Size::new(29, 18), Orientation::default()));
         }
     }
 }
@@ -468,15 +476,25 @@ mod turbo {
         }
     }
 
-    /// All pixels at 1 / `scale` of the size, or near that for a side of a few pixels.
-    fn scaled(input: &[u8], size: Size, scale: u32, backend: Backend) -> Option<(Size, Vec<u8>)> {
-        let side = |side: u32| (side / scale).max(1);
-        let image = Image::resize(side(size.width), side(size.height)).dct_scaling(scale > 1).backend(backend);
-        let limits = Limits { pixels: 1 << 20, ..Limits::default() };
-        let mut workspace = Workspace::default();
-        let picture = workspace.decode(Encoded::alone(input), &image, limits, &mut Draws::new(0, 0, 0, "t")).ok()?;
-        let size = picture.there.size;
-        Some((size, workspace.pixels[..3 * size.pixels() as usize].to_vec()))
+    /// All pixels at 1 / `scale` of the size.
+    fn scaled(input: &[u8], scale: u32, backend: Backend) -> Option<(Size, Vec<u8>)> {
+        let header = Header::parse(input).ok()?;
+        let (all, size) = (Rect::of(header.size()), header.size().divided(scale));
+        if all.size.pixels() > 1 << 20 {
+            return None;
+        }
+        if backend == Backend::Own && header.one_scan {
+            return cut(input, Rect::of(size), scale, true).ok().map(|pixels| (size, pixels));
+        }
+        let (mut pixels, mut resizer) = (Vec::new(), Resizer::default());
+        let limits = Limits::default();
+        let mut room =
+            Room { limits, encoded: input.len(), resizing: &|_| 0, pixels: &mut pixels, resizer: &mut resizer };
+        let want = turbo::Want { needed: all, scale, strict: true };
+        let there = turbo::Turbo::default().decode(input, &header, want, &mut room).ok()?;
+        assert_eq!(there, Rect::of(size));
+        pixels.truncate(3 * size.pixels() as usize);
+        Some((size, pixels))
     }
 
     fn written() -> impl Strategy<Value = Written> {
@@ -505,8 +523,8 @@ mod turbo {
             let expected = whole(&input, Backend::Turbo);
             prop_assert!(whole(&input, Backend::Own) == expected, "whole");
             let image = Image::random_resized_crop(5).scale(0.01, 1.0).ratio(0.2, 5.0);
-            (0..4).for_each(|turn| _ = compare(&input, &image, seed ^ turn, &mut Workspace::default(), &expected));
-            let [own, turbo] = [Backend::Own, Backend::Turbo].map(|backend| scaled(&input, size, scale, backend));
+            (0..4).for_each(|turn| compare(&input, &image, seed ^ turn, &mut Workspace::default(), &expected));
+            let [own, turbo] = [Backend::Own, Backend::Turbo].map(|backend| scaled(&input, scale, backend));
             prop_assert!(turbo.is_some() && own == turbo, "1/{scale}");
         }
 
@@ -524,7 +542,7 @@ mod turbo {
             let mut input = turbo::encoded(&noise(seed, size, seed.is_multiple_of(2)), size, written);
             let reach = if header { input.len().min(640) } else { input.len() };
             flips.into_iter().for_each(|(at, value)| input[at.index(reach)] = value);
-            let [own, turbo] = [Backend::Own, Backend::Turbo].map(|backend| scaled(&input, size, scale, backend));
+            let [own, turbo] = [Backend::Own, Backend::Turbo].map(|backend| scaled(&input, scale, backend));
             prop_assert!(own.is_none() || turbo.is_none() || own == turbo);
         }
     }

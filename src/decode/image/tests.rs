@@ -37,11 +37,13 @@ fn whole(input: &[u8], workspace: &mut Workspace) -> Result<(Size, Vec<u8>)> {
 }
 
 fn whole_by(backend: Backend, input: &[u8], workspace: &mut Workspace) -> Result<(Size, Vec<u8>)> {
-    let image = Image::resize(1, 1).backend(backend);
-    let mut draws = Draws::new(0, 0, 0, "test");
-    let Picture { there: Rect { size, .. }, .. } =
-        workspace.decode(Encoded::alone(input), &image, Limits::default(), &mut draws)?;
-    Ok((size, workspace.pixels[..3 * size.pixels() as usize].to_vec()))
+    let mut decode = |width, height| {
+        let image = Image::resize(width, height).backend(backend);
+        workspace.decode(Encoded::alone(input), &image, Limits::default(), &mut Draws::new(0, 0, 0, "test"), None)
+    };
+    let Size { width, height } = decode(1, 1)?.size;
+    let size = decode(width, height)?.size;
+    Ok((size, workspace.resized.clone()))
 }
 
 fn single(image: Image) -> Single {
@@ -123,12 +125,11 @@ fn run(case: &Case, input: &[u8], backend: Backend, workspace: &mut Workspace) -
         "resize" => Image::resize(numbers[0], numbers[1]).filter(filter_named(&case.words[3])),
         "center" => Image::center_crop(numbers[0], numbers[1]),
         "crop" => {
-            let (size, _) = whole_by(backend, input, workspace).unwrap();
+            let (size, pixels) = whole_by(backend, input, workspace).unwrap();
             let rect = Rect { left: numbers[0], top: numbers[1], size: Size::new(numbers[2], numbers[3]) };
             let image = Image::random_resized_crop(numbers[4]);
-            let crop = Crop::of_view(rect, case.size);
-            let picture = Picture { there: Rect::of(size), crop, orientation: Orientation::default() };
-            workspace.resize(&picture, image.filter, None);
+            workspace.pixels = pixels;
+            workspace.resize(Rect::of(size), &Crop::of_view(rect, case.size), image.filter, None);
             return workspace.resized.clone();
         }
         words => {
@@ -674,20 +675,18 @@ fn the_message_of_a_limit_names_the_header_and_the_limit() {
 
 #[test]
 fn what_an_earlier_picture_left_makes_room_for_a_later_one() {
-    let (large, small) = (fixture("420-large.jpg"), fixture("progressive.jpg"));
-    let mut workspace = Workspace::default();
-    let mut draws = Draws::new(0, 0, 0, "test");
+    let input = fixture("progressive.jpg");
     let image = Image::resize(4, 4);
-    let mut decode = |workspace: &mut Workspace, input: &[u8], memory| {
-        workspace.decode(Encoded::alone(input), &image, Limits { memory, ..Limits::default() }, &mut draws).map(|_| ())
+    let decode = |workspace: &mut Workspace, memory| {
+        let limits = Limits { memory, ..Limits::default() };
+        workspace.decode(Encoded::alone(&input), &image, limits, &mut Draws::new(0, 0, 0, "test"), None).map(|_| ())
     };
-    decode(&mut workspace, &large, 1 << 20).unwrap();
-    let kept = workspace.pixels.len();
-    decode(&mut workspace, &small, 1 << 20).unwrap();
-    assert_eq!(workspace.pixels.len(), kept, "kept while there is room");
-    let enough = (1..).map(|kib| kib << 10).find(|memory| decode(&mut Workspace::default(), &small, *memory).is_ok());
-    decode(&mut workspace, &small, enough.unwrap()).unwrap();
-    assert!(workspace.pixels.len() < kept);
+    let mut workspace = Workspace { pixels: vec![0; 1 << 20], ..Workspace::default() };
+    decode(&mut workspace, 4 << 20).unwrap();
+    assert_eq!(workspace.pixels.len(), 1 << 20, "kept while there is room");
+    let enough = (1..).map(|kib| kib << 10).find(|memory| decode(&mut Workspace::default(), *memory).is_ok());
+    decode(&mut workspace, enough.unwrap()).unwrap();
+    assert!(workspace.pixels.len() < 1 << 20);
 }
 
 #[test]
@@ -788,8 +787,7 @@ proptest! {
             let decode = |left_over: Vec<u8>| {
                 let mut workspace = Workspace { pixels: left_over, ..Workspace::default() };
                 let mut draws = Draws::new(0, 0, 0, "test");
-                let picture = workspace.decode(Encoded::alone(&input), &image, limits, &mut draws).ok()?;
-                workspace.resize(&picture, image.filter, None);
+                workspace.decode(Encoded::alone(&input), &image, limits, &mut draws, None).ok()?;
                 assert!(workspace.pixels.capacity() <= 32 << 20);
                 Some(workspace.resized)
             };

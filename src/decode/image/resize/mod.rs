@@ -5,6 +5,8 @@
 //!  (only those that are needed)    weights by column   (in the cache)   weights by row
 //! ```
 //!
+//! The rows come from a whole picture ([`Resizer::resize`]), or one by one from a decoder ([`Resizer::start`]).
+//!
 //! # Values
 //!
 //! Weights are computed in `f64` and rounded to 22 bits. Each pass rounds to 8 bits, the horizontal one first. A window
@@ -30,6 +32,7 @@ mod tests;
 
 use super::Filter;
 use super::geometry::{Crop, Part, Rect, Size};
+use crate::jpeg::Target;
 use axis::{Axis, Side};
 use kernels::{Kernels, Prepared, ROWS, padded};
 
@@ -73,8 +76,8 @@ impl Plan {
         let ring = 4 * (ring_rows(&down) * padded(across.count as usize)) as u64;
         let slots = 8 * down.most_taps() as u64;
         // A row's pixels, and as many as its last step reads behind them.
-        let tails = (ROWS as u64) * (3 * (u64::from(self.picture.width) + taps) + 64);
-        Axis::bound(&across) + Axis::bound(&down) + Prepared::bound(width, taps) + ring + slots + tails
+        let band = (ROWS as u64) * (3 * (u64::from(self.picture.width) + taps) + 64);
+        Axis::bound(&across) + Axis::bound(&down) + Prepared::bound(width, taps) + ring + slots + band
     }
 
     fn across(&self) -> Side {
@@ -135,22 +138,56 @@ impl<'a> Pixels<'a> {
 }
 
 /// A worker's weights and rows, kept from picture to picture.
+#[derive(Default)]
 pub(super) struct Resizer {
+    passes: Passes,
+    /// The last source rows: those of a decoder, or copies of rows behind which the horizontal pass may not read.
+    band: Vec<u8>,
+}
+
+/// Both passes, and the rows between them.
+struct Passes {
     kernels: Kernels,
     across: Axis,
     down: Axis,
-    /// The weights of `across` for rows that start at source pixel `left`.
+    /// The weights of `across` for rows that start at source pixel `left`, unless the last work was a copy.
     prepared: Prepared,
     left: u32,
-    /// Rows between the passes.
+    kind: Kind,
+    /// Rows between the passes: `rows` of `stride` values.
     ring: Vec<i32>,
+    rows: usize,
+    stride: usize,
     /// Starts in the ring of the rows under an output row.
     slots: Vec<usize>,
-    /// Copies of the source's last rows, behind which the horizontal pass may read.
-    tails: Vec<u8>,
+    /// The first source row.
+    first: u32,
+    /// Output rows that are written.
+    written: usize,
 }
 
-impl Default for Resizer {
+/// The work on a row.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// The output's pixels are adjacent source pixels.
+    Copy,
+    /// They are single source pixels.
+    Pick,
+    Weigh,
+}
+
+/// The scaling of a picture whose rows come one by one.
+pub(super) struct Resizing<'a> {
+    passes: &'a mut Passes,
+    /// [`ROWS`] rows.
+    band: &'a mut [u8],
+    /// Source rows that came.
+    came: u32,
+    needed: Rect,
+    out: &'a mut [u8],
+}
+
+impl Default for Passes {
     fn default() -> Self {
         Self::with(best())
     }
@@ -166,104 +203,178 @@ fn best() -> Kernels {
 }
 
 impl Resizer {
-    fn with(kernels: Kernels) -> Self {
-        let (across, down, prepared) = (Axis::default(), Axis::default(), Prepared::default());
-        Self { kernels, across, down, prepared, left: 0, ring: Vec::new(), slots: Vec::new(), tails: Vec::new() }
-    }
-
     /// Heap bytes that it holds.
     pub(super) fn bytes(&self) -> usize {
-        let rows = 4 * self.ring.capacity() + size_of::<usize>() * self.slots.capacity() + self.tails.capacity();
-        self.across.bytes() + self.down.bytes() + self.prepared.bytes() + rows
+        self.passes.bytes() + self.band.capacity()
     }
 
     /// Frees what it holds.
     pub(super) fn release(&mut self) {
-        *self = Self::with(self.kernels);
+        (self.passes, self.band) = (Passes::with(self.passes.kernels), Vec::new());
     }
 
     /// Writes the plan's window to `out`, RGB without gaps.
     ///
     /// `pixels` must hold [`Plan::needed`]. Panics if sizes do not fit.
     pub(super) fn resize(&mut self, pixels: Pixels<'_>, plan: &Plan, out: &mut [u8]) {
+        let needed = plan.needed();
+        pixels.check(needed);
+        let reach = self.passes.start(plan, (pixels.there.left, needed.top), out);
+        grow(&mut self.band, ROWS * reach, 0);
+        for next in (needed.top..needed.bottom()).step_by(ROWS) {
+            let from = sources(pixels, next, needed.bottom(), reach, &mut self.band);
+            self.passes.step(next, from, out);
+        }
+    }
+
+    /// Writes the plan's window to `out`, RGB without gaps, from rows of [`Plan::needed`] that come one by one.
+    ///
+    /// Panics if sizes do not fit.
+    pub(super) fn start<'a>(&'a mut self, plan: &Plan, out: &'a mut [u8]) -> Resizing<'a> {
+        let needed = plan.needed();
+        let reach = self.passes.start(plan, (needed.left, needed.top), out);
+        let len = ROWS * reach.max(3 * needed.size.width as usize);
+        grow(&mut self.band, len, 0);
+        Resizing { passes: &mut self.passes, band: &mut self.band[..len], came: 0, needed, out }
+    }
+}
+
+impl Target for Resizing<'_> {
+    fn row(&mut self, y: u32) -> &mut [u8] {
+        if y == 0 {
+            (self.came, self.passes.written) = (0, 0);
+        }
+        assert_eq!(self.came, y, "rows come in order");
+        if y > 0 && y.is_multiple_of(ROWS as u32) {
+            self.step();
+        }
+        self.came += 1;
+        let stride = self.band.len() / ROWS;
+        &mut self.band[y as usize % ROWS * stride..][..3 * self.needed.size.width as usize]
+    }
+}
+
+impl Resizing<'_> {
+    /// Writes the output's last rows. Panics if rows are missing.
+    pub(super) fn finish(mut self) {
+        assert_eq!(self.came, self.needed.size.height, "all rows came");
+        self.step();
+    }
+
+    /// Scales the rows of the band, of which the last stands for those that did not come.
+    fn step(&mut self) {
+        let last = self.came - 1;
+        let start = last - last % ROWS as u32;
+        let stride = self.band.len() / ROWS;
+        let from = std::array::from_fn(|k| &self.band[k.min((last - start) as usize) * stride..][..stride]);
+        self.passes.step(self.needed.top + start, from, self.out);
+    }
+}
+
+impl Passes {
+    fn with(kernels: Kernels) -> Self {
+        Self {
+            kernels,
+            across: Axis::default(),
+            down: Axis::default(),
+            prepared: Prepared::default(),
+            left: 0,
+            kind: Kind::Weigh,
+            ring: Vec::new(),
+            rows: 0,
+            stride: 0,
+            slots: Vec::new(),
+            first: 0,
+            written: 0,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let rows = 4 * self.ring.capacity() + size_of::<usize>() * self.slots.capacity();
+        self.across.bytes() + self.down.bytes() + self.prepared.bytes() + rows
+    }
+
+    /// Prepares for source rows from `first` on, that start at source pixel `left`. Returns the bytes of each that
+    /// [`step`](Self::step) may read.
+    fn start(&mut self, plan: &Plan, (left, first): (u32, u32), out: &[u8]) -> usize {
         let Size { width, height } = plan.window.size;
         assert_eq!(out.len(), 3 * width as usize * height as usize, "a buffer of the window's size");
-        pixels.check(plan.needed());
+        (self.first, self.written) = (first, 0);
         let (across, down) = (plan.across(), plan.down());
-        let left = pixels.there.left;
-        let renewed = self.across.update(across) || self.left != left;
+        let renewed = self.across.update(across) || self.left != left || self.kind != Kind::Weigh;
+        self.left = left;
         if self.down.update(down) {
             self.down.weights.iter_mut().for_each(|weight| *weight = (self.kernels.code)(*weight));
         }
         if self.across.taps == 1 && self.down.taps == 1 {
-            // The rows' weights may be of an earlier call.
-            self.left = u32::MAX;
-            return self.copy(pixels, out);
+            // The weights are 1. Starts never fall.
+            let adjacent = self.across.starts.windows(2).all(|two| two[1] == two[0] + 1);
+            self.kind = if adjacent { Kind::Copy } else { Kind::Pick };
+            return self.across.starts.last().map_or(0, |last| 3 * (last + 1 - left) as usize);
         }
         if renewed {
             (self.kernels.prepare)(&self.across, left, &mut self.prepared);
-            self.left = left;
         }
-        let stride = padded(width as usize);
-        grow(&mut self.ring, ring_rows(&down) * stride, 0);
-        grow(&mut self.tails, ROWS * self.prepared.reach, 0);
+        self.kind = Kind::Weigh;
+        (self.rows, self.stride) = (ring_rows(&down), padded(width as usize));
+        grow(&mut self.ring, self.rows * self.stride, 0);
         self.slots.clear();
         self.slots.reserve_exact(down.most_taps());
-        self.passes(pixels, ring_rows(&down), stride, out);
+        self.prepared.reach
     }
 
-    /// Copies pixels: the weights are 1.
-    fn copy(&self, pixels: Pixels<'_>, out: &mut [u8]) {
+    /// Takes the source rows from `next` on, and writes the output rows that need no later one.
+    fn step(&mut self, next: u32, from: [&[u8]; ROWS], out: &mut [u8]) {
+        if self.kind != Kind::Weigh {
+            return self.copy(next, from, out);
+        }
+        let Self { across, down, stride, rows, first, .. } = self;
+        let slot = |y: u32| (y - *first) as usize % *rows * *stride;
+        let mut to = self.ring[slot(next)..][..ROWS * *stride].chunks_exact_mut(*stride);
+        let to = std::array::from_fn(|_| to.next().unwrap_or_default());
+        (self.kernels.horizontal)(across, &self.prepared, (from, to));
+        let there = next + ROWS as u32;
+        for out in out.chunks_exact_mut(3 * across.starts.len()).skip(self.written) {
+            let (start, count) = (down.starts[self.written], down.counts[self.written]);
+            if start + count > there {
+                break;
+            }
+            self.slots.clear();
+            self.slots.extend((start..start + count).map(slot));
+            let weights = &down.weights[self.written * down.taps..][..count as usize];
+            (self.kernels.vertical)((&self.ring, &self.slots, weights), out);
+            self.written += 1;
+        }
+    }
+
+    /// Does so if the weights are 1.
+    fn copy(&mut self, next: u32, from: [&[u8]; ROWS], out: &mut [u8]) {
         let columns = &self.across.starts;
-        let left = (columns[0] - pixels.there.left) as usize;
-        // Starts never fall.
-        let whole_rows = columns.windows(2).all(|two| two[1] == two[0] + 1);
-        for (y, out) in self.down.starts.iter().zip(out.chunks_exact_mut(3 * columns.len())) {
-            let row = pixels.rows_from(*y);
-            if whole_rows {
-                out.copy_from_slice(&row[3 * left..][..out.len()]);
+        let left = self.left;
+        for out in out.chunks_exact_mut(3 * columns.len()).skip(self.written) {
+            let Some(row) = from.get((self.down.starts[self.written] - next) as usize) else { break };
+            self.written += 1;
+            if self.kind == Kind::Copy {
+                out.copy_from_slice(&row[3 * (columns[0] - left) as usize..][..out.len()]);
                 continue;
             }
             let row = row.as_chunks::<3>().0;
             for (x, out) in columns.iter().zip(out.as_chunks_mut::<3>().0) {
-                *out = row[(x - pixels.there.left) as usize];
+                *out = row[(x - left) as usize];
             }
-        }
-    }
-
-    fn passes(&mut self, pixels: Pixels<'_>, rows: usize, stride: usize, out: &mut [u8]) {
-        let Axis { starts, counts, .. } = &self.down;
-        let (first, end) = (starts[0], starts[starts.len() - 1] + counts[counts.len() - 1]);
-        let slot = |y: u32| (y - first) as usize % rows * stride;
-        let mut next = first;
-        for (k, out) in out.chunks_exact_mut(3 * self.across.starts.len()).enumerate() {
-            let (start, count) = (self.down.starts[k], self.down.counts[k]);
-            while next < start + count {
-                let ring = &mut self.ring[slot(next)..][..ROWS * stride];
-                let to = ring.chunks_exact_mut(stride);
-                let from = sources(pixels, next, end, self.prepared.reach, &mut self.tails);
-                let mut to = to.into_iter();
-                let to = std::array::from_fn(|_| to.next().unwrap_or_default());
-                (self.kernels.horizontal)(&self.across, &self.prepared, (from, to));
-                next += ROWS as u32;
-            }
-            self.slots.clear();
-            self.slots.extend((start..start + count).map(slot));
-            let weights = &self.down.weights[k * self.down.taps..][..count as usize];
-            (self.kernels.vertical)((&self.ring, &self.slots, weights), out);
         }
     }
 }
 
 /// The source rows from `next` on, of at least `reach` bytes; the last before `end` stands for those behind it.
-fn sources<'a>(pixels: Pixels<'a>, next: u32, end: u32, reach: usize, tails: &'a mut [u8]) -> [&'a [u8]; ROWS] {
-    let mut tails = tails.chunks_exact_mut(reach);
+fn sources<'a>(pixels: Pixels<'a>, next: u32, end: u32, reach: usize, band: &'a mut [u8]) -> [&'a [u8]; ROWS] {
+    let mut band = band.chunks_exact_mut(reach);
     std::array::from_fn(|k| {
         let row = pixels.rows_from((next + k as u32).min(end - 1));
-        match (row.len() < reach, tails.next()) {
-            (true, Some(tail)) => {
-                tail[..row.len()].copy_from_slice(row);
-                tail
+        match (row.len() < reach, band.next()) {
+            (true, Some(copy)) => {
+                copy[..row.len()].copy_from_slice(row);
+                copy
             }
             _ => row,
         }
