@@ -86,7 +86,7 @@ impl<'a> Table<'a> {
     }
 
     /// Symbol, code and length of the code, shortest first.
-    pub(crate) fn codes(&self) -> impl Iterator<Item = (u8, u32, u32)> + '_ {
+    pub(crate) fn codes(&self) -> impl Iterator<Item = (u8, u32, u32)> + use<'a> {
         let lengths = (1_u32..).zip(self.counts).flat_map(|(length, count)| (0..*count).map(move |_| length));
         let (mut code, mut before) = (0_u32, 0);
         self.symbols.iter().zip(lengths).map(move |(symbol, length)| {
@@ -110,10 +110,11 @@ struct Canonical {
 }
 
 impl Canonical {
+    const EMPTY: Self = Self { limits: [0; CODE_MAX + 1], bases: [0; CODE_MAX + 1], symbols: [0; 256] };
+
     fn new(table: Table<'_>) -> Self {
-        let (mut limits, mut bases) = ([0; CODE_MAX + 1], [0; CODE_MAX + 1]);
+        let Self { mut limits, mut bases, mut symbols } = Self::EMPTY;
         let (mut seen, mut beyond) = (0, 0);
-        let mut symbols = [0; 256];
         for (index, (symbol, code, length)) in table.codes().enumerate() {
             symbols[index] = symbol;
             if seen != length {
@@ -191,6 +192,13 @@ pub(super) fn extend(bits: u32, size: u32) -> i32 {
     if value < half { value - (1 << size) + 1 } else { value }
 }
 
+/// A lookup that is made anew in its place.
+pub(super) trait Lookup {
+    const EMPTY: Self;
+
+    fn fill(&mut self, table: Table<'_>);
+}
+
 /// DC differences.
 pub(super) struct Dc {
     /// The difference in bits 16 to 31, a 1 in bit 15, the length in bits 0 to 4; 0 for what is longer.
@@ -198,9 +206,11 @@ pub(super) struct Dc {
     any: Canonical,
 }
 
-impl Dc {
-    pub(super) fn new(table: Table<'_>) -> Self {
-        let mut fast = [0; 1 << DECODE_BITS];
+impl Lookup for Dc {
+    const EMPTY: Self = Self { fast: [0; 1 << DECODE_BITS], any: Canonical::EMPTY };
+
+    fn fill(&mut self, table: Table<'_>) {
+        self.fast.fill(0);
         for (size, code, length) in table.codes() {
             let size = u32::from(size);
             if size <= DC_BITS && length + size <= DECODE_BITS {
@@ -208,13 +218,15 @@ impl Dc {
                 for bits in 0..1 << size {
                     let entry = (extend(bits, size) << 16) as u32 | 1 << 15 | (length + size);
                     let start = ((code << size | bits) << free) as usize;
-                    fast[start..start + (1 << free)].fill(entry);
+                    self.fast[start..start + (1 << free)].fill(entry);
                 }
             }
         }
-        Self { fast, any: Canonical::new(table) }
+        self.any = Canonical::new(table);
     }
+}
 
+impl Dc {
     /// Reads a difference, with a refill before it.
     #[inline(always)]
     pub(super) fn read(&self, bits: &mut Bits<'_>) -> Result<i32, Fault> {
@@ -350,61 +362,101 @@ impl Skip {
     }
 }
 
+impl Skip {
+    /// The codes that lie within the bits of each index.
+    ///
+    /// A picture with tables of its own pays for them. So the entries behind a code are those of the fewer bits that it
+    /// leaves, computed before, and the same for each value of the code.
+    fn fill(to: &mut [Self; 1 << SKIP_BITS], table: Table<'_>) {
+        // Those of `bits` bits from 1 << bits on.
+        let mut all = [Self::default(); 2 << SKIP_BITS];
+        for bits in 1..=SKIP_BITS {
+            for (code, length, symbol) in Symbol::all(table).take_while(|(_, length, _)| *length <= bits) {
+                let Some(free) = bits.checked_sub(length + symbol.size) else { continue };
+                let (one, start) = (1 << free, (1 << bits) + (code << (bits - length)) as usize);
+                for behind in 0..one {
+                    all[start + behind] = symbol.and(length + symbol.size, all[one + behind]);
+                }
+                (1..1 << symbol.size).for_each(|value| all.copy_within(start..start + one, start + value * one));
+            }
+        }
+        to.copy_from_slice(&all[1 << SKIP_BITS..]);
+    }
+}
+
+/// Meaning of a code in a baseline JPEG.
+#[derive(Clone, Copy)]
+struct Symbol {
+    /// 0 for the end of the block.
+    steps: u32,
+    /// Bits of the value.
+    size: u32,
+}
+
+impl Symbol {
+    /// Nothing for bytes without a meaning.
+    fn of(byte: u8) -> Option<Self> {
+        let (run, size) = (u32::from(byte >> 4), u32::from(byte & 15));
+        match (run, size) {
+            (0, 0) => Some(Self { steps: 0, size }),
+            (15, 0) => Some(Self { steps: 16, size }),
+            (_, 1..=AC_BITS) => Some(Self { steps: run + 1, size }),
+            _ => None,
+        }
+    }
+
+    /// Codes, their lengths and symbols, shortest first.
+    fn all(table: Table<'_>) -> impl Iterator<Item = (u32, u32, Self)> {
+        table.codes().filter_map(|(byte, code, length)| Some((code, length, Self::of(byte)?)))
+    }
+
+    /// This one, of `bits` bits, and those behind it, as far as a block has places for both.
+    fn and(self, bits: u32, behind: Skip) -> Skip {
+        let steps = self.steps as usize;
+        match behind.steps() {
+            _ if steps == 0 => Skip(((END + 1) << 4) as u16 | bits as u16),
+            more if steps + more % END <= 64 => Skip(((steps + more) << 4) as u16 | (bits + behind.bits()) as u16),
+            _ => Skip((steps << 4) as u16 | bits as u16),
+        }
+    }
+}
+
 /// Entries of at most [`DECODE_BITS`] between two refills.
 const PER_REFILL: u32 = FULL / DECODE_BITS;
 
-impl Ac {
-    pub(super) fn new(table: Table<'_>) -> Self {
+impl Lookup for Ac {
+    const EMPTY: Self =
+        Self { fast: [Entry::NONE; 1 << DECODE_BITS], skip: [Skip(0); 1 << SKIP_BITS], any: Canonical::EMPTY };
+
+    fn fill(&mut self, table: Table<'_>) {
         let mut single = [Entry::NONE; 1 << DECODE_BITS];
-        for (symbol, code, length) in table.codes().filter(|(_, _, length)| *length <= DECODE_BITS) {
-            let (run, size) = (u32::from(symbol >> 4), u32::from(symbol & 15));
-            let steps = match (run, size) {
-                (0, 0) => 0,
-                (15, 0) => 16,
-                (_, 1..=AC_BITS) => run + 1,
-                _ => continue,
-            };
+        for (code, bits, symbol) in Symbol::all(table).filter(|(_, bits, _)| *bits <= DECODE_BITS) {
+            let (steps, size) = (symbol.steps, symbol.size);
             let mut fill = |code: u32, bits: u32, entry: Entry| {
                 let free = DECODE_BITS - bits;
                 let start = (code << free) as usize;
                 single[start..start + (1 << free)].fill(entry);
             };
-            match length + size {
+            match bits + size {
                 all @ ..=DECODE_BITS if size > 0 => {
-                    for bits in 0..1 << size {
-                        fill(code << size | bits, all, Entry::value(all, steps, extend(bits, size)));
+                    for value in 0..1 << size {
+                        fill(code << size | value, all, Entry::value(all, steps, extend(value, size)));
                     }
                 }
-                _ => fill(code, length, Entry::rare(length, steps, size)),
+                _ => fill(code, bits, Entry::rare(bits, steps, size)),
             }
         }
-        let skip = std::array::from_fn(|index| Self::several(&single, index as u32));
         // Zeros stand behind the index: an entry counts if it needs none of them.
         let next = |index: usize, entry: Entry| single[index << entry.bits() & ((1 << DECODE_BITS) - 1)];
-        let both = |index: usize| single[index].with(next(index, single[index]), DECODE_BITS);
-        Self { fast: std::array::from_fn(both), skip, any: Canonical::new(table) }
-    }
-
-    /// The codes that lie within the bits of an index.
-    fn several(fast: &[Entry; 1 << DECODE_BITS], index: u32) -> Skip {
-        let (mut used, mut steps) = (0, 0);
-        loop {
-            // Zeros stand behind the index: an entry counts if it needs none of them.
-            let rest = index << used & ((1 << SKIP_BITS) - 1);
-            let entry = fast[(rest >> (SKIP_BITS - DECODE_BITS)) as usize];
-            let bits = entry.bits() + entry.size();
-            if entry.bits() == 0 || used + bits > SKIP_BITS || steps + entry.steps() > 64 {
-                return Skip((steps << 4) as u16 | used as u16);
-            }
-            used += bits;
-            steps += entry.steps();
-            if entry.steps() == 0 {
-                // One step more, so that the block had a place for the end.
-                return Skip(((END + steps + 1) << 4) as u16 | used as u16);
-            }
+        for (index, (to, entry)) in self.fast.iter_mut().zip(single).enumerate() {
+            *to = entry.with(next(index, entry), DECODE_BITS);
         }
+        Skip::fill(&mut self.skip, table);
+        self.any = Canonical::new(table);
     }
+}
 
+impl Ac {
     /// Reads the coefficients behind the first; gives the place behind the last that was read.
     #[inline(always)]
     pub(super) fn read(&self, bits: &mut Bits<'_>, out: &mut [i16; 64]) -> Result<usize, Fault> {
@@ -473,13 +525,8 @@ impl Ac {
             bits.skip(entry.bits());
             return Ok((if entry.steps() == 0 { END } else { entry.steps() }, entry.size()));
         }
-        let symbol = self.any.symbol(bits)?;
-        match (usize::from(symbol >> 4), u32::from(symbol & 15)) {
-            (0, 0) => Ok((END, 0)),
-            (15, 0) => Ok((16, 0)),
-            (run, size @ 1..=AC_BITS) => Ok((run + 1, size)),
-            _ => Err(Fault::Code),
-        }
+        let symbol = Symbol::of(self.any.symbol(bits)?).ok_or(Fault::Code)?;
+        Ok((if symbol.steps == 0 { END } else { symbol.steps as usize }, symbol.size))
     }
 
     /// Passes the coefficients behind the first.

@@ -2,7 +2,7 @@
 
 use super::bits::{Bits, Place};
 use super::header::{BLOCKS_MAX, Component, DAMAGED, Header, SURPLUS, Scan};
-use super::huffman::{Ac, Dc, Fault, Table};
+use super::huffman::{Ac, Dc, Fault, Lookup, Table};
 use super::kernels::{self, Kernels};
 use super::region::Layout;
 use super::rows::Rows;
@@ -23,12 +23,17 @@ struct Kept<T> {
     table: T,
 }
 
-impl<T> Kept<T> {
-    fn update(kept: &mut Option<Box<Self>>, table: Option<Table<'_>>, make: fn(Table<'_>) -> T) {
+impl<T: Lookup> Kept<T> {
+    /// Files with tables of their own are common, so this takes no memory but for the first.
+    fn update(kept: &mut Option<Box<Self>>, table: Option<Table<'_>>) {
         let Some(table) = table else { return };
-        if kept.as_ref().is_none_or(|kept| kept.counts != *table.counts || kept.symbols != table.symbols) {
-            let (counts, symbols) = (*table.counts, table.symbols.to_vec());
-            *kept = Some(Box::new(Self { counts, symbols, table: make(table) }));
+        let kept = kept.get_or_insert_with(|| Box::new(Self { counts: [0; 16], symbols: Vec::new(), table: T::EMPTY }));
+        if kept.counts != *table.counts || kept.symbols != table.symbols {
+            kept.counts = *table.counts;
+            kept.symbols.clear();
+            kept.symbols.reserve_exact(256);
+            kept.symbols.extend(table.symbols);
+            kept.table.fill(table);
         }
     }
 }
@@ -37,8 +42,8 @@ impl Tables {
     pub(super) fn update(&mut self, scan: &Scan<'_>) {
         for index in 0..4 {
             let used = |which: fn(&Component) -> usize| scan.components().iter().any(|part| which(part) == index);
-            Kept::update(&mut self.dc[index], scan.dc[index].filter(|_| used(|part| part.dc)), Dc::new);
-            Kept::update(&mut self.ac[index], scan.ac[index].filter(|_| used(|part| part.ac)), Ac::new);
+            Kept::update(&mut self.dc[index], scan.dc[index].filter(|_| used(|part| part.dc)));
+            Kept::update(&mut self.ac[index], scan.ac[index].filter(|_| used(|part| part.ac)));
         }
     }
 }
