@@ -188,6 +188,12 @@ impl State {
         self.checkpoint.cursor.batch
     }
 
+    /// The same run at the beginning of `epoch`: for a run that leaves an epoch early on purpose.
+    pub fn at_epoch(mut self, epoch: u64) -> Self {
+        self.checkpoint.cursor = Cursor { epoch, position: 0, batch: 0, steps: self.steps() };
+        self
+    }
+
     /// Batches received since the beginning of the run, over all epochs and resumes.
     pub fn steps(&self) -> u64 {
         self.checkpoint.cursor.steps

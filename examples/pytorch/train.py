@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import demo
-import feedline_torch
+import feedline.torch as fl
 
 
 def arguments():
@@ -45,12 +45,12 @@ def network(classes):
 
 
 def loader(args, folder):
-    """Batches of float [N, 3, H, W] and labels, where the model will be."""
+    """Batches (float [N, 3, H, W], labels), where the model will be."""
     # feedline finds a GPU that a PyTorch built for the CPU cannot use.
     device = "cpu" if args.device == "auto" and not torch.cuda.is_available() else args.device
-    settings = {"float_dtype": "f32", "normalize": feedline_torch.IMAGENET, "channels_first": True}
-    settings |= {"batch_size": args.batch_size, "seed": args.seed, "workers": args.workers, "decode_size": args.size}
-    return feedline_torch.Loader("images", folder, device=device, gds=args.gds, **settings)
+    pictures = {"size": args.size, "dtype": "f32", "normalize": fl.IMAGENET}
+    settings = {"batch_size": args.batch_size, "shuffle": args.seed, "workers": args.workers, "gds": args.gds}
+    return fl.images(folder, device=device, **pictures, **settings)
 
 
 class Run:
@@ -71,7 +71,7 @@ class Run:
         saved = torch.load(self.path, map_location=self.device, weights_only=True)
         self.model.load_state_dict(saved["model"])
         self.optimiser.load_state_dict(saved["optimiser"])
-        self.loader.resume(bytes(saved["loader"]))
+        self.loader.load_state_dict(saved["loader"])
         print(f"goes on in epoch {self.loader.next_epoch}")
 
     def save(self):
@@ -80,14 +80,12 @@ class Run:
         state = {
             "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
-            "loader": list(self.loader.state()),
+            "loader": self.loader.state_dict(),
         }
         torch.save(state, self.path + ".new")
         os.replace(self.path + ".new", self.path)  # whole, or not at all
 
-    def step(self, batch):
-        tensors = feedline_torch.to_torch(batch)
-        images, labels = tensors["image"], tensors["label"]
+    def step(self, images, labels):
         logits = self.model(images)
         loss = nn.functional.cross_entropy(logits, labels)
         self.optimiser.zero_grad(set_to_none=True)
@@ -102,9 +100,9 @@ def train(args, folder):
     while run.loader.next_epoch < args.epochs:
         number, images, start = run.loader.next_epoch, 0, time.perf_counter()
         with run.loader.epoch(number) as epoch:
-            for batch in epoch:
-                loss, accuracy = run.step(batch)
-                images += batch["label"].shape[0]
+            for pictures, labels in epoch:
+                loss, accuracy = run.step(pictures, labels)
+                images += len(labels)
                 steps += 1
                 if steps == args.steps:
                     run.save()

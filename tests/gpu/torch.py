@@ -19,17 +19,16 @@ def imported(wheel, folder):
     if wheel.suffix == ".whl":
         zipfile.ZipFile(wheel).extractall(place)
     else:
-        (place / "feedline_torch").mkdir(parents=True)
-        shutil.copy(wheel, place / "feedline_torch" / "_native.abi3.so")
-        (place / "feedline_torch" / "__init__.py").write_text("from ._native import Loader\n")
+        shutil.copytree(pathlib.Path(__file__).parents[2] / "examples/pytorch/python/feedline", place / "feedline")
+        shutil.copy(wheel, place / "feedline" / "_native.abi3.so")
     sys.path.insert(0, str(place))
-    import feedline_torch
+    import feedline
 
-    return feedline_torch
+    return feedline
 
 
 def rows_of(package, path, record, **settings):
-    return package.Loader("records", str(path), record_bytes=record, seed=3, ids=True, device="auto", **settings)
+    return package.Loader("records", str(path), record_bytes=record, shuffle=3, ids=True, device="auto", **settings)
 
 
 def right(data, batch):

@@ -1,6 +1,7 @@
 //! feedline in Python: a loader whose batches are DLPack tensors.
 //!
 //! ```text
+//! given.rs    settings by name
 //! source.rs   path and settings ──► dataset, decoders
 //! loader.rs   Loader ──epoch(n)──► Epoch ──next, without the GIL──► {name: Tensor}
 //! tensor.rs   Tensor ──__dlpack__──► capsule ──torch.from_dlpack──► the consumer's; frees the batch in the end
@@ -12,6 +13,7 @@
 //! with it; memory is given back by whichever thread drops the last tensor of a batch.
 
 mod error;
+mod given;
 mod loader;
 mod source;
 mod stream;

@@ -1,12 +1,16 @@
 //! The loader and its iterator as Python classes.
 
 use crate::error::{config, exception};
-use crate::source::{Normalize, Pictures, Source};
+use crate::given::Given;
+use crate::source::{Pictures, Source};
 use crate::stream::Handle;
 use crate::tensor::Tensor;
 use feedline::device::DeviceKind;
 use feedline::dlpack::Tensors;
-use feedline::{BadSample, Batch, Device, Gds, LastBatch, LoaderBuilder, OnBadSample, Order, Result, Shard, State};
+use feedline::storage::{Cache, Direct, Mode};
+use feedline::{
+    BadSample, Batch, Device, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Result, Shard, State, Stop,
+};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
@@ -18,120 +22,33 @@ use std::time::Duration;
 /// How often a wait for a batch looks at Python's signals.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Reads a dataset and hands out batches; the package's README has a table of each source's fields.
-///
-/// Loader(source, path, *, batch_size=32, seed=None, ...)
-///
-/// source        "images": a folder of pictures, a folder per class. "records": fixed-size records in one file or a
-///               folder. "tokens": flat files of tokens. "wds": tar shards as WebDataset writes them.
-/// path          File, folder or pattern, as in "train-{0000..0127}.tar".
-/// batch_size    Rows of a batch of this rank.
-/// seed          Shuffles, and augments pictures. None: in order, as for validation.
-/// shard         "env": rank and world from torchrun, Slurm, MPI. (rank, world): these. None: the only one.
-/// last_batch    What becomes of samples that fill no batch: "keep", "mask", "pad", "drop".
-/// workers       Decode threads; one per core by default.
-/// slots         Batches in memory at once, yours included.
-/// memory_budget Most bytes of memory.
-/// held_deadline Seconds that next() waits while you hold every batch; 10 by default.
-/// stall_deadline Seconds that one read, decode or copy may take before next() raises TimeoutError, which names it; 300 by
-///               default.
-/// substitute    Other samples stand in for those that cannot be had, for so many distinct ones at most; see `bad_samples`. None:
-///               the first one is an error.
-/// ledger        With `substitute`: a file that gets a line of JSON each time that a sample could not be had.
-/// device        Where batches are handed out: "auto" (a GPU where one is usable; of several the one of the local rank), "cpu" or
-///               "host", "cuda" (the first), "cuda:N"; or a torch.device.
-/// device_batches GPU: batches in its memory at once, yours included; 3 by default.
-/// streams       GPU: streams that work on every batch beside the one that takes it, see Batch.bind. They must live as long
-///               as the batches.
-/// gds           "auto", "require" or "off": GPUDirect Storage.
-/// ids           Also hands out "ids" and "status", one per row; they lie on the host.
-/// decode_size   Pictures: pixels of a side.
-/// augment       Pictures: random part and flip, or the middle. By default the first when there is a seed.
-/// float_dtype   Pictures: "f32", "f16" or "bf16", 0 to 1 before `normalize`. None: bytes. Floats are made at the very end,
-///               on a GPU behind the copy, so that the bus carries bytes; the values are the same everywhere.
-/// normalize     Pictures as floats: (mean, std), a list of one number or of one per channel each; see IMAGENET.
-/// channels_first Pictures: [rows, channels, height, width], not [rows, height, width, channels].
-/// record_bytes  Records: bytes of one.
-/// token, seq_len Tokens: "u16", "u32", "i32", "i64"; how many to a sample.
-/// image, columns wds: endings of the picture ("jpg;png"); of the other members, "cls" being a class. By default the
-///               first sample tells.
-#[pyclass(frozen, module = "feedline_torch")]
+/// The native part of `feedline.Loader`, which has the documentation.
+#[pyclass(frozen, subclass, module = "feedline")]
 pub struct Loader {
     inner: feedline::Loader,
     ids: bool,
     device: String,
+    stop: Option<Stop>,
 }
 
 #[pymethods]
 impl Loader {
     #[new]
-    #[pyo3(signature = (source, path, *, batch_size=32, seed=None, shard=None, last_batch="keep", workers=None,
-        slots=None, memory_budget=None, held_deadline=None, stall_deadline=None, substitute=None, ledger=None,
-        device=Words("auto".into()), device_batches=None, streams=Vec::new(), gds="auto", ids=false, decode_size=None, augment=None, float_dtype=None, normalize=None,
-        channels_first=false, record_bytes=None, token=None, seq_len=None, image=None, columns=None))]
-    #[pyo3(
-        text_signature = "(source, path, *, batch_size=32, seed=None, shard=None, last_batch='keep', workers=None, \
-        slots=None, memory_budget=None, held_deadline=None, stall_deadline=None, substitute=None, ledger=None, \
-        device='auto', device_batches=None, streams=[], gds='auto', \
-        ids=False, decode_size=None, augment=None, float_dtype=None, normalize=None, channels_first=False, \
-        record_bytes=None, token=None, seq_len=None, image=None, columns=None)"
-    )]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
-    fn new(
-        py: Python<'_>,
-        source: String,
-        path: PathBuf,
-        batch_size: usize,
-        seed: Option<u64>,
-        shard: Option<ShardArg>,
-        last_batch: &str,
-        workers: Option<usize>,
-        slots: Option<usize>,
-        memory_budget: Option<usize>,
-        held_deadline: Option<f64>,
-        stall_deadline: Option<f64>,
-        substitute: Option<u64>,
-        ledger: Option<PathBuf>,
-        device: Words,
-        device_batches: Option<usize>,
-        streams: Vec<Handle>,
-        gds: &str,
-        ids: bool,
-        decode_size: Option<u32>,
-        augment: Option<bool>,
-        float_dtype: Option<String>,
-        normalize: Option<Normalize>,
-        channels_first: bool,
-        record_bytes: Option<usize>,
-        token: Option<String>,
-        seq_len: Option<usize>,
-        image: Option<String>,
-        columns: Option<Vec<String>>,
-    ) -> PyResult<Self> {
-        let source = Source { kind: source, path, record_bytes, token, seq_len, image, columns };
-        let random = augment.unwrap_or(seed.is_some());
-        let pictures = Pictures { size: decode_size, augment, random, float_dtype, normalize, channels_first };
-        let settings = Settings {
-            batch_size,
-            seed,
-            shard,
-            workers,
-            slots,
-            memory_budget,
-            held_deadline,
-            stall_deadline,
-            substitute,
-            ledger,
-            device_batches,
-            streams,
-        };
+    #[pyo3(signature = (source, path, **settings))]
+    fn new(py: Python<'_>, source: String, path: PathBuf, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        let mut given = Given::new(py, settings)?;
+        let source = Source::of(source, path, &mut given)?;
+        let pictures = Pictures::of(&mut given)?;
+        let settings = Settings::of(&mut given)?;
+        given.finish()?;
         // Opening may read much of the dataset, and building takes memory: other threads go on meanwhile.
         let built = py.detach(|| {
-            let builder = settings.apply(source.builder(&pictures)?)?.last_batch(last(last_batch)?);
-            let (builder, device) = place(builder, &device.0, gds)?;
+            let random = pictures.random(settings.seed.is_some());
+            let ids = settings.ids;
+            let (builder, device, stop) = settings.apply(source.builder(&pictures, random)?)?;
             let loader = builder.build()?;
             no_doubled_names(&loader, ids)?;
-            Ok(Self { inner: loader, ids, device })
+            Ok(Self { inner: loader, ids, device, stop })
         });
         built.map_err(|error| exception(py, &error))
     }
@@ -152,10 +69,33 @@ impl Loader {
     }
 
     /// Goes on from what `state()` gave, with the same settings on any number of ranks: the next epoch (`next_epoch`) starts
-    /// after the last batch that was received.
-    fn resume(&self, py: Python<'_>, state: &[u8]) -> PyResult<()> {
-        let resumed = State::from_bytes(state).and_then(|state| self.inner.resume(&state));
-        resumed.map_err(|error| exception(py, &error))
+    /// after the last batch that was received; with `epoch`, at the beginning of that epoch.
+    #[pyo3(signature = (state, epoch=None))]
+    fn resume(&self, py: Python<'_>, state: &[u8], epoch: Option<u64>) -> PyResult<()> {
+        let state = State::from_bytes(state).map(|state| match epoch {
+            Some(epoch) => state.at_epoch(epoch),
+            None => state,
+        });
+        state.and_then(|state| self.inner.resume(&state)).map_err(|error| exception(py, &error))
+    }
+
+    /// Whether a signal of `stop_on` arrived: finish the step, save, and leave.
+    #[getter]
+    fn stop_requested(&self) -> bool {
+        self.stop.as_ref().is_some_and(Stop::requested)
+    }
+
+    /// Rank and world.
+    #[getter]
+    fn shard(&self) -> (u32, u32) {
+        let shard = self.inner.shard();
+        (shard.rank(), shard.world())
+    }
+
+    /// Samples of an epoch, of all ranks together.
+    #[getter]
+    fn samples_per_epoch(&self) -> u64 {
+        self.inner.samples_per_epoch()
     }
 
     /// What the loader did so far and what limits it, as text.
@@ -194,6 +134,11 @@ impl Loader {
         spec.iter().map(|f| Ok((f.name().to_string(), f.dtype().name(), PyTuple::new(py, f.dims())?))).collect()
     }
 
+    /// Whether the lengths of a field vary: then the batch has them under `name + ".lens"`.
+    fn varies(&self, name: &str) -> bool {
+        self.inner.spec().iter().any(|field| field.name() == name && field.is_up_to())
+    }
+
     /// Where batches are handed out, as `torch.device` takes it: "cpu" or "cuda:N".
     #[getter]
     fn device(&self) -> &str {
@@ -220,7 +165,7 @@ impl Loader {
 ///
 /// next() waits without the GIL and hears Ctrl-C; it loses no batch by that. What does not answer for the `stall_deadline` ends
 /// it with a TimeoutError.
-#[pyclass(frozen, module = "feedline_torch")]
+#[pyclass(frozen, module = "feedline")]
 pub struct Epoch {
     /// `None` once it was closed. Locked for [`LOOK`] at most, without the GIL.
     inner: Mutex<Option<feedline::Epoch>>,
@@ -290,7 +235,7 @@ impl Epoch {
 /// The batch as Python's class `Batch`, a dict.
 fn dict(py: Python<'_>, batch: Batch, ids: bool) -> PyResult<Bound<'_, PyAny>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    let dict = CLASS.import(py, "feedline_torch", "Batch")?.call0()?;
+    let dict = CLASS.import(py, "feedline", "Batch")?.call0()?;
     let Tensors { fields, lens, ids: numbers, status, .. } = batch.into_dlpack();
     for (name, tensor) in fields {
         dict.set_item(name, Tensor::new(tensor))?;
@@ -322,19 +267,24 @@ fn no_doubled_names(loader: &feedline::Loader, ids: bool) -> Result<()> {
 
 /// Settings of the loader whatever the source.
 struct Settings {
-    batch_size: usize,
     seed: Option<u64>,
+    ids: bool,
     shard: Option<ShardArg>,
-    workers: Option<usize>,
-    slots: Option<usize>,
-    memory_budget: Option<usize>,
-    held_deadline: Option<f64>,
-    stall_deadline: Option<f64>,
-    substitute: Option<u64>,
-    ledger: Option<PathBuf>,
-    device_batches: Option<usize>,
-    streams: Vec<Handle>,
+    device: Option<Words>,
+    gds: Option<String>,
+    stop: bool,
+    order: OrderArgs,
+    steps: Vec<Step>,
 }
+
+/// What the order depends on, beside the seed.
+struct OrderArgs {
+    window: Option<usize>,
+    lanes: Option<u32>,
+}
+
+/// A setting that needs no other.
+type Step = Box<dyn FnOnce(LoaderBuilder) -> Result<LoaderBuilder> + Send>;
 
 #[derive(FromPyObject)]
 enum ShardArg {
@@ -354,8 +304,55 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Words {
 }
 
 impl Settings {
-    fn apply(&self, mut builder: LoaderBuilder) -> Result<LoaderBuilder> {
-        builder = builder.batch_size(self.batch_size).order(self.seed.map_or(Order::sequential(), Order::shuffled));
+    fn of(given: &mut Given<'_>) -> PyResult<Self> {
+        let mut steps: Vec<Step> = Vec::new();
+        steps.extend(step(given.take("batch_size")?.or(Some(32)), |builder, rows| Ok(builder.batch_size(rows))));
+        steps.extend(step(given.take("global_batch")?, |builder, rows| Ok(builder.global_batch(rows))));
+        steps.extend(step(given.take("last_batch")?, |builder, name: String| Ok(builder.last_batch(last(&name)?))));
+        steps.extend(step(given.take("workers")?, |builder, count| Ok(builder.workers(count))));
+        steps.extend(step(given.take("slots")?, |builder, count| Ok(builder.slots(count))));
+        steps.extend(step(given.take("memory_budget")?, |builder, bytes| Ok(builder.memory_budget(bytes))));
+        steps.extend(step(given.take("reader")?, |builder, name: String| Ok(builder.reader(reader(&name)?))));
+        steps.extend(step(given.take("direct")?, |builder, name: String| Ok(builder.direct(direct(&name)?))));
+        steps.extend(step(given.take("depth")?, |builder, reads| Ok(builder.depth(reads))));
+        let capacity: Option<u64> = given.take("cache_bytes")?;
+        steps.extend(step(given.take("cache")?, move |builder, folder: PathBuf| {
+            let cache = Cache::at(folder);
+            Ok(builder.cache(capacity.into_iter().fold(cache, Cache::capacity)))
+        }));
+        steps.extend(step(given.take("substitute")?, |builder, budget| {
+            Ok(builder.on_bad_sample(OnBadSample::Substitute { budget }))
+        }));
+        steps.extend(step(given.take("ledger")?, |builder, file: PathBuf| Ok(builder.ledger(file))));
+        steps.extend(step(given.take("held_deadline")?, |builder, seconds| {
+            Ok(builder.held_deadline(deadline("held_deadline", seconds)?))
+        }));
+        steps.extend(step(given.take("stall_deadline")?, |builder, seconds| {
+            Ok(builder.stall_deadline(deadline("stall_deadline", seconds)?))
+        }));
+        steps.extend(step(given.take("device_batches")?, |builder, count| Ok(builder.device_batches(count))));
+        steps.extend(step(given.take("streams")?, |builder, streams: Vec<Handle>| {
+            Ok(streams.iter().fold(builder, |builder, stream| builder.stream(stream.stream())))
+        }));
+        steps.extend(step(given.take("numa")?, |builder, node: NumaArg| Ok(builder.numa(node.numa()?))));
+        steps.extend(step(given.take("keep")?, |builder, names: Vec<String>| {
+            Ok(builder.keep(names.iter().map(String::as_str)))
+        }));
+        Ok(Self {
+            seed: given.take("shuffle")?,
+            ids: given.take("ids")?.unwrap_or(false),
+            shard: given.take("shard")?,
+            device: given.take("device")?,
+            gds: given.take("gds")?,
+            stop: given.take("stop_on_signals")?.unwrap_or(false),
+            order: OrderArgs { window: given.take("window")?, lanes: given.take("lanes")? },
+            steps,
+        })
+    }
+
+    /// The builder with all settings, the device's name and the stop.
+    fn apply(self, builder: LoaderBuilder) -> Result<(LoaderBuilder, String, Option<Stop>)> {
+        let mut builder = builder.order(self.order.order(self.seed)?);
         match &self.shard {
             None => {}
             Some(ShardArg::From(launcher)) if launcher == "env" => builder = builder.shard(Shard::from_env()?),
@@ -364,45 +361,78 @@ impl Settings {
             }
             Some(ShardArg::Of(rank, world)) => builder = builder.shard(Shard::new(*rank, *world)?),
         }
-        if let Some(workers) = self.workers {
-            builder = builder.workers(workers);
+        for step in self.steps {
+            builder = step(builder)?;
         }
-        if let Some(budget) = self.substitute {
-            builder = builder.on_bad_sample(OnBadSample::Substitute { budget });
+        let stop = if self.stop { Some(Stop::on_signals()?) } else { None };
+        if let Some(stop) = &stop {
+            builder = builder.stop(stop.clone());
         }
-        if let Some(ledger) = &self.ledger {
-            builder = builder.ledger(ledger);
-        }
-        if let Some(slots) = self.slots {
-            builder = builder.slots(slots);
-        }
-        if let Some(bytes) = self.memory_budget {
-            builder = builder.memory_budget(bytes);
-        }
-        let deadline = |name: &str, seconds: f64| {
-            Duration::try_from_secs_f64(seconds).map_err(|_| config(format!("{name} of {seconds} seconds")))
-        };
-        if let Some(seconds) = self.held_deadline {
-            builder = builder.held_deadline(deadline("held_deadline", seconds)?);
-        }
-        if let Some(seconds) = self.stall_deadline {
-            builder = builder.stall_deadline(deadline("stall_deadline", seconds)?);
-        }
-        if let Some(batches) = self.device_batches {
-            builder = builder.device_batches(batches);
-        }
-        Ok(self.streams.iter().fold(builder, |builder, stream| builder.stream(stream.stream())))
+        let device = self.device.map_or_else(|| String::from("auto"), |device| device.0);
+        let (builder, device) = place(builder, &device, self.gds.as_deref().unwrap_or("auto"))?;
+        Ok((builder, device, stop))
     }
 }
 
-fn last(name: &str) -> Result<LastBatch> {
-    Ok(match name {
-        "keep" => LastBatch::Keep,
-        "mask" => LastBatch::Mask,
-        "pad" => LastBatch::Pad,
-        "drop" => LastBatch::Drop,
-        other => return Err(config(format!("last_batch {other:?}: there are keep, mask, pad and drop"))),
+/// What is done to the builder if the setting is given.
+fn step<T: Send + 'static>(
+    value: Option<T>,
+    set: impl FnOnce(LoaderBuilder, T) -> Result<LoaderBuilder> + Send + 'static,
+) -> Option<Step> {
+    value.map(|value| Box::new(move |builder| set(builder, value)) as Step)
+}
+
+impl OrderArgs {
+    fn order(&self, seed: Option<u64>) -> Result<Order> {
+        let order = match (seed, self.window) {
+            (None, Some(_)) => return Err(config("window is for a shuffled order")),
+            (None, None) => Order::sequential(),
+            (Some(seed), None) => Order::shuffled(seed),
+            (Some(seed), Some(chunks)) => Order::windowed(seed, chunks),
+        };
+        Ok(self.lanes.into_iter().fold(order, Order::lanes))
+    }
+}
+
+#[derive(FromPyObject)]
+enum NumaArg {
+    Node(u32),
+    Named(String),
+}
+
+impl NumaArg {
+    fn numa(&self) -> Result<Numa> {
+        match self {
+            Self::Node(node) => Ok(Numa::Node(*node)),
+            Self::Named(name) => choice("numa", name, &[("auto", Numa::Auto), ("off", Numa::Off)]),
+        }
+    }
+}
+
+fn deadline(name: &str, seconds: f64) -> Result<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|_| config(format!("{name} of {seconds} seconds")))
+}
+
+/// The value of this name.
+fn choice<T: Copy>(setting: &str, name: &str, all: &[(&str, T)]) -> Result<T> {
+    all.iter().find(|(known, _)| *known == name).map(|(_, value)| *value).ok_or_else(|| {
+        let known: Vec<_> = all.iter().map(|(name, _)| *name).collect();
+        config(format!("{setting} {name:?}: there are {}", known.join(", ")))
     })
+}
+
+fn reader(name: &str) -> Result<Mode> {
+    let all = [("auto", Mode::Auto), ("uring", Mode::Uring), ("pread", Mode::Pread), ("mmap", Mode::Mmap)];
+    choice("reader", name, &all)
+}
+
+fn direct(name: &str) -> Result<Direct> {
+    choice("direct", name, &[("auto", Direct::Auto), ("on", Direct::On), ("off", Direct::Off)])
+}
+
+fn last(name: &str) -> Result<LastBatch> {
+    use LastBatch::{Drop, Keep, Mask, Pad};
+    choice("last_batch", name, &[("keep", Keep), ("mask", Mask), ("pad", Pad), ("drop", Drop)])
 }
 
 /// Where batches are handed out, also as PyTorch calls it. The only place that knows devices.

@@ -1,47 +1,79 @@
 //! From a path and a few settings to a dataset with its decoders.
 
 use crate::error::config;
-use feedline::dataset::{Dataset, Images, Records, Tar, Tokens};
+use crate::given::Given;
+use feedline::dataset::{
+    Dataset, DatasetExt, Images, Mds, Megatron, Npy, Npz, Nulls, Parquet, Records, SafeTensors, Tar, TfRecord, Tokens,
+};
 use feedline::decode::{Bytes, Image, PixelLayout};
 use feedline::device::Finish;
-use feedline::tensor::{DType, Encoding};
+use feedline::tensor::{DType, Encoding, Field};
 use feedline::{Loader, LoaderBuilder, Result};
+use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What the data is. Each setting is for the sources named; with others it is refused, not ignored.
+/// What the data is. A setting that the source does not have is refused, not ignored.
 pub struct Source {
-    pub kind: String,
-    pub path: PathBuf,
-    /// records
-    pub record_bytes: Option<usize>,
-    /// tokens
-    pub token: Option<String>,
-    /// tokens
-    pub seq_len: Option<usize>,
-    /// wds: endings of the picture, as in `jpg;png`
-    pub image: Option<String>,
-    /// wds: endings of the other members
-    pub columns: Option<Vec<String>>,
+    kind: String,
+    path: PathBuf,
+    record_bytes: Option<usize>,
+    token: Option<String>,
+    seq_len: Option<usize>,
+    next_token: Option<bool>,
+    image: Option<String>,
+    columns: Option<Vec<String>>,
+    stack: Option<String>,
+    rows: Option<bool>,
+    up_to: Option<usize>,
+    null_zero: Option<bool>,
+    index_file: Option<PathBuf>,
+    checked: Option<PathBuf>,
+    seek_points: Option<PathBuf>,
+    in_memory: Option<bool>,
 }
 
 /// Mean and standard deviation, in units of 0..=1: one per channel, or one for all.
-pub type Normalize = [Vec<f32>; 2];
+type Normalize = [Vec<f32>; 2];
 
 /// What becomes of pictures.
 pub struct Pictures {
-    pub size: Option<u32>,
-    pub augment: Option<bool>,
-    /// What `augment` comes to.
-    pub random: bool,
-    pub float_dtype: Option<String>,
-    pub normalize: Option<Normalize>,
-    pub channels_first: bool,
+    size: Option<u32>,
+    augment: Option<bool>,
+    dtype: Option<String>,
+    normalize: Option<Normalize>,
+    layout: Option<String>,
+    dct_scaling: bool,
+    strict: Option<bool>,
 }
 
+/// Settings of one kind of source: the name, whether it is given, and the sources that have it.
+type Owned<'a> = (&'a str, bool, &'a [&'a str]);
+
 impl Source {
+    pub fn of(kind: String, path: PathBuf, given: &mut Given<'_>) -> PyResult<Self> {
+        Ok(Self {
+            kind,
+            path,
+            record_bytes: given.take("record_bytes")?,
+            token: given.take("token")?,
+            seq_len: given.take("seq_len")?,
+            next_token: given.take("next_token")?,
+            image: given.take("image")?,
+            columns: given.take("columns")?,
+            stack: given.take("stack")?,
+            rows: given.take("rows")?,
+            up_to: given.take("up_to")?,
+            null_zero: given.take("null_zero")?,
+            index_file: given.take("index_file")?,
+            checked: given.take("checked")?,
+            seek_points: given.take("seek_points")?,
+            in_memory: given.take("in_memory")?,
+        })
+    }
+
     /// The dataset in a builder, with a decoder for each field that needs one.
-    pub fn builder(&self, pictures: &Pictures) -> Result<LoaderBuilder> {
+    pub fn builder(&self, pictures: &Pictures, random: bool) -> Result<LoaderBuilder> {
         let dataset = self.open()?;
         let (schema, longest) = (dataset.schema().to_vec(), dataset.sample_bytes_max());
         let longest = usize::try_from(longest).unwrap_or(usize::MAX);
@@ -51,7 +83,7 @@ impl Source {
         schema.into_iter().try_fold(Loader::builder(dataset), |builder, field| {
             Ok(match field.encoding {
                 Encoding::Image => {
-                    let builder = builder.decode_field(&field.name, pictures.decoder()?);
+                    let builder = builder.decode_field(&field.name, pictures.decoder(random)?);
                     pictures.finish()?.into_iter().fold(builder, |builder, finish| builder.finish(&field.name, finish))
                 }
                 Encoding::Bytes => builder.decode_field(&field.name, Bytes::up_to(longest)),
@@ -62,7 +94,21 @@ impl Source {
 
     fn open(&self) -> Result<Arc<dyn Dataset>> {
         self.refuse_foreign()?;
+        let mut dataset = self.format()?;
+        if let Some(place) = &self.checked {
+            dataset = Arc::new(dataset.checked(place)?);
+        }
+        if let Some(place) = &self.seek_points {
+            dataset = Arc::new(dataset.seekable(place)?);
+        }
+        Ok(if self.in_memory == Some(true) { Arc::new(dataset.in_memory()?) } else { dataset })
+    }
+
+    fn format(&self) -> Result<Arc<dyn Dataset>> {
         let path = &self.path;
+        let columns = || self.columns.iter().flatten().map(String::as_str);
+        let window = self.seq_len.unwrap_or(2048);
+        let next = self.next_token == Some(true);
         Ok(match self.kind.as_str() {
             "images" => Arc::new(Images::open(path)?),
             "records" => {
@@ -70,74 +116,193 @@ impl Source {
                 Arc::new(Records::builder(bytes).open(path)?)
             }
             "tokens" => {
-                let token = dtype(self.token.as_deref().unwrap_or("u16"))?;
-                Arc::new(Tokens::builder(token).window(self.seq_len.unwrap_or(2048)).open(path)?)
+                let builder = Tokens::builder(dtype(self.token.as_deref().unwrap_or("u16"))?).window(window);
+                Arc::new(if next { builder.next_token() } else { builder }.open(path)?)
             }
-            "wds" => Arc::new(self.tar().open(path)?),
-            other => return Err(config(format!("source {other:?}: there are images, records, tokens and wds"))),
+            "megatron" => Arc::new(match self.up_to {
+                Some(max) => Megatron::builder().documents(max).open(path)?,
+                None => {
+                    let builder = Megatron::builder().window(window);
+                    if next { builder.next_token() } else { builder }.open(path)?
+                }
+            }),
+            "tar" => Arc::new(self.tar().open(path)?),
+            "tfrecord" => Arc::new(self.tfrecord()?.open(path)?),
+            "parquet" => Arc::new(self.parquet()?),
+            "npy" => Arc::new(self.npy()?),
+            "npz" => Arc::new(self.npz()?),
+            "safetensors" if self.columns.is_none() => Arc::new(SafeTensors::open(path)?),
+            "safetensors" => Arc::new(SafeTensors::builder().tensors(columns()).open(path)?),
+            "mds" if self.columns.is_none() => Arc::new(Mds::open(path)?),
+            "mds" => Arc::new(Mds::builder().columns(columns()).open(path)?),
+            other => return Err(config(format!("source {other:?}: there are {}", SOURCES.join(", ")))),
         })
     }
 
     fn refuse_foreign(&self) -> Result<()> {
-        let given = [
-            ("record_bytes", self.record_bytes.is_some(), "records"),
-            ("token", self.token.is_some(), "tokens"),
-            ("seq_len", self.seq_len.is_some(), "tokens"),
-            ("image", self.image.is_some(), "wds"),
-            ("columns", self.columns.is_some(), "wds"),
+        let given: [Owned<'_>; 10] = [
+            ("record_bytes", self.record_bytes.is_some(), &["records"]),
+            ("token", self.token.is_some(), &["tokens"]),
+            ("seq_len", self.seq_len.is_some(), &["tokens", "megatron"]),
+            ("next_token", self.next_token.is_some(), &["tokens", "megatron"]),
+            ("image", self.image.is_some(), &["tar", "tfrecord", "parquet"]),
+            ("columns", self.columns.is_some(), &["tar", "tfrecord", "parquet", "npz", "safetensors", "mds"]),
+            ("stack", self.stack.is_some(), &["parquet"]),
+            ("rows", self.rows.is_some(), &["npy", "npz"]),
+            ("up_to", self.up_to.is_some(), &["megatron", "parquet", "npy", "npz"]),
+            ("null_zero", self.null_zero.is_some(), &["parquet"]),
         ];
-        match given.iter().find(|(_, given, kind)| *given && self.kind != *kind) {
-            Some((name, _, kind)) => Err(config(format!("{name} is for source {kind:?}, not {:?}", self.kind))),
+        let index: Owned<'_> = ("index_file", self.index_file.is_some(), &["tar", "tfrecord"]);
+        let foreign = |(_, given, kinds): &&Owned<'_>| *given && !kinds.contains(&self.kind.as_str());
+        match given.iter().chain([&index]).find(foreign) {
+            Some((name, _, kinds)) => {
+                Err(config(format!("{name} is for source {}, not {:?}", kinds.join(", "), self.kind)))
+            }
             None => Ok(()),
         }
     }
 
     /// Without settings the first sample says what members there are.
     fn tar(&self) -> feedline::dataset::TarBuilder {
-        let builder = self.image.iter().fold(Tar::builder(), |builder, endings| builder.image(endings));
+        let mut builder = self.image.iter().fold(Tar::builder(), |builder, endings| builder.image(endings));
+        if let Some(file) = &self.index_file {
+            builder = builder.index_file(file);
+        }
         self.columns.iter().flatten().fold(builder, |builder, ending| {
             if ending == "cls" || ending.ends_with(".cls") { builder.class(ending) } else { builder.bytes(ending) }
         })
     }
+
+    /// Columns are numbers: `label` one integer, `boxes:f32:4` four floats.
+    fn tfrecord(&self) -> Result<feedline::dataset::TfRecordBuilder> {
+        let mut builder = self.image.iter().fold(TfRecord::builder(), |builder, feature| builder.image(feature));
+        if let Some(file) = &self.index_file {
+            builder = builder.index_file(file);
+        }
+        self.columns.iter().flatten().try_fold(builder, |builder, column| {
+            let mut parts = column.split(':');
+            let name = parts.next().unwrap_or_default();
+            let kind = parts.next().unwrap_or("i64");
+            let count = parts.next().map_or(Ok(1_usize), str::parse);
+            let count =
+                count.map_err(|_| config(format!("column {column:?}: NAME, NAME:i64:COUNT or NAME:f32:COUNT")))?;
+            let shape = if count == 1 { vec![] } else { vec![count] };
+            match kind {
+                "i64" => Ok(builder.ints(Field::fixed(name, DType::I64, shape), name)),
+                "f32" => Ok(builder.floats(Field::fixed(name, DType::F32, shape), name)),
+                other => Err(config(format!("column {column:?}: type {other:?}, there are i64 and f32"))),
+            }
+        })
+    }
+
+    fn parquet(&self) -> Result<Parquet> {
+        let mut builder = self.image.iter().fold(Parquet::builder(), |builder, image| builder.image(image));
+        if self.null_zero == Some(true) {
+            builder = builder.nulls(Nulls::Zero);
+        }
+        let columns = self.columns.as_deref().unwrap_or_default();
+        builder = match (&self.stack, self.up_to) {
+            (Some(name), _) => builder.stack(name, columns),
+            (None, Some(max)) => columns.iter().fold(builder, |builder, name| builder.up_to(name, max)),
+            (None, None) => builder.columns(columns.iter().map(String::as_str)),
+        };
+        builder.open(&self.path)
+    }
+
+    fn npy(&self) -> Result<Npy> {
+        let mut builder = Npy::builder().field("array", &self.path);
+        if self.rows == Some(true) {
+            builder = builder.rows();
+        }
+        if let Some(max) = self.up_to {
+            builder = builder.up_to("array", max);
+        }
+        builder.open()
+    }
+
+    fn npz(&self) -> Result<Npz> {
+        let mut builder = Npz::builder();
+        if let Some(columns) = &self.columns {
+            builder = builder.fields(columns.iter().map(String::as_str));
+        }
+        if self.rows == Some(true) {
+            builder = builder.rows();
+        }
+        if let Some(max) = self.up_to {
+            builder = self.columns.iter().flatten().fold(builder, |builder, name| builder.up_to(name, max));
+        }
+        builder.open(&self.path)
+    }
 }
 
+const SOURCES: [&str; 11] =
+    ["images", "records", "tokens", "megatron", "tar", "tfrecord", "parquet", "npy", "npz", "safetensors", "mds"];
+
 impl Pictures {
+    pub fn of(given: &mut Given<'_>) -> PyResult<Self> {
+        Ok(Self {
+            size: given.take("size")?,
+            augment: given.take("augment")?,
+            dtype: given.take("dtype")?,
+            normalize: given.take("normalize")?,
+            layout: given.take("layout")?,
+            dct_scaling: given.take("dct_scaling")?.unwrap_or(false),
+            strict: given.take("strict")?,
+        })
+    }
+
+    /// Whether a random part is taken, by default with a shuffled order.
+    pub fn random(&self, shuffled: bool) -> bool {
+        self.augment.unwrap_or(shuffled)
+    }
+
     /// For training a random part and a flip; else the middle, as validation usually has it. Bytes in any case.
-    fn decoder(&self) -> Result<Image> {
-        let size = self.size.ok_or_else(|| config("the source has pictures: decode_size (pixels) is missing"))?;
-        let image = if self.random {
+    fn decoder(&self, random: bool) -> Result<Image> {
+        let size = self.size.ok_or_else(|| config("the source has pictures: size (pixels of a side) is missing"))?;
+        let image = if random {
             Image::random_resized_crop(size).flip(0.5)
         } else {
             Image::center_crop(size.saturating_mul(8) / 7, size)
         };
         // Floats get their layout when they are made.
-        let planes = self.channels_first && self.float_dtype.is_none();
-        Ok(image.layout(if planes { PixelLayout::Nchw } else { PixelLayout::Nhwc }))
+        let planes = self.channels_first()? && self.dtype.is_none();
+        let image = image.layout(if planes { PixelLayout::Nchw } else { PixelLayout::Nhwc });
+        Ok(image.dct_scaling(self.dct_scaling).strict(self.strict.unwrap_or(true)))
+    }
+
+    fn channels_first(&self) -> Result<bool> {
+        match self.layout.as_deref() {
+            Some("nchw") => Ok(true),
+            None | Some("nhwc") => Ok(false),
+            Some(other) => Err(config(format!("layout {other:?}: there are nhwc and nchw"))),
+        }
     }
 
     /// What makes floats of them.
     fn finish(&self) -> Result<Option<Finish>> {
-        let Some(name) = &self.float_dtype else {
+        let Some(name) = &self.dtype else {
             return match self.normalize {
                 None => Ok(None),
-                Some(_) => Err(config("normalize makes floats: say float_dtype, \"f32\", \"f16\" or \"bf16\"")),
+                Some(_) => Err(config("normalize makes floats: say dtype, \"f32\", \"f16\" or \"bf16\"")),
             };
         };
         let mut finish = Finish::to(dtype(name)?);
         if let Some([mean, std]) = &self.normalize {
             finish = finish.mean_std(mean, std);
         }
-        Ok(Some(if self.channels_first { finish.channels_first() } else { finish }))
+        Ok(Some(if self.channels_first()? { finish.channels_first() } else { finish }))
     }
 
     /// For a source that has none.
     fn refuse(&self) -> Result<()> {
         let given = [
-            ("decode_size", self.size.is_some()),
+            ("size", self.size.is_some()),
             ("augment", self.augment.is_some()),
-            ("float_dtype", self.float_dtype.is_some()),
+            ("dtype", self.dtype.is_some()),
             ("normalize", self.normalize.is_some()),
-            ("channels_first", self.channels_first),
+            ("layout", self.layout.is_some()),
+            ("dct_scaling", self.dct_scaling),
+            ("strict", self.strict.is_some()),
         ];
         match given.iter().find(|(_, given)| *given) {
             Some((name, _)) => Err(config(format!("{name} is for pictures, and the source has none"))),

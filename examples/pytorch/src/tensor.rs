@@ -31,7 +31,7 @@ const LEGACY: &CStr = c"dltensor";
 /// On a GPU the stream that the consumer names (torch names its current one) finds the data there, and what it was given
 /// until the last tensor goes is done before the memory is used again. It must live until then; torch's do. Work on other
 /// streams needs bind() before the tensor is taken.
-#[pyclass(frozen, module = "feedline_torch")]
+#[pyclass(frozen, module = "feedline")]
 pub struct Tensor {
     /// `None` once it was handed over.
     dlpack: Mutex<Option<Dlpack>>,
@@ -95,7 +95,7 @@ impl Tensor {
     /// stream: on a GPU, None or 1 is the legacy default stream, 2 the per-thread default one (which goes by the legacy one),
     /// a number above the stream with that handle, -1 none beside those that are bound (or, where none is, the legacy default
     /// one). On the host it must be None.
-    #[pyo3(signature = (stream=None, max_version=None, dl_device=None, copy=None))]
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
         py: Python<'py>,

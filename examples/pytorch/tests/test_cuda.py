@@ -13,8 +13,8 @@ import numpy as np
 import standin
 from standin import Gpu, Taken, alone
 
-import feedline_torch
-from feedline_torch import IMAGENET, Loader, to_numpy
+import feedline
+from feedline import IMAGENET, Loader, to_numpy
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import demo  # noqa: E402
@@ -89,7 +89,7 @@ def test_the_bytes_on_the_gpu_are_those_of_the_host(cuda, folder):
     path, data = records(folder)
     gpu = Gpu(cuda)
     for batch_size, stream in [(16, None), (7, 1), (100, 2), (33, gpu.stream()[0])]:
-        settings = {"batch_size": batch_size, "seed": 5, "ids": True}
+        settings = {"batch_size": batch_size, "shuffle": 5, "ids": True}
         expected = [to_numpy(batch) for batch in open_records(path, device="cpu", **settings).epoch(1)]
         got = open_records(path, **settings)
         for batch, host in zip(got.epoch(1), expected, strict=True):
@@ -113,9 +113,9 @@ def test_floats_are_made_on_the_gpu_of_bytes_and_are_those_of_the_host(cuda, fol
     # The code and the bits of DLPack, the size of an element.
     for name, dtype in [("f32", (2, 32)), ("f16", (2, 16)), ("bf16", (4, 16)), (None, (1, 8))]:
         for first in [False, True]:
-            settings = {"batch_size": 4, "decode_size": 14, "augment": True, "seed": 1, "channels_first": first}
+            settings = {"batch_size": 4, "size": 14, "augment": True, "shuffle": 1, "layout": "nchw" if first else "nhwc"}
             if name is not None:
-                settings |= {"float_dtype": name, "normalize": IMAGENET}
+                settings |= {"dtype": name, "normalize": IMAGENET}
             since = cuda.now()
             loader = Loader("images", path, device="cuda:0", **settings)
             assert loader.spec()[0] == ("image", name or "u8", (3, 14, 14) if first else (14, 14, 3))
@@ -145,7 +145,7 @@ def test_lengths_lie_on_the_gpu_beside_their_field(cuda, folder):
             member.size = len(text)
             tar.addfile(member, BytesIO(text))
     gpu = Gpu(cuda)
-    loader = Loader("wds", folder / "shard-{0..0}.tar", columns=["txt"], batch_size=4, device="cuda:0")
+    loader = Loader("tar", folder / "shard-{0..0}.tar", columns=["txt"], batch_size=4, device="cuda:0")
     (batch,) = loader.epoch(0)
     lengths, rows = Taken(batch["txt.lens"]), Taken(batch["txt"])
     assert lengths.device == rows.device == (2, 0) and lengths.dtype == (1, 64)

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("PyTorch sees no GPU", allow_module_level=True)
 
-from feedline_torch import IMAGENET, Loader, to_torch  # noqa: E402
+from feedline import IMAGENET, Loader, to_torch  # noqa: E402
 
 HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE))
@@ -36,7 +36,7 @@ def batches(records, **settings):
 
 def test_tensors_lie_on_the_gpu_with_the_bytes_of_the_file(records):
     _, data = records
-    _, epoch = batches(records, seed=3)
+    _, epoch = batches(records, shuffle=3)
     for batch in map(to_torch, epoch):
         assert batch["record"].device == torch.device("cuda:0") and batch["ids"].device == torch.device("cpu")
         assert torch.equal(batch["record"].cpu(), data[batch["ids"].view(torch.int64)])
@@ -77,9 +77,9 @@ def test_work_on_a_stream_that_was_bound_is_waited_for(records):
 @pytest.mark.parametrize("name", [None, "f32", "f16", "bf16"])
 def test_pictures_are_the_same_on_both_devices(tmp_path, name):
     demo.write(tmp_path, per_class=10)
-    settings = {"batch_size": 16, "decode_size": 32, "seed": 1, "channels_first": True}
+    settings = {"batch_size": 16, "size": 32, "shuffle": 1, "layout": "nchw"}
     if name is not None:
-        settings |= {"float_dtype": name, "normalize": IMAGENET}
+        settings |= {"dtype": name, "normalize": IMAGENET}
     there, here = (Loader("images", tmp_path, device=device, **settings).epoch(0) for device in ["cuda:0", "cpu"])
     for one, other in zip(map(to_torch, there), map(to_torch, here), strict=True):
         for field in ["image", "label"]:

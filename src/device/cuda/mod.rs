@@ -167,12 +167,11 @@
 //! From Python, with the package in `examples/pytorch`, which wraps this and a loader:
 //!
 //! ```python
-//! import feedline_torch
+//! import feedline.torch as fl
 //!
-//! loader = feedline_torch.Loader("images", "train/", batch_size=256, decode_size=224, seed=42, device="cuda:0",
-//!                                float_dtype="f16", normalize=feedline_torch.IMAGENET, channels_first=True)
-//! for batch in map(feedline_torch.to_torch, loader.epoch(0)):
-//!     loss = model(batch["image"])  # float16 [256, 3, 224, 224], ordered with PyTorch's current stream
+//! loader = fl.images("train/", size=224, batch_size=256, shuffle=42, device="cuda", dtype="f16", normalize=fl.IMAGENET)
+//! for images, labels in loader:
+//!     loss = model(images)  # float16 [256, 3, 224, 224], ordered with PyTorch's current stream
 //! ```
 
 mod backend;

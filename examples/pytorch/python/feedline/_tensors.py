@@ -1,24 +1,23 @@
-"""feedline's batches in Python, as DLPack tensors on the host or on a GPU.
+"""A batch, and what becomes of it in other libraries."""
 
-    loader = feedline_torch.Loader("images", "train/", batch_size=256, decode_size=224, seed=42)
-    for batch in loader.epoch(0):
-        images = torch.from_dlpack(batch["image"])  # uint8 [256, 224, 224, 3], without a copy
-"""
+from __future__ import annotations
 
-from ._native import Epoch, Loader, Tensor
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["IMAGENET", "Batch", "Epoch", "Loader", "Tensor", "to_numpy", "to_torch"]
+from ._native import Tensor
 
-#: Mean and standard deviation of ImageNet's pictures, as pretrained models expect: `normalize=IMAGENET`.
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+if TYPE_CHECKING:
+    import jax
+    import numpy
+    import torch
 
 
-class Batch(dict):
+class Batch(dict[str, Tensor]):
     """A batch: a dict from name to `Tensor`, each of which can be taken once."""
 
     __slots__ = ()
 
-    def bind(self, stream):
+    def bind(self, stream: Any) -> None:
         """On a GPU, orders the batch with the work of one more stream, beside those that take its tensors.
 
         What the stream is given from here on finds the data, and the batch's memory is used again only behind the work that it
@@ -31,7 +30,7 @@ class Batch(dict):
         raise BufferError("every tensor of the batch was handed over: bind streams before the last one is taken")
 
 
-def to_torch(batch):
+def to_torch(batch: Batch) -> dict[str, torch.Tensor]:
     """The batch as a dict of PyTorch tensors, without a copy, where they lie. Each Tensor can be taken once.
 
     On a GPU they are ordered with PyTorch's current stream of that GPU.
@@ -41,7 +40,7 @@ def to_torch(batch):
     return {name: torch.from_dlpack(tensor) for name, tensor in batch.items()}
 
 
-def to_numpy(batch):
+def to_numpy(batch: Batch) -> dict[str, numpy.ndarray]:
     """The batch as a dict of NumPy arrays, without a copy. NumPy has no bf16, and takes host memory only."""
     import numpy
 
@@ -49,3 +48,10 @@ def to_numpy(batch):
         if tensor.__dlpack_device__()[0] != 1:
             raise BufferError(f"{name!r} is {tensor!r}: NumPy takes host memory, as a loader with device=\"cpu\" hands out")
     return {name: numpy.from_dlpack(tensor) for name, tensor in batch.items()}
+
+
+def to_jax(batch: Batch) -> dict[str, jax.Array]:
+    """The batch as a dict of JAX arrays, where they lie; JAX copies what its alignment or read-only rule asks for."""
+    import jax
+
+    return {name: jax.dlpack.from_dlpack(tensor) for name, tensor in batch.items()}

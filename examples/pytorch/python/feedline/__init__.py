@@ -1,0 +1,21 @@
+"""feedline's batches in Python, as DLPack tensors on the host or on a GPU.
+
+    import feedline.torch as fl
+
+    loader = fl.images("train/", size=224, batch_size=256, shuffle=42, device="cuda", dtype="f16")
+    for epoch in range(90):
+        for images, labels in loader: ...
+    print(loader.report())
+
+`feedline.torch`, `feedline.numpy` and `feedline.jax` hand out tensors of these libraries. This module hands out a `Batch` of
+`Tensor`, for any consumer of DLPack.
+"""
+
+from ._loader import Epoch, Loader
+from ._native import Tensor
+from ._tensors import Batch, to_jax, to_numpy, to_torch
+
+__all__ = ["IMAGENET", "Batch", "Epoch", "Loader", "Tensor", "to_jax", "to_numpy", "to_torch"]
+
+#: Mean and standard deviation of ImageNet's pictures, as pretrained models expect: `normalize=IMAGENET`.
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -1,0 +1,82 @@
+from typing import Any, final
+
+from typing_extensions import Self, disjoint_base
+
+from ._tensors import Batch
+
+__all__ = ["Epoch", "Loader", "Tensor"]
+
+@disjoint_base
+class Loader:
+    def __new__(cls, source: str, path: str, **settings: Any) -> Self: ...
+    def epoch(self, epoch: int | None = None) -> Any: ...
+    def state(self) -> bytes:
+        """Where the run stands, after the last batch received: bytes (under 1 KiB) for a checkpoint. The same on every rank."""
+
+    def resume(self, state: bytes, epoch: int | None = None) -> None:
+        """Goes on from what `state()` gave: after the last batch that was received, or at the beginning of `epoch`."""
+
+    def report(self) -> str:
+        """What the loader did so far and what limits it."""
+
+    def bad_samples(self) -> list[dict[str, Any]]:
+        """The samples that could not be had and that others stand in for so far."""
+
+    def spec(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """The fields of a batch: (name, element type, shape of one row)."""
+
+    def varies(self, name: str) -> bool:
+        """Whether the lengths of a field vary: then the batch has them under `name + ".lens"`."""
+
+    @property
+    def device(self) -> str:
+        """Where batches are handed out: "cpu" or "cuda:N"."""
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch of the batch that comes next."""
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples of an epoch, of all ranks together."""
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """Rank and world."""
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a signal of `stop_on_signals` arrived: finish the step, save, and leave."""
+
+    def __len__(self) -> int:
+        """Batches of one epoch."""
+
+@final
+class Epoch:
+    def __iter__(self) -> Epoch: ...
+    def __next__(self) -> Batch: ...
+    def __len__(self) -> int: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Epoch: ...
+    def __exit__(self, *_error: object) -> None: ...
+
+@final
+class Tensor:
+    """An array of a batch. `torch.from_dlpack(t)` or `numpy.from_dlpack(t)` makes it theirs, without a copy and once."""
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def bind(self, stream: Any) -> None: ...
+    @property
+    def taken(self) -> bool: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...

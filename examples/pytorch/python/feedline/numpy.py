@@ -1,0 +1,54 @@
+"""Loaders whose batches are dicts of NumPy arrays, without a copy. The batches lie on the host."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from . import IMAGENET
+from ._loader import Epoch, Loader as _Loader
+from ._tensors import Batch, to_numpy
+
+if TYPE_CHECKING:
+    import numpy
+    from typing_extensions import Self
+
+__all__ = [
+    "IMAGENET",
+    "Epoch",
+    "Loader",
+    "images",
+    "records",
+    "tokens",
+    "megatron",
+    "webdataset",
+    "parquet",
+    "tfrecord",
+    "mds",
+    "npy",
+    "npz",
+    "safetensors",
+]
+
+
+class Loader(_Loader["dict[str, numpy.ndarray]"]):
+    """Hands out NumPy arrays."""
+
+    def __new__(cls, source: str, path: str | os.PathLike[str], **settings: Any) -> Self:
+        return super().__new__(cls, source, path, **{"device": "cpu", **settings})
+
+    def _out(self, batch: Batch) -> dict[str, numpy.ndarray]:
+        return to_numpy(batch)
+
+
+images = Loader.images
+records = Loader.records
+tokens = Loader.tokens
+megatron = Loader.megatron
+webdataset = Loader.webdataset
+parquet = Loader.parquet
+tfrecord = Loader.tfrecord
+mds = Loader.mds
+npy = Loader.npy
+npz = Loader.npz
+safetensors = Loader.safetensors

@@ -1,0 +1,43 @@
+"""What the training scripts of the tests share: arguments, the loader, and a log of the batches."""
+
+import argparse
+import os
+import signal
+
+import torch
+
+import feedline.torch as fl
+
+parser = argparse.ArgumentParser()
+parser.add_argument("data")
+parser.add_argument("folder")
+parser.add_argument("--kill-at", type=int, default=-1)
+arguments = parser.parse_args()
+folder = arguments.folder
+
+
+def records(**settings):
+    return fl.records(arguments.data, record_bytes=48, batch_size=16, shuffle=5, device="cpu", **settings)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(48, 1)
+
+    def forward(self, record):
+        return self.layer(record.float() / 255).square().mean()
+
+
+seen = 0
+
+
+def log(loader, record):
+    """Writes what a batch is; kills the process at the wanted one."""
+    global seen
+    state = loader.state_dict()
+    with open(f"{folder}/seen-{os.environ.get('RANK', '0')}", "a") as file:
+        file.write(f"{state['epoch']} {state['batch']} {record.long().sum().item()}\n")
+    seen += 1
+    if seen == arguments.kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,128 @@
+"""PyTorch and its frameworks: tensors, states, and whole trainings that are killed and go on.
+
+    pytest examples/pytorch/tests/test_frameworks.py
+
+Frameworks that are not installed are skipped.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import feedline
+import feedline.numpy
+
+torch = pytest.importorskip("torch")
+import feedline.torch as fl  # noqa: E402
+
+COUNT, RECORD, BATCH = 100, 48, 16
+BATCHES = 7
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "records.bin"
+    np.random.default_rng(1).integers(0, 256, (COUNT, RECORD), dtype=np.uint8).tofile(path)
+    return path
+
+
+def open_torch(path, **settings):
+    return fl.records(path, record_bytes=RECORD, batch_size=BATCH, shuffle=5, device="cpu", **settings)
+
+
+def test_a_batch_is_a_tensor_or_a_dict(data, tmp_path):
+    (first, *_) = open_torch(data)
+    assert isinstance(first, torch.Tensor) and first.shape == (BATCH, RECORD)
+    (first, *_) = open_torch(data, ids=True)
+    assert set(first) == {"record", "ids", "status"}
+    np.arange(101, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    loader = fl.tokens(tmp_path / "tokens.bin", seq_len=10, next_token=True, batch_size=2, device="cpu")
+    assert all(window.shape == (2, 11) for window in loader)
+
+
+def test_pictures_have_the_layout_of_the_library(tmp_path):
+    sys.path.insert(0, str(HERE.parent))
+    import demo
+
+    demo.write(tmp_path, per_class=3)
+    loader = fl.images(tmp_path, size=32, batch_size=4, shuffle=42, device="cpu", dtype=torch.float16)
+    for images, labels in loader:
+        assert images.shape == (4, 3, 32, 32) and images.dtype == torch.float16 and labels.dtype == torch.int64
+    arrays = feedline.numpy.images(tmp_path, size=32, batch_size=4, dtype="f32", normalize=feedline.IMAGENET)
+    assert next(iter(arrays))["image"].shape == (4, 32, 32, 3)
+
+
+def test_the_state_survives_torch_save(data, tmp_path):
+    loader = open_torch(data)
+    next(iter(loader))
+    torch.save({"loader": loader.state_dict()}, tmp_path / "run.pt")
+    other = open_torch(data)
+    other.load_state_dict(torch.load(tmp_path / "run.pt", weights_only=True)["loader"])
+    assert len(list(other)) == BATCHES - 1
+
+
+def test_it_is_a_stateful_object_of_torchdata():
+    stateful = pytest.importorskip("torchdata.stateful_dataloader.stateful")
+    assert issubclass(fl.Loader, stateful.Stateful) or isinstance(fl.Loader, stateful.Stateful)
+
+
+def test_a_compiled_step_is_compiled_once(data):
+    testing = pytest.importorskip("torch._dynamo.testing")
+    counter = testing.CompileCounter()
+    step = torch.compile(lambda record: record.float().mean(1), backend=counter)
+    for batch in open_torch(data, last_batch="drop"):
+        step(batch)
+    assert counter.frame_count == 1
+
+
+# Whole scripts, killed in the middle and resumed: batches equal those of an uninterrupted run.
+
+
+def run(script, *arguments, ranks=1):
+    command = [sys.executable, str(HERE / "loops" / script), *map(str, arguments)]
+    if ranks > 1:
+        command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+
+
+def lines(folder):
+    """What each rank saw, in order; a batch that was seen before the kill and not saved is seen again."""
+    ranks = {}
+    for path in sorted(folder.glob("seen-*")):
+        seen = {}
+        for line in path.read_text().splitlines():
+            epoch, batch, what = line.split()
+            assert seen.setdefault((epoch, batch), what) == what
+        ranks[path.name] = seen
+    return ranks
+
+
+@pytest.mark.parametrize(
+    "script, ranks, needs",
+    [
+        ("plain.py", 1, "torch"),
+        ("plain.py", 2, "torch"),
+        ("lightning_loop.py", 1, "lightning"),
+        ("accelerate_loop.py", 1, "accelerate"),
+        ("transformers_loop.py", 1, "transformers"),
+    ],
+)
+def test_a_killed_training_goes_on_with_the_same_batches(data, tmp_path, script, ranks, needs):
+    pytest.importorskip(needs)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir(), parts.mkdir()
+    done = run(script, data, whole, ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    killed = run(script, data, parts, "--kill-at", 5 if ranks == 1 else 3, ranks=ranks)
+    assert killed.returncode != 0, killed.stdout
+    resumed = run(script, data, parts, ranks=ranks)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed" in resumed.stdout
+    assert lines(parts) == lines(whole) and len(lines(whole)) == ranks
+    assert sum(map(len, lines(whole).values())) == 2 * (BATCHES if ranks == 1 else 2 * 4)

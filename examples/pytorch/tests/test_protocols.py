@@ -1,0 +1,105 @@
+"""Loops, states and settings of the Python loader."""
+
+import json
+
+import numpy as np
+import pytest
+
+import feedline
+import feedline.numpy
+
+COUNT, RECORD, BATCH = 100, 48, 16
+BATCHES = 7
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "records.bin"
+    np.random.default_rng(1).integers(0, 256, (COUNT, RECORD), dtype=np.uint8).tofile(path)
+    return path
+
+
+def open_numpy(path, **settings):
+    return feedline.numpy.records(path, record_bytes=RECORD, batch_size=BATCH, shuffle=5, **settings)
+
+
+def sums(batches):
+    return [int(batch["record"].astype(np.int64).sum()) for batch in batches]
+
+
+def expected(path, epochs):
+    """Sums of the batches of whole epochs."""
+    loader = open_numpy(path)
+    return [sums(loader.epoch(number)) for number in range(epochs)]
+
+
+def test_a_loop_is_the_next_epoch_each_time(data):
+    want, loader = expected(data, 3), open_numpy(data)
+    assert len(loader) == BATCHES
+    assert [sums(loader) for _ in range(3)] == want
+    assert want[0] != want[1]
+
+
+def test_an_iterator_opens_nothing_before_its_first_batch(data):
+    loader = open_numpy(data)
+    spare = [iter(loader) for _ in range(3)]
+    assert sums(loader) == expected(data, 1)[0]
+    # The spare ones are the next epoch, one after the other.
+    assert sums(spare[2]) == expected(data, 2)[1]
+
+
+def test_a_loop_that_breaks_leaves_its_epoch(data):
+    want, loader = expected(data, 2), open_numpy(data)
+    for number, batch in enumerate(loader):
+        if number == 2:
+            break
+    assert sums(loader) == want[1]
+
+
+def test_a_loop_that_fails_does_not_hold_the_next_one_up(data):
+    want, loader = expected(data, 2), open_numpy(data)
+    kept = iter(loader)
+    next(kept)
+    assert sums(loader) == want[1]
+    assert list(kept) == []
+
+
+def test_a_state_is_plain_and_goes_on_after_the_last_batch(data):
+    want, loader = expected(data, 3), open_numpy(data)
+    assert sums(loader) == want[0]
+    for number, batch in enumerate(loader):
+        if number == 2:
+            state = json.loads(json.dumps(loader.state_dict()))
+            break
+    assert len(json.dumps(state)) < 1024
+    other = open_numpy(data, workers=1)
+    other.load_state_dict(state)
+    assert sums(other) == want[1][3:] and sums(other) == want[2]
+    # Also in the same process, in the middle of another loop.
+    kept = iter(loader)
+    next(kept)
+    loader.load_state_dict(state)
+    assert sums(loader) == want[1][3:]
+
+
+def test_set_epoch_chooses_the_next_loop_and_keeps_a_loaded_place(data):
+    want, loader = expected(data, 6), open_numpy(data)
+    loader.set_epoch(4)
+    assert sums(loader) == want[4] and sums(loader) == want[5]
+    loader.sampler.set_epoch(1)
+    taken = iter(loader)
+    next(taken)
+    state = loader.state_dict()
+    for epoch, rest in ((1, want[1][1:]), (3, want[3])):
+        other = open_numpy(data)
+        other.load_state_dict(state)
+        other.set_epoch(epoch)
+        assert sums(other) == rest
+    assert len(loader.sampler) == COUNT
+
+
+def test_settings_that_nobody_knows_are_refused_by_name(data):
+    with pytest.raises(TypeError, match="there is no setting 'batchsize'"):
+        feedline.numpy.records(data, record_bytes=RECORD, batchsize=4)
+    with pytest.raises(TypeError, match="workers='two'"):
+        feedline.numpy.records(data, record_bytes=RECORD, workers="two")
