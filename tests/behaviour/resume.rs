@@ -491,6 +491,19 @@ fn a_resumed_loader_starts_with_the_interrupted_epoch() {
 }
 
 #[test]
+fn a_state_moved_to_another_epoch_starts_at_its_beginning() {
+    let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
+    let cut = Cut::whole(10, LastBatch::Keep, 1);
+    for epoch in [0, 2, 7] {
+        let state = stored(&state_after(&run, 13).at_epoch(epoch));
+        assert_eq!((state.epoch(), state.position(), state.batch(), state.steps()), (epoch, 0, 0, 13));
+        let loader = resumed(&run, &state);
+        same(&parts(loader.epoch(epoch).unwrap()), &run.parts(&cut, epoch, 0), "the whole epoch");
+        assert_eq!((loader.next_epoch(), loader.state().unwrap().steps()), (epoch + 1, 18));
+    }
+}
+
+#[test]
 fn a_state_is_refused_while_an_iterator_is_alive() {
     let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
     let (loader, state) = (build(run.builder().batch_size(10)), state_after(&run, 3));
