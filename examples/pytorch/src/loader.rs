@@ -7,10 +7,12 @@ use crate::stream::Handle;
 use crate::tensor::Tensor;
 use feedline::device::DeviceKind;
 use feedline::dlpack::Tensors;
+use feedline::profile::{Change, Names, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{
     BadSample, Batch, Device, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Result, Shard, State, Stop,
 };
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
@@ -103,6 +105,31 @@ impl Loader {
         self.inner.report().to_string()
     }
 
+    /// All measurements so far, as JSON.
+    fn _snapshot(&self) -> PyResult<String> {
+        serde_json::to_string(&self.inner.snapshot()).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    /// The predicted effect of a change, given and returned as JSON; None when nothing was measured yet.
+    fn _what_if(&self, change: &str) -> PyResult<Option<String>> {
+        let change: Change = serde_json::from_str(change).map_err(|error| PyTypeError::new_err(error.to_string()))?;
+        let Some(model) = WhatIf::from(&self.inner.snapshot()) else { return Ok(None) };
+        let said = serde_json::to_string(&model.with(&change));
+        said.map(Some).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    /// The totals so far as text for Prometheus, with `name` as label.
+    #[pyo3(signature = (name="train"))]
+    fn metrics(&self, name: &str) -> String {
+        prometheus(&[(self.names(name), &self.inner.snapshot())])
+    }
+
+    /// The last batches and the work of each thread as JSON for ui.perfetto.dev.
+    #[pyo3(signature = (name="train"))]
+    fn trace(&self, name: &str) -> String {
+        trace(&self.inner.timeline(), &self.inner.snapshot(), self.names(name))
+    }
+
     /// The samples that could not be had and that others stand in for so far, each once, as it was the first time: a list of
     /// dicts with `epoch`, `batch`, `row`, `sample`, `substitute` (None for one that was tried as a substitute itself), `path`,
     /// `member`, `offset`, `length`, `kind`, `stage`, `cause` and `times` (rows of delivered batches that wanted it).
@@ -158,6 +185,12 @@ impl Loader {
 
     fn __repr__(&self) -> String {
         format!("{:?}", self.inner)
+    }
+}
+
+impl Loader {
+    fn names<'a>(&self, name: &'a str) -> Names<'a> {
+        Names::new(name, self.inner.shard().rank())
     }
 }
 

@@ -103,3 +103,18 @@ def test_settings_that_nobody_knows_are_refused_by_name(data):
         feedline.numpy.records(data, record_bytes=RECORD, batchsize=4)
     with pytest.raises(TypeError, match="workers='two'"):
         feedline.numpy.records(data, record_bytes=RECORD, workers="two")
+
+
+def test_measurements_are_numbers_words_and_files(data):
+    loader = open_numpy(data)
+    assert loader.what_if() is None and loader.snapshot()["consumer"]["batches"] == 0
+    for _ in range(3):
+        sums(loader)
+    assert loader.snapshot()["consumer"]["samples"] == 3 * COUNT
+    prediction = loader.what_if(workers=8, cached=True)
+    assert prediction["items_per_s"] > 0 and prediction["bound_by"]
+    assert f'feedline_samples_total{{loader="run",rank="0"}} {3 * COUNT}' in loader.metrics("run")
+    assert json.loads(loader.trace())["traceEvents"]
+    assert loader._repr_html_().startswith("<pre>dataset")
+    with pytest.raises(TypeError, match="worker"):
+        loader.what_if(worker=8)

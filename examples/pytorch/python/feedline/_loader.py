@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import weakref
@@ -224,6 +225,37 @@ class Loader(_Native, Generic[Out]):
         self.close()
         self.resume(json.dumps(state, separators=(",", ":")).encode())
         self._next, self._loaded = None, True
+
+    # Measurements
+
+    def snapshot(self) -> dict[str, Any]:
+        """All measurements so far: nanoseconds, bytes and counts by stage, for a log."""
+        return json.loads(self._snapshot())
+
+    def what_if(
+        self,
+        *,
+        workers: int | None = None,
+        slots: int | None = None,
+        depth: int | None = None,
+        storage_factor: float | None = None,
+        consumer_factor: float | None = None,
+        cached: bool = False,
+        local_cache: bool = False,
+        gpu_decode: bool = False,
+    ) -> dict[str, Any] | None:
+        """Predicts samples per second (`items_per_s`) and the limit after a change; None before anything was measured.
+
+        `storage_factor` and `consumer_factor` are multiples of the present speeds. `cached`: all files are in the page cache.
+        """
+        change = {"workers": workers, "slots": slots, "depth": depth, "storage_factor": storage_factor}
+        change |= {"consumer_factor": consumer_factor, "cached": cached, "local_cache": local_cache}
+        said = self._what_if(json.dumps({**change, "gpu_decode": gpu_decode}))
+        return None if said is None else json.loads(said)
+
+    def _repr_html_(self) -> str:
+        """The report, for notebooks."""
+        return f"<pre>{html.escape(self.report())}</pre>"
 
     def close(self) -> None:
         """Ends the open epoch, if there is one. The loader can go on."""

@@ -19,6 +19,14 @@ class Loader:
     def report(self) -> str:
         """What the loader did so far and what limits it."""
 
+    def metrics(self, name: str = "train") -> str:
+        """The totals so far as text for Prometheus, with `name` as label."""
+
+    def trace(self, name: str = "train") -> str:
+        """The last batches and the work of each thread as JSON for ui.perfetto.dev."""
+
+    def _snapshot(self) -> str: ...
+    def _what_if(self, change: str) -> str | None: ...
     def bad_samples(self) -> list[dict[str, Any]]:
         """The samples that could not be had and that others stand in for so far."""
 
