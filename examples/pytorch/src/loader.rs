@@ -349,9 +349,12 @@ impl Settings {
         steps.extend(step(given.take("direct")?, |builder, name: String| Ok(builder.direct(direct(&name)?))));
         steps.extend(step(given.take("depth")?, |builder, reads| Ok(builder.depth(reads))));
         let capacity: Option<u64> = given.take("cache_bytes")?;
-        steps.extend(step(given.take("cache")?, move |builder, folder: PathBuf| {
-            let cache = Cache::at(folder);
-            Ok(builder.cache(capacity.into_iter().fold(cache, Cache::capacity)))
+        let folder: Option<PathBuf> = given.take("cache")?;
+        if capacity.is_some() && folder.is_none() {
+            return Err(PyValueError::new_err("cache_bytes is for a cache: say cache=FOLDER"));
+        }
+        steps.extend(step(folder, move |builder, folder| {
+            Ok(builder.cache(capacity.into_iter().fold(Cache::at(folder), Cache::capacity)))
         }));
         steps.extend(step(given.take("substitute")?, |builder, budget| {
             Ok(builder.on_bad_sample(OnBadSample::Substitute { budget }))

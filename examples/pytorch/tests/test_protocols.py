@@ -1,6 +1,9 @@
 """Loops, states and settings of the Python loader."""
 
+import copy
 import json
+import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -56,12 +59,43 @@ def test_a_loop_that_breaks_leaves_its_epoch(data):
     assert sums(loader) == want[1]
 
 
-def test_a_loop_that_fails_does_not_hold_the_next_one_up(data):
-    want, loader = expected(data, 2), open_numpy(data)
+def test_a_loop_that_is_still_alive_does_not_hold_the_next_one_up_and_says_that_it_ended(data):
+    want, loader = expected(data, 3), open_numpy(data)
+    for begin, after in ((lambda: iter(loader), 1), (lambda: loader.epoch(1), 2)):
+        kept = begin()
+        next(kept)
+        state = loader.state_dict()
+        assert sums(loader) == want[after]
+        with pytest.raises(RuntimeError, match="ended by a newer loop"):
+            next(kept)
+    with pytest.raises(RuntimeError, match="ended by a newer loop"):
+        list(zip(loader, loader, strict=True))
     kept = iter(loader)
     next(kept)
-    assert sums(loader) == want[1]
+    loader.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="load_state_dict"):
+        next(kept)
+    # An end is an end, also on purpose.
+    kept = loader.epoch()
+    assert len(sums(kept)) == BATCHES - 1 and len(sums(loader)) == BATCHES and list(kept) == []
+    with loader.epoch() as kept:
+        next(kept)
     assert list(kept) == []
+
+
+def test_threads_share_an_iterator_that_none_of_them_has_opened(data):
+    for _ in range(20):
+        loader = open_numpy(data)
+        shared, seen = iter(loader), []
+        threads = [threading.Thread(target=lambda: seen.extend(sums(shared))) for _ in range(4)]
+        [thread.start() for thread in threads], [thread.join() for thread in threads]
+        assert sorted(seen) == sorted(expected(data, 1)[0])
+
+
+def test_a_loader_is_not_copied(data):
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="build it in the process that uses it"):
+            attempt(open_numpy(data))
 
 
 def test_a_state_is_plain_and_goes_on_after_the_last_batch(data):
@@ -103,6 +137,10 @@ def test_settings_that_nobody_knows_are_refused_by_name(data):
         feedline.numpy.records(data, record_bytes=RECORD, batchsize=4)
     with pytest.raises(TypeError, match="workers='two'"):
         feedline.numpy.records(data, record_bytes=RECORD, workers="two")
+    with pytest.raises(ValueError, match="cache_bytes is for a cache"):
+        feedline.numpy.records(data, record_bytes=RECORD, cache_bytes=5)
+    with pytest.raises(ValueError, match="epoch -1: epochs are counted from 0"):
+        open_numpy(data).set_epoch(-1)
 
 
 def test_measurements_are_numbers_words_and_files(data):

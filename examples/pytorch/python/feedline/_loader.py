@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Generic, Iterator, Literal, Sequence, TypedDict, TypeVar
 
@@ -120,21 +121,34 @@ class Epoch(Generic[Out]):
 
     def __init__(self, loader: Loader[Out], number: int | None = None):
         self._loader = loader
+        self._superseded = False
         self._native = None if number is None else loader._open(self, number)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Out:
-        if self._native is None:
-            self._native = self._loader._open(self, None)
-        return self._loader._out(next(self._native))
+        native = self._opened()
+        try:
+            batch = next(native)
+        except StopIteration:
+            self._loader._ended(self)
+            raise
+        return self._loader._out(batch)
 
     def __len__(self) -> int:
         """Batches that are still to come."""
+        return len(self._opened())
+
+    def _opened(self) -> Any:
         if self._native is None:
-            self._native = self._loader._open(self, None)
-        return len(self._native)
+            with self._loader._opening:
+                if self._native is None:
+                    self._native = self._loader._open(self, None)
+        if self._superseded:
+            # Its end would look like that of a whole epoch.
+            raise RuntimeError("this epoch was ended by a newer loop over its loader, or by load_state_dict: one can be open")
+        return self._native
 
     def close(self) -> None:
         """Ends it, so that the next epoch can start. Batches that were handed out stay."""
@@ -158,6 +172,7 @@ class Loader(_Native, Generic[Out]):
     _next: int | None
     _live: weakref.ref[Epoch[Out]] | None
     _loaded: bool
+    _opening: threading.Lock
 
     def __new__(cls, source: str, path: Path, **settings: Any) -> Self:
         shuffle = settings.pop("shuffle", None)
@@ -173,6 +188,7 @@ class Loader(_Native, Generic[Out]):
         loader._live = None
         # A state was loaded, and no epoch was opened since.
         loader._loaded = False
+        loader._opening = threading.Lock()
         return loader
 
     def __init__(self, *_args: object, **_settings: object):
@@ -197,7 +213,7 @@ class Loader(_Native, Generic[Out]):
     def _open(self, epoch: Epoch[Out], number: int | None) -> Any:
         if number is None:
             # A loop that was left by an exception may live on in its traceback.
-            self.close()
+            self._supersede()
             number = self._upcoming()
             if self._loaded and number != self.next_epoch:
                 self.resume(self.state(), number)
@@ -207,6 +223,8 @@ class Loader(_Native, Generic[Out]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next loop is this epoch: what is left of it if the loaded state is in it, else all of it."""
+        if epoch < 0:
+            raise ValueError(f"epoch {epoch}: epochs are counted from 0")
         self._next = epoch
 
     @property
@@ -222,7 +240,7 @@ class Loader(_Native, Generic[Out]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from `state_dict()`, with the same settings on any number of ranks and workers."""
-        self.close()
+        self._supersede()
         self.resume(json.dumps(state, separators=(",", ":")).encode())
         self._next, self._loaded = None, True
 
@@ -259,9 +277,23 @@ class Loader(_Native, Generic[Out]):
 
     def close(self) -> None:
         """Ends the open epoch, if there is one. The loader can go on."""
-        if live := self._live and self._live():
+        live = self._live() if self._live is not None else None
+        if live is not None:
             live.close()
         self._live = None
+
+    def _ended(self, epoch: Epoch[Out]) -> None:
+        if self._live is not None and self._live() is epoch:
+            self._live = None
+
+    def _supersede(self) -> None:
+        live = self._live() if self._live is not None else None
+        self.close()
+        if live is not None:
+            live._superseded = True
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a loader has threads and is not pickled or copied: build it in the process that uses it")
 
     def __enter__(self) -> Self:
         return self
