@@ -429,7 +429,7 @@ def test_a_gpu_that_breaks_is_an_error_of_next(cuda, folder):
     cuda.fail("cuMemcpyHtoDAsync_v2", 2)
     Taken(batch["record"]).drop()
     del batch
-    error = raises(RuntimeError, "cuMemcpyHtoDAsync", lambda: [None for _ in epoch])
+    error = raises(RuntimeError, "cuMemcpyHtoDAsync", lambda: list(epoch))
     assert error.kind and "CUDA_ERROR_OUT_OF_MEMORY" in str(error)
     # The next epoch is whole.
     assert sum(1 for _ in loader.epoch(1)) == 10
