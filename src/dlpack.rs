@@ -30,10 +30,10 @@ use crate::tensor::DType;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-pub use raw::{DLDevice, DLManagedTensor, DLManagedTensorVersioned};
-use raw::{DLPackVersion, FLAG_READ_ONLY};
+use raw::FLAG_READ_ONLY;
+pub use raw::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor};
 
-/// The structs of `dlpack.h`. Only structs that consumers name are public.
+/// The structs of `dlpack.h`.
 pub(crate) mod raw {
     use crate::tensor::DType;
     use std::ffi::c_void;

@@ -115,13 +115,12 @@ impl LoaderBuilder {
             ledger: Mutex::new(ledger),
             place: Mutex::new(Place::default()),
             run_identity: OnceLock::new(),
-            any_batch: self.run.any_batch,
             stop: self.run.stop,
         };
         // Now, while the dataset is as the run first sees it. If a file cannot be read, `state()` returns the error.
         let _ = shared.run_identity();
         if let Some(state) = &self.run.resume {
-            shared.resume(state)?;
+            shared.resume(state, self.run.any_batch)?;
         }
         Ok(Loader { shared: Life(Arc::new(shared)) })
     }

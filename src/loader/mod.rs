@@ -152,8 +152,6 @@ struct Shared {
     place: Mutex<Place>,
     /// Set by `build`.
     run_identity: OnceLock<Result<resume::RunIdentity>>,
-    /// Accept states with another global batch.
-    any_batch: bool,
     stop: Option<Stop>,
 }
 
@@ -319,11 +317,25 @@ impl Loader {
     ///
     /// With the loader's own [`state`](Self::state), an epoch that failed continues after the last batch received.
     ///
-    /// Errors: as [`LoaderBuilder::resume`]; [`ErrorKind::EpochLive`] while an iterator of this loader is alive.
+    /// Errors: as [`LoaderBuilder::resume`]; [`ErrorKind::EpochLive`] while an iterator of this loader is alive. They leave
+    /// the iterator and the place as they are.
     pub fn resume(&self, state: &State) -> Result<()> {
+        self.go_to(state, false)
+    }
+
+    /// As [`resume`](Self::resume), but the global batch and the last batch may differ, as in
+    /// [`LoaderBuilder::resume_rebatched`].
+    pub fn resume_rebatched(&self, state: &State) -> Result<()> {
+        self.go_to(state, true)
+    }
+
+    fn go_to(&self, state: &State, any_batch: bool) -> Result<()> {
+        self.shared.info.process.check()?;
+        let place = self.shared.place_in(state, any_batch)?;
         // Without this, an iterator of another thread could start at the old place and overwrite the new one.
         let _live = Live::claim(&self.shared, "another iterator of this loader is alive: drop it before `resume`")?;
-        self.shared.resume(state)
+        self.shared.set_place(place);
+        Ok(())
     }
 
     /// Whether the builder's [`Stop`] was requested, by a signal or by the program.

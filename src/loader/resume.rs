@@ -44,15 +44,23 @@ impl Shared {
         made.as_ref().map_err(Error::clone_lossy)
     }
 
-    pub(super) fn resume(&self, state: &State) -> Result<()> {
-        caught(Stage::State, || self.take_up(state))
+    /// Goes to the place of `state`. With `any_batch` the global batch and the last batch may differ from the loader's.
+    pub(super) fn resume(&self, state: &State, any_batch: bool) -> Result<()> {
+        let place = self.place_in(state, any_batch)?;
+        self.set_place(place);
+        Ok(())
     }
 
-    fn take_up(&self, state: &State) -> Result<()> {
+    /// The place that `state` has in this loader.
+    pub(super) fn place_in(&self, state: &State, any_batch: bool) -> Result<Place> {
+        caught(Stage::State, || self.compared(state, any_batch))
+    }
+
+    fn compared(&self, state: &State, any_batch: bool) -> Result<Place> {
         let own = self.checkpoint(self.place())?;
         let saved = state.checkpoint();
         own.dataset.compare(&saved.dataset, &*self.runtime.core().samples.dataset)?;
-        if let Some(difference) = difference(&own, saved, self.any_batch) {
+        if let Some(difference) = difference(&own, saved, any_batch) {
             return Err(Error::new(ErrorKind::State, Stage::Build, difference));
         }
         let Cursor { position, batch, .. } = saved.cursor;
@@ -66,8 +74,7 @@ impl Shared {
             // The rest fills no batch of the new size and is dropped: the epoch is over.
             cursor = Cursor { epoch: cursor.epoch.saturating_add(1), steps: cursor.steps, ..Cursor::default() };
         }
-        self.set_place(Place { cursor, resumed: true });
-        Ok(())
+        Ok(Place { cursor, resumed: true })
     }
 }
 
@@ -91,7 +98,7 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
         let what = if now.kind == Kind::Indices { "indices" } else { "settings of the sampler" };
         return Some(format!("the state has other {what} than the loader"));
     }
-    let way_out = |setting: String| format!(": set `{setting}`, or accept the change by `.resume_rebatched(…)`");
+    let way_out = |setting: String| format!(": set `{setting}`, or resume rebatched");
     let (then, now) = (saved.global_batch, own.global_batch);
     if then != now && !any_batch {
         return Some(differ("global batch", then, now) + &way_out(format!(".global_batch({then})")));

@@ -309,6 +309,11 @@ impl BatchMut<'_> {
         Ok(bytemuck::cast_slice_mut(self.filled.array_mut(field)))
     }
 
+    /// The bytes of all rows of field `field`, dense, for code that knows the dtype at run time.
+    pub fn bytes_mut(&mut self, field: usize) -> &mut [u8] {
+        self.filled.array_mut(field)
+    }
+
     /// The rows of field `field`, one slice each.
     ///
     /// Errors: as [`slice_mut`](Self::slice_mut); [`ErrorKind::Shape`] for a packed field, whose rows vary in length.

@@ -72,7 +72,7 @@ impl Batches {
         if global < world {
             return bad(format!(
                 "a global batch of {global} for {world} ranks: some would have no rows; take at most {global} ranks, or a \
-                 global batch of {world} or more (of a run that is resumed: by `.resume_rebatched`)"
+                 global batch of {world} or more (a resumed run: rebatched)"
             ));
         }
         if global.div_ceil(world) > u64::from(u32::MAX) {
@@ -356,7 +356,7 @@ mod tests {
                 3,
                 4,
                 "a global batch of 3 for 4 ranks: some would have no rows; take at most 3 ranks, or a global batch of 4 or \
-                 more (of a run that is resumed: by `.resume_rebatched`)",
+                 more (a resumed run: rebatched)",
             ),
             (
                 u64::MAX,

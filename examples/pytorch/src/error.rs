@@ -1,32 +1,26 @@
-//! feedline's errors as Python's: the whole line as message, the kind's words as attribute `kind`.
+//! feedline's errors as Python's: the class of the kind (`feedline.errors`), with the whole line as message.
 
 use feedline::{Error, ErrorKind, Stage};
-use pyo3::exceptions::{
-    PyFileNotFoundError, PyOSError, PyPermissionError, PyRuntimeError, PyTimeoutError, PyValueError,
-};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
 
 /// The exception of an error.
 pub fn exception(py: Python<'_>, error: &Error) -> PyErr {
     let message = error.to_string();
-    let raised = match error.kind() {
-        ErrorKind::NotFound => PyFileNotFoundError::new_err(message),
-        ErrorKind::Permission => PyPermissionError::new_err(message),
-        ErrorKind::Stalled => PyTimeoutError::new_err(message),
-        ErrorKind::Io | ErrorKind::NotAFile | ErrorKind::Truncated | ErrorKind::Changed => PyOSError::new_err(message),
-        ErrorKind::Config
-        | ErrorKind::Budget
-        | ErrorKind::Empty
-        | ErrorKind::FingerprintMismatch
-        | ErrorKind::State
-        | ErrorKind::Decode
-        | ErrorKind::Limit
-        | ErrorKind::Shape => PyValueError::new_err(message),
-        _ => PyRuntimeError::new_err(message),
-    };
-    // An exception without the attribute is better than none.
-    let _ = raised.value(py).setattr("kind", error.kind().as_str());
-    raised
+    // At the interpreter's end the module may be gone.
+    of_class(py, error.kind(), &message).unwrap_or_else(|_| PyRuntimeError::new_err(message))
+}
+
+fn of_class(py: Python<'_>, kind: ErrorKind, message: &str) -> PyResult<PyErr> {
+    static CLASSES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    let classes = CLASSES.get_or_try_init(py, || {
+        let classes = py.import("feedline.errors")?.getattr("CLASSES")?;
+        Ok::<_, PyErr>(classes.cast_into::<PyDict>()?.unbind())
+    })?;
+    let class = classes.bind(py).as_any().get_item(kind.as_str())?;
+    Ok(PyErr::from_value(class.call1((message,))?))
 }
 
 /// A setting of this package that is not legal.

@@ -15,6 +15,10 @@ impl<'py> Given<'py> {
         Ok(Self { rest: settings.map_or_else(|| Ok(PyDict::new(py)), |settings| settings.copy())? })
     }
 
+    pub fn py(&self) -> Python<'py> {
+        self.rest.py()
+    }
+
     /// A setting. Errors: a TypeError that names it.
     pub fn take<T: for<'a> FromPyObject<'a, 'py>>(&mut self, name: &str) -> PyResult<Option<T>> {
         let Some(value) = self.rest.get_item(name)? else { return Ok(None) };

@@ -6,15 +6,19 @@
 //! loader.rs   Loader ──epoch(n)──► Epoch ──next, without the GIL──► {name: Tensor}
 //! tensor.rs   Tensor ──__dlpack__──► capsule ──torch.from_dlpack──► the consumer's; frees the batch in the end
 //! stream.rs   CUDA streams as Python names them
+//! python.rs   Python functions in the pipeline: map_batch, decoders, datasets
+//! lent.rs     arrays of a batch during a call of such a function
 //! error.rs    feedline's errors as Python's
 //! ```
 //!
-//! No Python object is kept by feedline and no thread of feedline ever wants the GIL, so that nothing here can deadlock
-//! with it; memory is given back by whichever thread drops the last tensor of a batch.
+//! A thread of feedline wants the GIL only to call a function of `python.rs`, and every wait for feedline is without it, so
+//! that nothing here can deadlock. Memory is given back by whichever thread drops the last tensor of a batch.
 
 mod error;
 mod given;
+mod lent;
 mod loader;
+mod python;
 mod source;
 mod stream;
 mod tensor;
@@ -25,5 +29,13 @@ mod _native {
     #[pymodule_export]
     use crate::loader::{Epoch, Loader};
     #[pymodule_export]
+    use crate::python::leave;
+    #[pymodule_export]
     use crate::tensor::Tensor;
+
+    #[pymodule_init]
+    fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        crate::python::enter();
+        Ok(())
+    }
 }

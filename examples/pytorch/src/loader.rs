@@ -2,7 +2,8 @@
 
 use crate::error::{config, exception};
 use crate::given::Given;
-use crate::source::{Pictures, Source};
+use crate::python::{self, Code, Declared};
+use crate::source::{Paths, Pictures, Source};
 use crate::stream::Handle;
 use crate::tensor::Tensor;
 use feedline::device::DeviceKind;
@@ -17,7 +18,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -27,7 +29,9 @@ const LOOK: Duration = Duration::from_millis(100);
 /// The native part of `feedline.Loader`, which has the documentation.
 #[pyclass(frozen, subclass, module = "feedline")]
 pub struct Loader {
-    inner: feedline::Loader,
+    /// `None` while it is dropped.
+    inner: Option<feedline::Loader>,
+    code: Arc<Code>,
     ids: bool,
     device: String,
     stop: Option<Stop>,
@@ -37,20 +41,21 @@ pub struct Loader {
 impl Loader {
     #[new]
     #[pyo3(signature = (source, path, **settings))]
-    fn new(py: Python<'_>, source: String, path: PathBuf, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+    fn new(py: Python<'_>, source: String, path: Paths, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        let code = Arc::new(Code::default());
         let mut given = Given::new(py, settings)?;
-        let source = Source::of(source, path, &mut given)?;
+        let source = Source::of(source, path, &mut given, &code)?;
         let pictures = Pictures::of(&mut given)?;
-        let settings = Settings::of(&mut given)?;
+        let settings = Settings::of(&mut given, &code)?;
         given.finish()?;
         // Opening may read much of the dataset, and building takes memory: other threads go on meanwhile.
         let built = py.detach(|| {
-            let random = pictures.random(settings.seed.is_some());
             let ids = settings.ids;
-            let (builder, device, stop) = settings.apply(source.builder(&pictures, random)?)?;
+            let (builder, mixed) = source.builder(&pictures, settings.seed)?;
+            let (builder, device, stop) = settings.apply(builder, mixed)?;
             let loader = builder.build()?;
             no_doubled_names(&loader, ids)?;
-            Ok(Self { inner: loader, ids, device, stop })
+            Ok(Self { inner: Some(loader), code, ids, device, stop })
         });
         built.map_err(|error| exception(py, &error))
     }
@@ -59,26 +64,27 @@ impl Loader {
     /// one that was not read to its end ends by `close()`, `with`, or with its last reference.
     #[pyo3(signature = (epoch=None))]
     fn epoch(&self, py: Python<'_>, epoch: Option<u64>) -> PyResult<Epoch> {
-        let started = py.detach(|| self.inner.epoch(epoch.unwrap_or_else(|| self.inner.next_epoch())));
+        let loader = self.inner();
+        let started = py.detach(|| loader.epoch(epoch.unwrap_or_else(|| loader.next_epoch())));
         let inner = started.map_err(|error| exception(py, &error))?;
-        Ok(Epoch { inner: Mutex::new(Some(inner)), next: Mutex::new(()), ids: self.ids })
+        Ok(Epoch { inner: Mutex::new(Some(inner)), next: Mutex::new(()), code: self.code.clone(), ids: self.ids })
     }
 
-    /// Where the run stands, after the last batch received: bytes (under 1 KiB) for a checkpoint. The same on every rank.
-    fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let state = self.inner.state().map_err(|error| exception(py, &error))?;
-        Ok(PyBytes::new(py, &state.to_bytes()))
+    /// Where the run stands, after the last batch received, or at the beginning of `epoch`: bytes (under 1 KiB) for a
+    /// checkpoint. The same on every rank.
+    #[pyo3(signature = (epoch=None))]
+    fn state<'py>(&self, py: Python<'py>, epoch: Option<u64>) -> PyResult<Bound<'py, PyBytes>> {
+        let state = self.inner().state().map_err(|error| exception(py, &error))?;
+        Ok(PyBytes::new(py, &epoch.into_iter().fold(state, State::at_epoch).to_bytes()))
     }
 
     /// Goes on from what `state()` gave, with the same settings on any number of ranks: the next epoch (`next_epoch`) starts
-    /// after the last batch that was received; with `epoch`, at the beginning of that epoch.
-    #[pyo3(signature = (state, epoch=None))]
-    fn resume(&self, py: Python<'_>, state: &[u8], epoch: Option<u64>) -> PyResult<()> {
-        let state = State::from_bytes(state).map(|state| match epoch {
-            Some(epoch) => state.at_epoch(epoch),
-            None => state,
-        });
-        state.and_then(|state| self.inner.resume(&state)).map_err(|error| exception(py, &error))
+    /// after the last batch that was received. With `rebatched`, the global batch and `last_batch` may differ.
+    #[pyo3(signature = (state, rebatched=false))]
+    fn resume(&self, py: Python<'_>, state: &[u8], rebatched: bool) -> PyResult<()> {
+        let loader = self.inner();
+        let go = |state| if rebatched { loader.resume_rebatched(&state) } else { loader.resume(&state) };
+        py.detach(|| State::from_bytes(state).and_then(go)).map_err(|error| exception(py, &error))
     }
 
     /// Whether a signal of `stop_on` arrived: finish the step, save, and leave.
@@ -90,30 +96,30 @@ impl Loader {
     /// Rank and world.
     #[getter]
     fn shard(&self) -> (u32, u32) {
-        let shard = self.inner.shard();
+        let shard = self.inner().shard();
         (shard.rank(), shard.world())
     }
 
     /// Samples of an epoch, of all ranks together.
     #[getter]
     fn samples_per_epoch(&self) -> u64 {
-        self.inner.samples_per_epoch()
+        self.inner().samples_per_epoch()
     }
 
     /// What the loader did so far and what limits it, as text.
     fn report(&self) -> String {
-        self.inner.report().to_string()
+        self.inner().report().to_string()
     }
 
     /// All measurements so far, as JSON.
     fn _snapshot(&self) -> PyResult<String> {
-        serde_json::to_string(&self.inner.snapshot()).map_err(|error| PyValueError::new_err(error.to_string()))
+        serde_json::to_string(&self.inner().snapshot()).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
     /// The predicted effect of a change, given and returned as JSON; None when nothing was measured yet.
     fn _what_if(&self, change: &str) -> PyResult<Option<String>> {
         let change: Change = serde_json::from_str(change).map_err(|error| PyTypeError::new_err(error.to_string()))?;
-        let Some(model) = WhatIf::from(&self.inner.snapshot()) else { return Ok(None) };
+        let Some(model) = WhatIf::from(&self.inner().snapshot()) else { return Ok(None) };
         let said = serde_json::to_string(&model.with(&change));
         said.map(Some).map_err(|error| PyValueError::new_err(error.to_string()))
     }
@@ -121,13 +127,13 @@ impl Loader {
     /// The totals so far as text for Prometheus, with `name` as label.
     #[pyo3(signature = (name="train"))]
     fn metrics(&self, name: &str) -> String {
-        prometheus(&[(self.names(name), &self.inner.snapshot())])
+        prometheus(&[(self.names(name), &self.inner().snapshot())])
     }
 
     /// The last batches and the work of each thread as JSON for ui.perfetto.dev.
     #[pyo3(signature = (name="train"))]
     fn trace(&self, name: &str) -> String {
-        trace(&self.inner.timeline(), &self.inner.snapshot(), self.names(name))
+        trace(&self.inner().timeline(), &self.inner().snapshot(), self.names(name))
     }
 
     /// The samples that could not be had and that others stand in for so far, each once, as it was the first time: a list of
@@ -151,19 +157,19 @@ impl Loader {
             dict.set_item("times", bad.times)?;
             Ok(dict)
         };
-        self.inner.ledger().samples.into_iter().map(entry).collect()
+        self.inner().ledger().samples.into_iter().map(entry).collect()
     }
 
     /// The fields of a batch: (name, element type, shape of one row). Where lengths vary the first size is the largest,
     /// and the batch has the true ones under `name + ".lens"`.
     fn spec<'py>(&self, py: Python<'py>) -> PyResult<Vec<(String, &'static str, Bound<'py, PyTuple>)>> {
-        let spec = self.inner.spec();
+        let spec = self.inner().spec();
         spec.iter().map(|f| Ok((f.name().to_string(), f.dtype().name(), PyTuple::new(py, f.dims())?))).collect()
     }
 
     /// Whether the lengths of a field vary: then the batch has them under `name + ".lens"`.
     fn varies(&self, name: &str) -> bool {
-        self.inner.spec().iter().any(|field| field.name() == name && field.is_up_to())
+        self.inner().spec().iter().any(|field| field.name() == name && field.is_up_to())
     }
 
     /// Where batches are handed out, as `torch.device` takes it: "cpu" or "cuda:N".
@@ -175,12 +181,12 @@ impl Loader {
     /// The epoch of the batch that comes next.
     #[getter]
     fn next_epoch(&self) -> u64 {
-        self.inner.next_epoch()
+        self.inner().next_epoch()
     }
 
     /// Batches of one epoch.
     fn __len__(&self) -> usize {
-        usize::try_from(self.inner.batches_per_epoch()).unwrap_or(usize::MAX)
+        usize::try_from(self.inner().batches_per_epoch()).unwrap_or(usize::MAX)
     }
 
     fn __repr__(&self) -> String {
@@ -189,9 +195,34 @@ impl Loader {
 }
 
 impl Loader {
-    fn names<'a>(&self, name: &'a str) -> Names<'a> {
-        Names::new(name, self.inner.shard().rank())
+    fn inner(&self) -> &feedline::Loader {
+        self.inner.as_ref().expect("it is there until the drop")
     }
+
+    fn names<'a>(&self, name: &'a str) -> Names<'a> {
+        Names::new(name, self.inner().shard().rank())
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        let Some(inner) = self.inner.take() else { return };
+        if self.code.kept.load(Ordering::SeqCst) {
+            // Python has an array in its memory.
+            return std::mem::forget(inner);
+        }
+        without_the_gil(inner);
+    }
+}
+
+/// Drops what may wait for workers, of which some may want the GIL.
+fn without_the_gil<T: Send>(value: T) {
+    // A thread of another library that asks for the GIL while Python ends is stopped by that, which may abort the process.
+    if python::has_left() {
+        return drop(value);
+    }
+    let mut value = Some(value);
+    Python::try_attach(|py| py.detach(|| drop(value.take())));
 }
 
 /// An iterator over batches: dicts from name to `Tensor`.
@@ -204,13 +235,29 @@ pub struct Epoch {
     inner: Mutex<Option<feedline::Epoch>>,
     /// Whose turn it is next: a thread that waits again and again must not keep the others out.
     next: Mutex<()>,
+    code: Arc<Code>,
     ids: bool,
+}
+
+impl Drop for Epoch {
+    fn drop(&mut self) {
+        without_the_gil(self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+    }
 }
 
 impl Epoch {
     fn lock(&self) -> MutexGuard<'_, Option<feedline::Epoch>> {
         let _turn = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The exception of an error, with that of the Python function behind it as its cause.
+    fn exception(&self, py: Python<'_>, error: &feedline::Error) -> PyErr {
+        let raised = exception(py, error);
+        if let Some(cause) = self.code.cause(error) {
+            raised.set_cause(py, Some(cause));
+        }
+        raised
     }
 
     /// Calls `f`, which takes [`LOOK`] at most, until it is ready; signals of Python in between end that.
@@ -236,7 +283,7 @@ impl Epoch {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let next = self.wait(py, |epoch| epoch.as_mut().map_or(Poll::Ready(None), |epoch| epoch.next_within(LOOK)))?;
-        match next.transpose().map_err(|error| exception(py, &error))? {
+        match next.transpose().map_err(|error| self.exception(py, &error))? {
             Some(batch) => Ok(Some(dict(py, batch, self.ids)?)),
             None => Ok(None),
         }
@@ -283,7 +330,7 @@ fn dict(py: Python<'_>, batch: Batch, ids: bool) -> PyResult<Bound<'_, PyAny>> {
     Ok(dict)
 }
 
-fn lens_name(field: &str) -> String {
+pub fn lens_name(field: &str) -> String {
     format!("{field}.lens")
 }
 
@@ -307,6 +354,7 @@ struct Settings {
     gds: Option<String>,
     stop: bool,
     order: OrderArgs,
+    last: Option<LastBatch>,
     steps: Vec<Step>,
 }
 
@@ -314,6 +362,7 @@ struct Settings {
 struct OrderArgs {
     window: Option<usize>,
     lanes: Option<u32>,
+    indices: Option<Vec<u64>>,
 }
 
 /// A setting that needs no other.
@@ -337,11 +386,11 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Words {
 }
 
 impl Settings {
-    fn of(given: &mut Given<'_>) -> PyResult<Self> {
+    fn of(given: &mut Given<'_>, code: &Arc<Code>) -> PyResult<Self> {
         let mut steps: Vec<Step> = Vec::new();
         steps.extend(step(given.take("batch_size")?.or(Some(32)), |builder, rows| Ok(builder.batch_size(rows))));
         steps.extend(step(given.take("global_batch")?, |builder, rows| Ok(builder.global_batch(rows))));
-        steps.extend(step(given.take("last_batch")?, |builder, name: String| Ok(builder.last_batch(last(&name)?))));
+        steps.extend(step(given.take("seed")?, |builder, seed| Ok(builder.seed(seed))));
         steps.extend(step(given.take("workers")?, |builder, count| Ok(builder.workers(count))));
         steps.extend(step(given.take("slots")?, |builder, count| Ok(builder.slots(count))));
         steps.extend(step(given.take("memory_budget")?, |builder, bytes| Ok(builder.memory_budget(bytes))));
@@ -374,29 +423,46 @@ impl Settings {
         steps.extend(step(given.take("keep")?, |builder, names: Vec<String>| {
             Ok(builder.keep(names.iter().map(String::as_str)))
         }));
+        let adds: Option<Vec<Declared>> = given.take("adds")?;
+        let function: Option<Py<PyAny>> = given.take("map_batch")?;
+        if adds.is_some() && function.is_none() {
+            return Err(PyValueError::new_err("adds are fields that map_batch writes: say map_batch, too"));
+        }
+        let code = code.clone();
+        steps.extend(step(function, move |builder, function| {
+            let adds = adds.iter().flatten().map(Declared::field).collect::<Result<Vec<_>>>()?;
+            Ok(builder.map_batch_adding(adds, python::map_batch(code, function)))
+        }));
+        let last_batch: Option<String> = given.take("last_batch")?;
         Ok(Self {
+            last: last_batch.map(|name| last(&name)).transpose().map_err(|error| exception(given.py(), &error))?,
             seed: given.take("shuffle")?,
             ids: given.take("ids")?.unwrap_or(false),
             shard: given.take("shard")?,
             device: given.take("device")?,
             gds: given.take("gds")?,
             stop: given.take("stop_on_signals")?.unwrap_or(false),
-            order: OrderArgs { window: given.take("window")?, lanes: given.take("lanes")? },
+            order: OrderArgs {
+                window: given.take("window")?,
+                lanes: given.take("lanes")?,
+                indices: given.take("indices")?,
+            },
             steps,
         })
     }
 
     /// The builder with all settings, the device's name and the stop.
-    fn apply(self, builder: LoaderBuilder) -> Result<(LoaderBuilder, String, Option<Stop>)> {
-        let mut builder = builder.order(self.order.order(self.seed)?);
-        match &self.shard {
-            None => {}
-            Some(ShardArg::From(launcher)) if launcher == "env" => builder = builder.shard(Shard::from_env()?),
+    fn apply(self, builder: LoaderBuilder, mixed: Option<Order>) -> Result<(LoaderBuilder, String, Option<Stop>)> {
+        let shard = match &self.shard {
+            None => Shard::single(),
+            Some(ShardArg::From(launcher)) if launcher == "env" => Shard::from_env()?,
             Some(ShardArg::From(other)) => {
                 return Err(config(format!("shard {other:?}: there are \"env\", (rank, world) and None")));
             }
-            Some(ShardArg::Of(rank, world)) => builder = builder.shard(Shard::new(*rank, *world)?),
-        }
+            Some(ShardArg::Of(rank, world)) => Shard::new(*rank, *world)?,
+        };
+        let last = last_or_default(self.last, shard, self.ids)?;
+        let mut builder = builder.order(self.order.order(self.seed, mixed)?).shard(shard).last_batch(last);
         for step in self.steps {
             builder = step(builder)?;
         }
@@ -419,7 +485,20 @@ fn step<T: Send + 'static>(
 }
 
 impl OrderArgs {
-    fn order(&self, seed: Option<u64>) -> Result<Order> {
+    fn order(self, seed: Option<u64>, mixed: Option<Order>) -> Result<Order> {
+        let other = self.window.is_some() || self.lanes.is_some();
+        match (mixed, self.indices) {
+            (Some(_), Some(_)) => return Err(config("weights give the order: indices are not for a mix")),
+            (Some(_), None) | (None, Some(_)) if other => {
+                return Err(config("window and lanes are not for a mix or indices"));
+            }
+            (Some(mixed), None) => return Ok(mixed),
+            (None, Some(ids)) => {
+                let order = Order::indices(ids);
+                return Ok(seed.into_iter().fold(order, Order::then_shuffled));
+            }
+            (None, None) => {}
+        }
         let order = match (seed, self.window) {
             (None, Some(_)) => return Err(config("window is for a shuffled order")),
             (None, None) => Order::sequential(),
@@ -466,6 +545,22 @@ fn direct(name: &str) -> Result<Direct> {
     choice("direct", name, &[("auto", Direct::Auto), ("on", Direct::On), ("off", Direct::Off)])
 }
 
+/// On one rank the last batch is smaller. On several, whose batches must have the same size, samples of the epoch fill it
+/// up, as with PyTorch's DistributedSampler. Blank rows must not look like samples: only `ids` can tell.
+fn last_or_default(last: Option<LastBatch>, shard: Shard, ids: bool) -> Result<LastBatch> {
+    match last {
+        None if shard.world() > 1 => Ok(LastBatch::Pad),
+        Some(LastBatch::Mask) if !ids => {
+            Err(config("last_batch \"mask\" has blank rows, which ids=True marks: set it"))
+        }
+        Some(LastBatch::Keep) if shard.world() > 1 && !ids => Err(config(format!(
+            "last_batch \"keep\" on {} ranks may have blank rows, which ids=True marks: set it, or take \"pad\" or \"drop\"",
+            shard.world()
+        ))),
+        last => Ok(last.unwrap_or_default()),
+    }
+}
+
 fn last(name: &str) -> Result<LastBatch> {
     use LastBatch::{Drop, Keep, Mask, Pad};
     choice("last_batch", name, &[("keep", Keep), ("mask", Mask), ("pad", Pad), ("drop", Drop)])
@@ -473,7 +568,12 @@ fn last(name: &str) -> Result<LastBatch> {
 
 /// Where batches are handed out, also as PyTorch calls it. The only place that knows devices.
 fn place(builder: LoaderBuilder, device: &str, gds: &str) -> Result<(LoaderBuilder, String)> {
-    let device: Device = device.parse()?;
+    let words = match device {
+        "cpu:0" => "cpu".into(),
+        number if number.parse::<u32>().is_ok() => format!("cuda:{number}"),
+        words => words.to_string(),
+    };
+    let device: Device = words.parse()?;
     let name = match device.kind() {
         DeviceKind::Cuda(ordinal) => format!("cuda:{ordinal}"),
         _ => "cpu".into(),

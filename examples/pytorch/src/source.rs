@@ -2,21 +2,30 @@
 
 use crate::error::config;
 use crate::given::Given;
+use crate::python::{self, Code, Declared, Samples};
 use feedline::dataset::{
-    Dataset, DatasetExt, Images, Mds, Megatron, Npy, Npz, Nulls, Parquet, Records, SafeTensors, Tar, TfRecord, Tokens,
+    Concat, Dataset, DatasetExt, Images, Mds, Megatron, Mix, Npy, Npz, Nulls, Parquet, Records, SafeTensors, Tar,
+    TfRecord, Tokens,
 };
 use feedline::decode::{Bytes, Image, PixelLayout};
 use feedline::device::Finish;
 use feedline::tensor::{DType, Encoding, Field};
-use feedline::{Loader, LoaderBuilder, Result};
+use feedline::{Loader, LoaderBuilder, Order, Result};
 use pyo3::prelude::*;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// What the data is. A setting that the source does not have is refused, not ignored.
 pub struct Source {
     kind: String,
-    path: PathBuf,
+    paths: Vec<PathBuf>,
+    weights: Option<Vec<f64>>,
+    subset: Option<Vec<u64>>,
+    take: Option<(f64, u64)>,
+    leave: Option<(f64, u64)>,
+    samples: Option<Samples>,
+    decoders: Vec<(Py<PyAny>, Declared)>,
+    code: Arc<Code>,
     record_bytes: Option<usize>,
     token: Option<String>,
     seq_len: Option<usize>,
@@ -50,11 +59,28 @@ pub struct Pictures {
 /// Settings of one kind of source: the name, whether it is given, and the sources that have it.
 type Owned<'a> = (&'a str, bool, &'a [&'a str]);
 
+/// One path, or several whose samples are those of one dataset.
+#[derive(FromPyObject)]
+pub enum Paths {
+    One(PathBuf),
+    Several(Vec<PathBuf>),
+}
+
 impl Source {
-    pub fn of(kind: String, path: PathBuf, given: &mut Given<'_>) -> PyResult<Self> {
+    pub fn of(kind: String, paths: Paths, given: &mut Given<'_>, code: &Arc<Code>) -> PyResult<Self> {
         Ok(Self {
             kind,
-            path,
+            paths: match paths {
+                Paths::One(path) => vec![path],
+                Paths::Several(paths) => paths,
+            },
+            weights: given.take("weights")?,
+            subset: given.take("subset")?,
+            take: given.take("take")?,
+            leave: given.take("leave")?,
+            samples: given.take("samples")?,
+            decoders: given.take("decoders")?.unwrap_or_default(),
+            code: code.clone(),
             record_bytes: given.take("record_bytes")?,
             token: given.take("token")?,
             seq_len: given.take("seq_len")?,
@@ -72,29 +98,81 @@ impl Source {
         })
     }
 
-    /// The dataset in a builder, with a decoder for each field that needs one.
-    pub fn builder(&self, pictures: &Pictures, random: bool) -> Result<LoaderBuilder> {
-        let dataset = self.open()?;
+    /// The dataset in a builder, with a decoder for each field that needs one, and the order of a mix.
+    pub fn builder(&self, pictures: &Pictures, seed: Option<u64>) -> Result<(LoaderBuilder, Option<Order>)> {
+        let random = pictures.random(seed.is_some());
+        let (dataset, order) = self.open(seed)?;
+        if let Some(samples) = &self.samples {
+            pictures.refuse()?;
+            let decoder = Python::attach(|py| samples.decoder(py, self.code.clone()))?;
+            return Ok((Loader::builder(dataset).decode(decoder), order));
+        }
         let (schema, longest) = (dataset.schema().to_vec(), dataset.sample_bytes_max());
         let longest = usize::try_from(longest).unwrap_or(usize::MAX);
         if schema.iter().all(|field| field.encoding != Encoding::Image) {
             pictures.refuse()?;
         }
-        schema.into_iter().try_fold(Loader::builder(dataset), |builder, field| {
+        if let Some((_, Declared(name, ..))) =
+            self.decoders.iter().find(|(_, of)| !schema.iter().any(|f| f.name == of.0))
+        {
+            let names: Vec<_> = schema.iter().map(|field| field.name.as_str()).collect();
+            return Err(config(format!("decoders: the source has no field {name:?}; it has {}", names.join(", "))));
+        }
+        let builder = schema.into_iter().try_fold(Loader::builder(dataset), |builder, field| {
+            if let Some((function, declared)) = self.decoders.iter().find(|(_, of)| of.0 == field.name) {
+                let decoder = Python::attach(|py| python::decoder(py, &self.code, function, declared))?;
+                return Ok::<_, feedline::Error>(builder.decode_field(&field.name, decoder));
+            }
             Ok(match field.encoding {
                 Encoding::Image => {
                     let builder = builder.decode_field(&field.name, pictures.decoder(random)?);
                     pictures.finish()?.into_iter().fold(builder, |builder, finish| builder.finish(&field.name, finish))
                 }
-                Encoding::Bytes => builder.decode_field(&field.name, Bytes::up_to(longest)),
+                Encoding::Bytes => builder.decode_field(&field.name, Bytes::up_to(self.up_to.unwrap_or(longest))),
                 _ => builder,
             })
-        })
+        })?;
+        Ok((builder, order))
     }
 
-    fn open(&self) -> Result<Arc<dyn Dataset>> {
+    fn open(&self, seed: Option<u64>) -> Result<(Arc<dyn Dataset>, Option<Order>)> {
         self.refuse_foreign()?;
-        let mut dataset = self.format()?;
+        let (dataset, order) = self.joined(seed)?;
+        let part = |(fraction, key), first: bool| -> Result<Arc<dyn Dataset>> {
+            let (taken, left) = dataset.clone().split(fraction, key)?;
+            Ok(if first { Arc::new(taken) } else { Arc::new(left) })
+        };
+        let chosen = match (&self.subset, self.take, self.leave) {
+            (None, None, None) => dataset,
+            _ if order.is_some() => {
+                return Err(config("weights mix whole datasets: subset, take and leave are not for a mix"));
+            }
+            (Some(ids), None, None) => Arc::new(dataset.subset(ids.clone())?),
+            (None, Some(split), None) => part(split, true)?,
+            (None, None, Some(split)) => part(split, false)?,
+            _ => return Err(config("subset, take and leave choose samples: only one of them at a time")),
+        };
+        Ok((self.wrapped(chosen)?, order))
+    }
+
+    /// The dataset of all paths, and its order if they are mixed.
+    fn joined(&self, seed: Option<u64>) -> Result<(Arc<dyn Dataset>, Option<Order>)> {
+        let parts = self.paths.iter().map(|path| self.format(path)).collect::<Result<Vec<_>>>()?;
+        let Some(weights) = &self.weights else {
+            return Ok(match <[_; 1]>::try_from(parts) {
+                Ok([only]) => (only, None),
+                Err(parts) => (Arc::new(Concat::new(parts)?), None),
+            });
+        };
+        if weights.len() != parts.len() {
+            return Err(config(format!("{} weights for {} paths: give one for each", weights.len(), parts.len())));
+        }
+        let seed = seed.ok_or_else(|| config("weights mix in a random order: shuffle, its seed, is missing"))?;
+        let mix = Mix::new(parts.into_iter().zip(weights.iter().copied()), seed)?;
+        Ok((mix.dataset(), Some(mix.order())))
+    }
+
+    fn wrapped(&self, mut dataset: Arc<dyn Dataset>) -> Result<Arc<dyn Dataset>> {
         if let Some(place) = &self.checked {
             dataset = Arc::new(dataset.checked(place)?);
         }
@@ -104,8 +182,10 @@ impl Source {
         Ok(if self.in_memory == Some(true) { Arc::new(dataset.in_memory()?) } else { dataset })
     }
 
-    fn format(&self) -> Result<Arc<dyn Dataset>> {
-        let path = &self.path;
+    fn format(&self, path: &Path) -> Result<Arc<dyn Dataset>> {
+        if let Some(samples) = &self.samples {
+            return Ok(samples.dataset());
+        }
         let columns = || self.columns.iter().flatten().map(String::as_str);
         let window = self.seq_len.unwrap_or(2048);
         let next = self.next_token == Some(true);
@@ -128,9 +208,9 @@ impl Source {
             }),
             "tar" => Arc::new(self.tar().open(path)?),
             "tfrecord" => Arc::new(self.tfrecord()?.open(path)?),
-            "parquet" => Arc::new(self.parquet()?),
-            "npy" => Arc::new(self.npy()?),
-            "npz" => Arc::new(self.npz()?),
+            "parquet" => Arc::new(self.parquet(path)?),
+            "npy" => Arc::new(self.npy(path)?),
+            "npz" => Arc::new(self.npz(path)?),
             "safetensors" if self.columns.is_none() => Arc::new(SafeTensors::open(path)?),
             "safetensors" => Arc::new(SafeTensors::builder().tensors(columns()).open(path)?),
             "mds" if self.columns.is_none() => Arc::new(Mds::open(path)?),
@@ -149,7 +229,7 @@ impl Source {
             ("columns", self.columns.is_some(), &["tar", "tfrecord", "parquet", "npz", "safetensors", "mds"]),
             ("stack", self.stack.is_some(), &["parquet"]),
             ("rows", self.rows.is_some(), &["npy", "npz"]),
-            ("up_to", self.up_to.is_some(), &["megatron", "parquet", "npy", "npz"]),
+            ("up_to", self.up_to.is_some(), &["megatron", "tar", "parquet", "mds", "npy", "npz"]),
             ("null_zero", self.null_zero.is_some(), &["parquet"]),
         ];
         let index: Owned<'_> = ("index_file", self.index_file.is_some(), &["tar", "tfrecord"]);
@@ -195,7 +275,7 @@ impl Source {
         })
     }
 
-    fn parquet(&self) -> Result<Parquet> {
+    fn parquet(&self, path: &Path) -> Result<Parquet> {
         let mut builder = self.image.iter().fold(Parquet::builder(), |builder, image| builder.image(image));
         if self.null_zero == Some(true) {
             builder = builder.nulls(Nulls::Zero);
@@ -206,11 +286,11 @@ impl Source {
             (None, Some(max)) => columns.iter().fold(builder, |builder, name| builder.up_to(name, max)),
             (None, None) => builder.columns(columns.iter().map(String::as_str)),
         };
-        builder.open(&self.path)
+        builder.open(path)
     }
 
-    fn npy(&self) -> Result<Npy> {
-        let mut builder = Npy::builder().field("array", &self.path);
+    fn npy(&self, path: &Path) -> Result<Npy> {
+        let mut builder = Npy::builder().field("array", path);
         if self.rows == Some(true) {
             builder = builder.rows();
         }
@@ -220,7 +300,7 @@ impl Source {
         builder.open()
     }
 
-    fn npz(&self) -> Result<Npz> {
+    fn npz(&self, path: &Path) -> Result<Npz> {
         let mut builder = Npz::builder();
         if let Some(columns) = &self.columns {
             builder = builder.fields(columns.iter().map(String::as_str));
@@ -228,10 +308,13 @@ impl Source {
         if self.rows == Some(true) {
             builder = builder.rows();
         }
+        if self.up_to.is_some() && self.columns.is_none() {
+            return Err(config("up_to is the most rows of the arrays in columns: say columns, too"));
+        }
         if let Some(max) = self.up_to {
             builder = self.columns.iter().flatten().fold(builder, |builder, name| builder.up_to(name, max));
         }
-        builder.open(&self.path)
+        builder.open(path)
     }
 }
 
@@ -311,9 +394,9 @@ impl Pictures {
     }
 }
 
-fn dtype(name: &str) -> Result<DType> {
-    use DType::{BF16, F16, F32, I32, I64, U8, U16, U32};
-    let all = [U8, U16, U32, I32, I64, F16, BF16, F32];
+pub fn dtype(name: &str) -> Result<DType> {
+    use DType::{BF16, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
+    let all = [U8, I8, U16, I16, U32, I32, U64, I64, F16, BF16, F32, F64];
     let names = || all.map(DType::name).join(", ");
     all.into_iter()
         .find(|dtype| dtype.name() == name)

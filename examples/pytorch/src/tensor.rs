@@ -19,6 +19,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 use std::ffi::CStr;
+use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const VERSIONED: &CStr = c"dltensor_versioned";
@@ -159,20 +160,27 @@ impl Tensor {
     }
 }
 
-/// The capsule owns the struct until somebody renames it.
 fn capsule(py: Python<'_>, dlpack: Dlpack, versioned: bool) -> PyResult<Bound<'_, PyCapsule>> {
-    let (name, destructor): (_, ffi::PyCapsule_Destructor) =
-        if versioned { (VERSIONED, free_versioned) } else { (LEGACY, free_legacy) };
-    let pointer = if versioned { dlpack.into_versioned().cast() } else { dlpack.into_legacy().cast() };
+    if versioned { versioned_capsule(py, dlpack.into_versioned()) } else { legacy_capsule(py, dlpack.into_legacy()) }
+}
+
+/// A capsule that owns the struct until somebody renames it.
+pub fn versioned_capsule(py: Python<'_>, managed: NonNull<DLManagedTensorVersioned>) -> PyResult<Bound<'_, PyCapsule>> {
     // SAFETY: the struct lives until a deleter is called: by the destructor, or by whoever renames the capsule.
     // Only a lack of memory can make it fail, and then leaks the struct.
-    unsafe { PyCapsule::new_with_pointer_and_destructor(py, pointer, name, Some(destructor)) }
+    unsafe { PyCapsule::new_with_pointer_and_destructor(py, managed.cast(), VERSIONED, Some(free_versioned)) }
+}
+
+/// As [`versioned_capsule`], for consumers of older versions.
+pub fn legacy_capsule(py: Python<'_>, managed: NonNull<DLManagedTensor>) -> PyResult<Bound<'_, PyCapsule>> {
+    // SAFETY: as above.
+    unsafe { PyCapsule::new_with_pointer_and_destructor(py, managed.cast(), LEGACY, Some(free_legacy)) }
 }
 
 unsafe extern "C" fn free_versioned(capsule: *mut ffi::PyObject) {
     // SAFETY: a destructor gets its capsule, with the interpreter attached.
     let Some(managed) = (unsafe { untaken::<DLManagedTensorVersioned>(capsule, VERSIONED) }) else { return };
-    // SAFETY: made by `into_versioned`; not renamed, so nobody else calls the deleter.
+    // SAFETY: made for `versioned_capsule`; not renamed, so nobody else calls the deleter.
     unsafe {
         if let Some(deleter) = (*managed).deleter {
             deleter(managed);
@@ -183,7 +191,7 @@ unsafe extern "C" fn free_versioned(capsule: *mut ffi::PyObject) {
 unsafe extern "C" fn free_legacy(capsule: *mut ffi::PyObject) {
     // SAFETY: a destructor gets its capsule, with the interpreter attached.
     let Some(managed) = (unsafe { untaken::<DLManagedTensor>(capsule, LEGACY) }) else { return };
-    // SAFETY: made by `into_legacy`; not renamed, so nobody else calls the deleter.
+    // SAFETY: made for `legacy_capsule`; not renamed, so nobody else calls the deleter.
     unsafe {
         if let Some(deleter) = (*managed).deleter {
             deleter(managed);

@@ -504,7 +504,7 @@ def test_a_file_cut_after_it_was_opened_is_named_with_the_sample(records):
     [
         ({}, "size .* missing"),
         ({"size": 14, "normalize": IMAGENET}, "normalize makes floats"),
-        ({"size": 14, "dtype": "u8"}, "u8; use f32, f16 or bf16"),
+        ({"size": 14, "dtype": "i32"}, "i32; use f32, f16 or bf16"),
         ({"size": 14, "dtype": "f8"}, 'element type "f8"'),
         ({"size": 14, "dtype": "f32", "normalize": ([0, 0], [1, 1])}, "2 values of mean"),
         ({"size": 14, "dtype": "f32", "normalize": ([0], [0])}, "std 0"),

@@ -11,11 +11,30 @@
 `Tensor`, for any consumer of DLPack.
 """
 
+import atexit as _atexit
+
+from . import errors
+from ._code import BatchArrays, PythonCostWarning
 from ._loader import Epoch, Loader
-from ._native import Tensor
+from ._native import Tensor, _leave
 from ._tensors import Batch, to_jax, to_numpy, to_torch
 
-__all__ = ["IMAGENET", "Batch", "Epoch", "Loader", "Tensor", "to_jax", "to_numpy", "to_torch"]
+__all__ = [
+    "IMAGENET",
+    "Batch",
+    "BatchArrays",
+    "Epoch",
+    "Loader",
+    "PythonCostWarning",
+    "Tensor",
+    "errors",
+    "to_jax",
+    "to_numpy",
+    "to_torch",
+]
+
+# Threads that call Python functions must be out of the interpreter before it ends.
+_atexit.register(_leave)
 
 #: Mean and standard deviation of ImageNet's pictures, as pretrained models expect: `normalize=IMAGENET`.
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

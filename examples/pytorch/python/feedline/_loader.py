@@ -12,108 +12,140 @@ import json
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Generic, Iterator, Literal, Sequence, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, Iterator, Literal, Mapping, Sequence, TypedDict, TypeVar
 
+from . import _code
 from ._native import Loader as _Native
 from ._tensors import Batch
+from .errors import EpochLiveError
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     Path = str | os.PathLike[str]
+    Paths = Path | Sequence[Path]
+    Function = Callable[[bytes, int], Any]
 
 Out = TypeVar("Out")
 """What a batch is handed out as."""
 
 
 class Settings(TypedDict, total=False):
-    """Settings of every loader, beside those of its source."""
+    """Settings of every loader, beside those of its source. None is the default of each."""
 
-    output: Literal["auto", "dict"]
+    output: Literal["auto", "dict"] | None
     """feedline.torch: "dict" hands out every batch as a dict from name to tensor."""
-    batch_size: int
+    batch_size: int | None
     """Rows of a batch of this rank; 32 by default."""
-    global_batch: int
+    global_batch: int | None
     """Rows of a batch of all ranks together, in place of `batch_size`."""
     shuffle: int | bool | None
     """The seed of the order, and of the pictures' augmentation. True is 0. None or False: in order, as for validation."""
-    window: int
+    seed: int | None
+    """The seed of augmentation and of `map_batch`; by default that of `shuffle`."""
+    indices: Sequence[int] | None
+    """The samples of each epoch, in this order, or shuffled by `shuffle`. Ids may repeat."""
+    weights: Sequence[float] | None
+    """Of several paths, mixes the data by these weights, with `shuffle` as seed. Without weights one follows the other."""
+    subset: Sequence[int] | None
+    """Only these samples."""
+    take: tuple[float, int] | None
+    """(fraction, key): only about this fraction of the samples, which the key chooses."""
+    leave: tuple[float, int] | None
+    """(fraction, key): all samples but those that `take` chooses."""
+    window: int | None
     """Shuffles within so many chunks at a time (row groups, compressed shards). By default over all samples."""
-    lanes: int
+    lanes: int | None
     """So many sequences side by side, for shuffled chunks and many ranks."""
     shard: Literal["env"] | tuple[int, int] | None
-    """"env": rank and world from torchrun, Slurm, MPI or Kubernetes. (rank, world): these. None: the only process."""
-    last_batch: Literal["keep", "mask", "pad", "drop"]
-    """What becomes of samples that fill no batch. "keep": a smaller batch, the default."""
-    ids: bool
+    """"env", the default: rank and world from torchrun, Slurm, MPI or Kubernetes. (rank, world): these. None: all data.
+
+    feedline.torch takes those of torch.distributed if it is initialised, feedline.jax those of a jax with several processes."""
+    last_batch: Literal["keep", "mask", "pad", "drop"] | None
+    """What becomes of samples that fill no batch.
+
+    "keep": a smaller batch; the default on one rank. "pad": samples from the beginning of the epoch fill it up; the default on
+    several ranks, as with PyTorch's DistributedSampler. "drop": they are left out. "mask": rows of zeros fill it up, which `ids`
+    must mark; for exact evaluation on many ranks."""
+    ids: bool | None
     """Also hands out `ids` and `status`, one per row; they lie on the host."""
-    keep: Sequence[str]
+    keep: Sequence[str] | None
     """The fields to hand out; all by default."""
-    workers: int
+    map_batch: Callable[[_code.BatchArrays], None] | None
+    """Changes each batch in place, on the host, in a thread of its own: a function of a dict of arrays (of PyTorch in
+    feedline.torch, else of NumPy). It holds the GIL, once per batch. Pictures are bytes there; `dtype` acts behind it."""
+    adds: Mapping[str, tuple[Any, Sequence[int]]] | None
+    """Fields that `map_batch` writes: name to (element type, shape of a row)."""
+    workers: int | None
     """Decode threads; one per core by default."""
-    slots: int
+    slots: int | None
     """Batches in host memory at once, yours included."""
-    memory_budget: int
+    memory_budget: int | None
     """Most bytes of host memory."""
-    reader: Literal["auto", "uring", "pread", "mmap"]
+    reader: Literal["auto", "uring", "pread", "mmap"] | None
     """How files are read."""
-    direct: Literal["auto", "on", "off"]
+    direct: Literal["auto", "on", "off"] | None
     """Whether reads bypass the page cache."""
-    depth: int
+    depth: int | None
     """Most reads in flight."""
-    cache: Path
+    cache: Path | None
     """A folder on a local disk that keeps objects, and files of network mounts."""
-    cache_bytes: int
+    cache_bytes: int | None
     """Most bytes of that folder."""
-    checked: Path
+    checked: Path | None
     """A file of checksums for every read; it is made if it is missing."""
-    seek_points: Path
+    seek_points: Path | None
     """JPEGs: a file of seek points, from which decoding starts at the crop; it is made if it is missing."""
-    in_memory: bool
+    in_memory: bool | None
     """Reads all files into memory first."""
-    substitute: int
+    substitute: int | None
     """Other samples stand in for those that cannot be had, for so many distinct ones at most. None: the first is an error."""
-    ledger: Path
+    ledger: Path | None
     """With `substitute`: a file that gets a line of JSON for each sample that could not be had."""
-    held_deadline: float
+    held_deadline: float | None
     """Seconds that a wait lasts while you hold every batch; 10 by default."""
-    stall_deadline: float
+    stall_deadline: float | None
     """Seconds that one read, decode or copy may take; 300 by default."""
-    stop_on_signals: bool
+    stop_on_signals: bool | None
     """Ends the loop after a whole batch when SIGTERM or the like arrives, see `stop_requested`."""
     device: Any
-    """"auto" (a GPU where one is usable), "cpu", "cuda" (of several GPUs, that of the local rank), "cuda:N", a torch.device."""
-    device_batches: int
+    """"auto" (a GPU where one is usable), "cpu", "cuda" (of several GPUs, that of the local rank), "cuda:N" or N, a torch.device."""
+    device_batches: int | None
     """GPU: batches in its memory at once, yours included; 3 by default."""
-    streams: Sequence[Any]
+    streams: Sequence[Any] | None
     """GPU: streams that work on every batch beside the one that takes it, see `Batch.bind`."""
-    gds: Literal["auto", "require", "off"]
+    gds: Literal["auto", "require", "off"] | None
     """GPUDirect Storage."""
-    numa: Literal["auto", "off"] | int
+    numa: Literal["auto", "off"] | int | None
     """Placement of threads and memory."""
 
 
 class Pictures(TypedDict, total=False):
     """Settings of sources that have pictures."""
 
-    size: int
+    size: int | None
     """Pixels of a side."""
-    augment: bool
+    augment: bool | None
     """A random part and flip, or the middle. By default the first with `shuffle`."""
     dtype: Any
     """"f32", "f16" or "bf16" (or a dtype of torch or NumPy): 0 to 1 before `normalize`. None: bytes."""
     normalize: tuple[Sequence[float], Sequence[float]] | None
     """Floats: (mean, std), each a number per channel or one for all; see `feedline.IMAGENET`."""
-    layout: Literal["nhwc", "nchw"]
+    layout: Literal["nhwc", "nchw"] | None
     """Order of dimensions. By default that of the library."""
-    dct_scaling: bool
+    dct_scaling: bool | None
     """JPEGs: decodes at 1/2, 1/4 or 1/8 of the size if the part is that much larger; faster, with other rounding."""
-    strict: bool
+    strict: bool | None
     """JPEGs: False takes what can be decoded of damaged ones."""
 
 
 class Source(Settings, Pictures, total=False):
     """Settings of a source that may have pictures."""
+
+    decoders: Mapping[str, tuple[Function, Any, int | Sequence[int]]] | None
+    """Python functions for fields of bytes: name to (function, element type, shape of a row or its most elements).
+
+    Called as function(bytes, seed) for each sample, with the GIL: the last resort."""
 
 
 class Epoch(Generic[Out]):
@@ -121,7 +153,7 @@ class Epoch(Generic[Out]):
 
     def __init__(self, loader: Loader[Out], number: int | None = None):
         self._loader = loader
-        self._superseded = False
+        self._ended_by = ""
         self._native = None if number is None else loader._open(self, number)
 
     def __iter__(self) -> Self:
@@ -132,6 +164,7 @@ class Epoch(Generic[Out]):
         try:
             batch = next(native)
         except StopIteration:
+            self._check()
             self._loader._ended(self)
             raise
         return self._loader._out(batch)
@@ -145,10 +178,13 @@ class Epoch(Generic[Out]):
             with self._loader._opening:
                 if self._native is None:
                     self._native = self._loader._open(self, None)
-        if self._superseded:
-            # Its end would look like that of a whole epoch.
-            raise RuntimeError("this epoch was ended by a newer loop over its loader, or by load_state_dict: one can be open")
+        self._check()
         return self._native
+
+    def _check(self) -> None:
+        if self._ended_by:
+            # Its end would look like that of a whole epoch.
+            raise RuntimeError(f"this epoch was ended by {self._ended_by}: one can be open")
 
     def close(self) -> None:
         """Ends it, so that the next epoch can start. Batches that were handed out stay."""
@@ -169,23 +205,35 @@ class Loader(_Native, Generic[Out]):
     """
 
     _layout = "nhwc"
+    _array: ClassVar[Callable[[Any], Any]] = staticmethod(_code.numpy_array)
     _next: int | None
     _live: weakref.ref[Epoch[Out]] | None
+    _chosen: bool
     _loaded: bool
     _opening: threading.Lock
 
-    def __new__(cls, source: str, path: Path, **settings: Any) -> Self:
+    def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
         shuffle = settings.pop("shuffle", None)
         if shuffle is not None and shuffle is not False:
             settings["shuffle"] = 0 if shuffle is True else shuffle
-        if settings.get("size") is not None:
-            settings.setdefault("layout", cls._layout)
+        settings.setdefault("shard", "env")
+        if settings.get("size") is not None and settings.get("layout") is None:
+            settings["layout"] = cls._layout
         if (dtype := settings.get("dtype")) is not None:
-            settings["dtype"] = _dtype(dtype)
-        loader = super().__new__(cls, source, os.fspath(path), **settings)
+            # Pictures are bytes as they are.
+            settings["dtype"] = None if (name := _code.element(dtype)) == "u8" else name
+        if (function := settings.get("map_batch")) is not None:
+            settings["map_batch"] = _code.map_batch(function, cls._array)
+        for name, convert in (("adds", _code.adds), ("decoders", _code.decoders)):
+            if settings.get(name) is not None:
+                settings[name] = convert(settings[name])
+        paths = os.fspath(path) if isinstance(path, (str, os.PathLike)) else [os.fspath(part) for part in path]
+        loader = super().__new__(cls, source, paths, **settings)
         # The epoch of the next loop, if it is not the one of the next batch.
         loader._next = None
         loader._live = None
+        # `_next` was set by `set_epoch`, so that it counts also against a place in the middle of an epoch.
+        loader._chosen = False
         # A state was loaded, and no epoch was opened since.
         loader._loaded = False
         loader._opening = threading.Lock()
@@ -207,25 +255,30 @@ class Loader(_Native, Generic[Out]):
         """The batches of an epoch, by default of the next one. Only one may be open at a time."""
         return Epoch(self, self._upcoming() if epoch is None else epoch)
 
+    @property
+    def next_epoch(self) -> int:
+        """The epoch of the batch that comes next, or the one that `set_epoch` chose."""
+        return self._next if self._chosen and self._next is not None else super().next_epoch
+
     def _upcoming(self) -> int:
-        return self.next_epoch if self._next is None else self._next
+        return super().next_epoch if self._next is None else self._next
 
     def _open(self, epoch: Epoch[Out], number: int | None) -> Any:
         if number is None:
             # A loop that was left by an exception may live on in its traceback.
-            self._supersede()
+            self._supersede("a newer loop over its loader")
             number = self._upcoming()
-            if self._loaded and number != self.next_epoch:
-                self.resume(self.state(), number)
+            if self._loaded and number != super().next_epoch:
+                self.resume(self.state(number))
         native = super().epoch(number)
-        self._next, self._live, self._loaded = number + 1, weakref.ref(epoch), False
+        self._next, self._live, self._chosen, self._loaded = number + 1, weakref.ref(epoch), False, False
         return native
 
     def set_epoch(self, epoch: int) -> None:
         """The next loop is this epoch: what is left of it if the loaded state is in it, else all of it."""
         if epoch < 0:
             raise ValueError(f"epoch {epoch}: epochs are counted from 0")
-        self._next = epoch
+        self._next, self._chosen = epoch, True
 
     @property
     def sampler(self) -> Sampler:
@@ -236,13 +289,21 @@ class Loader(_Native, Generic[Out]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands after the last batch received: numbers and strings, under 1 KiB; the same on every rank."""
-        return json.loads(self.state())
+        chosen = self._chosen and self._next != super().next_epoch
+        return json.loads(self.state(self._next if chosen else None))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict()`, with the same settings on any number of ranks and workers."""
-        self._supersede()
-        self.resume(json.dumps(state, separators=(",", ":")).encode())
-        self._next, self._loaded = None, True
+    def load_state_dict(self, state: dict[str, Any], *, rebatched: bool = False) -> None:
+        """Goes on from `state_dict()`, with the same settings on any number of ranks and workers.
+
+        With `rebatched` the global batch and `last_batch` may differ: the samples stay in order, in other batches.
+        """
+        data = json.dumps(state, separators=(",", ":")).encode()
+        try:
+            self.resume(data, rebatched)
+        except EpochLiveError:
+            self._supersede("load_state_dict")
+            self.resume(data, rebatched)
+        self._next, self._chosen, self._loaded = None, False, True
 
     # Measurements
 
@@ -276,21 +337,20 @@ class Loader(_Native, Generic[Out]):
         return f"<pre>{html.escape(self.report())}</pre>"
 
     def close(self) -> None:
-        """Ends the open epoch, if there is one. The loader can go on."""
-        live = self._live() if self._live is not None else None
-        if live is not None:
-            live.close()
-        self._live = None
+        """Ends the open epoch, if there is one: its iterator raises. The loader can go on."""
+        self._supersede("close")
 
     def _ended(self, epoch: Epoch[Out]) -> None:
         if self._live is not None and self._live() is epoch:
             self._live = None
 
-    def _supersede(self) -> None:
+    def _supersede(self, by: str) -> None:
         live = self._live() if self._live is not None else None
-        self.close()
+        self._live = None
         if live is not None:
-            live._superseded = True
+            # First, so that a thread in its loop cannot take the end for that of the epoch.
+            live._ended_by = by
+            live.close()
 
     def __reduce__(self) -> Any:
         raise TypeError("a loader has threads and is not pickled or copied: build it in the process that uses it")
@@ -304,18 +364,18 @@ class Loader(_Native, Generic[Out]):
     # Sources
 
     @classmethod
-    def images(cls, path: Path, **settings: Unpack[Source]) -> Self:
+    def images(cls, path: Paths, **settings: Unpack[Source]) -> Self:
         """A folder of pictures, with a folder per class or flat. Fields: `image`; with classes `label` (i64)."""
         return cls("images", path, **settings)
 
     @classmethod
-    def records(cls, path: Path, *, record_bytes: int, **settings: Unpack[Settings]) -> Self:
+    def records(cls, path: Paths, *, record_bytes: int, **settings: Unpack[Settings]) -> Self:
         """Records of a fixed size in one file, a folder, or the files of a pattern. Field: `record` (u8)."""
         return cls("records", path, record_bytes=record_bytes, **settings)
 
     @classmethod
     def tokens(
-        cls, path: Path, *, seq_len: int, token: str = "u16", next_token: bool = False, **settings: Unpack[Settings]
+        cls, path: Paths, *, seq_len: int, token: str = "u16", next_token: bool = False, **settings: Unpack[Settings]
     ) -> Self:
         """Flat files of tokens (nanoGPT, llm.c), cut into windows of `seq_len`. Field: `tokens`.
 
@@ -327,7 +387,7 @@ class Loader(_Native, Generic[Out]):
     @classmethod
     def megatron(
         cls,
-        path: Path,
+        path: Paths,
         *,
         seq_len: int | None = None,
         documents: int | None = None,
@@ -341,24 +401,26 @@ class Loader(_Native, Generic[Out]):
     @classmethod
     def webdataset(
         cls,
-        path: Path,
+        path: Paths,
         *,
         image: str | None = None,
         columns: Sequence[str] | None = None,
+        up_to: int | None = None,
         index_file: Path | None = None,
         **settings: Unpack[Source],
     ) -> Self:
         """Tar shards, as in "train-{0000..0127}.tar". Without `image` ("jpg;png") and `columns` the first sample tells.
 
-        Fields: `image`; `label` of the member "cls"; other members as bytes, padded, with their lengths in NAME.lens.
+        Fields: `image`; `label` of the member "cls"; other members as bytes, padded to `up_to` (by default the largest sample),
+        with their lengths in NAME.lens. An index is kept beside each shard (NAME.tar.fdx), or in `index_file`.
         """
-        own = {"image": image, "columns": columns, "index_file": index_file}
+        own = {"image": image, "columns": columns, "up_to": up_to, "index_file": index_file}
         return cls("tar", path, **own, **settings)
 
     @classmethod
     def parquet(
         cls,
-        path: Path,
+        path: Paths,
         *,
         columns: Sequence[str] | None = None,
         image: str | None = None,
@@ -374,7 +436,7 @@ class Loader(_Native, Generic[Out]):
     @classmethod
     def tfrecord(
         cls,
-        path: Path,
+        path: Paths,
         *,
         image: str | None = None,
         columns: Sequence[str] | None = None,
@@ -386,13 +448,15 @@ class Loader(_Native, Generic[Out]):
         return cls("tfrecord", path, **own, **settings)
 
     @classmethod
-    def mds(cls, path: Path, *, columns: Sequence[str] | None = None, **settings: Unpack[Source]) -> Self:
-        """Shards of MosaicML Streaming."""
-        return cls("mds", path, columns=columns, **settings)
+    def mds(
+        cls, path: Paths, *, columns: Sequence[str] | None = None, up_to: int | None = None, **settings: Unpack[Source]
+    ) -> Self:
+        """Shards of MosaicML Streaming. Columns of bytes are padded to `up_to`, by default the largest sample."""
+        return cls("mds", path, columns=columns, up_to=up_to, **settings)
 
     @classmethod
     def npy(
-        cls, path: Path, *, rows: bool = False, up_to: int | None = None, **settings: Unpack[Settings]
+        cls, path: Paths, *, rows: bool = False, up_to: int | None = None, **settings: Unpack[Settings]
     ) -> Self:
         """NumPy arrays: a sample per file, or per row of the first axis. Field: `array`."""
         return cls("npy", path, rows=rows or None, up_to=up_to, **settings)
@@ -400,7 +464,7 @@ class Loader(_Native, Generic[Out]):
     @classmethod
     def npz(
         cls,
-        path: Path,
+        path: Paths,
         *,
         columns: Sequence[str] | None = None,
         rows: bool = False,
@@ -412,10 +476,19 @@ class Loader(_Native, Generic[Out]):
 
     @classmethod
     def safetensors(
-        cls, path: Path, *, columns: Sequence[str] | None = None, **settings: Unpack[Settings]
+        cls, path: Paths, *, columns: Sequence[str] | None = None, **settings: Unpack[Settings]
     ) -> Self:
         """safetensors files: a sample per row of their tensors."""
         return cls("safetensors", path, columns=columns, **settings)
+
+    @classmethod
+    def dataset(cls, dataset: Any, **settings: Unpack[Settings]) -> Self:
+        """A map-style dataset in Python, as torch.utils.data has them, read by threads: the last resort.
+
+        `dataset[i]` is a number, array or tensor, or a dict or tuple of them (fields 0, 1, …), with the shapes of the first
+        sample. It is called by several threads and holds the GIL as far as its code does.
+        """
+        return cls("dataset", [""], samples=_code.samples(dataset, type(dataset).__name__), **settings)
 
 
 class Sampler:
@@ -432,8 +505,3 @@ class Sampler:
         """Samples of an epoch, of all ranks together."""
         return self._loader.samples_per_epoch
 
-
-def _dtype(dtype: Any) -> str:
-    """feedline's name of an element type of torch or NumPy."""
-    name = getattr(dtype, "__name__", None) or str(dtype).rsplit(".", 1)[-1]
-    return {"float32": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16", "float": "f32"}.get(name, name)

@@ -4,17 +4,19 @@ from typing_extensions import Self, disjoint_base
 
 from ._tensors import Batch
 
-__all__ = ["Epoch", "Loader", "Tensor"]
+__all__ = ["Epoch", "Loader", "Tensor", "_leave"]
+
+def _leave() -> None: ...
 
 @disjoint_base
 class Loader:
-    def __new__(cls, source: str, path: str, **settings: Any) -> Self: ...
+    def __new__(cls, source: str, path: str | list[str], **settings: Any) -> Self: ...
     def epoch(self, epoch: int | None = None) -> Any: ...
-    def state(self) -> bytes:
-        """Where the run stands, after the last batch received: bytes (under 1 KiB) for a checkpoint. The same on every rank."""
+    def state(self, epoch: int | None = None) -> bytes:
+        """Where the run stands, after the last batch received, or at the beginning of `epoch`: bytes (under 1 KiB)."""
 
-    def resume(self, state: bytes, epoch: int | None = None) -> None:
-        """Goes on from what `state()` gave: after the last batch that was received, or at the beginning of `epoch`."""
+    def resume(self, state: bytes, rebatched: bool = False) -> None:
+        """Goes on from what `state()` gave; `rebatched`: with another global batch or `last_batch`."""
 
     def report(self) -> str:
         """What the loader did so far and what limits it."""

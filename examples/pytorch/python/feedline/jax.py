@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import IMAGENET
 from ._loader import Epoch, Loader as _Loader
@@ -10,6 +10,9 @@ from ._tensors import Batch, to_jax
 
 if TYPE_CHECKING:
     import jax
+    from typing_extensions import Self
+
+    from ._loader import Paths
 
 __all__ = [
     "IMAGENET",
@@ -26,11 +29,19 @@ __all__ = [
     "npy",
     "npz",
     "safetensors",
+    "dataset",
 ]
 
 
 class Loader(_Loader["dict[str, jax.Array]"]):
     """Hands out JAX arrays."""
+
+    def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
+        import jax
+
+        if jax.process_count() > 1:
+            settings.setdefault("shard", (jax.process_index(), jax.process_count()))
+        return super().__new__(cls, source, path, **settings)
 
     def _out(self, batch: Batch) -> dict[str, jax.Array]:
         return to_jax(batch)
@@ -47,3 +58,4 @@ mds = Loader.mds
 npy = Loader.npy
 npz = Loader.npz
 safetensors = Loader.safetensors
+dataset = Loader.dataset

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from . import IMAGENET
@@ -12,6 +11,8 @@ from ._tensors import Batch, to_numpy
 if TYPE_CHECKING:
     import numpy
     from typing_extensions import Self
+
+    from ._loader import Paths
 
 __all__ = [
     "IMAGENET",
@@ -28,13 +29,14 @@ __all__ = [
     "npy",
     "npz",
     "safetensors",
+    "dataset",
 ]
 
 
 class Loader(_Loader["dict[str, numpy.ndarray]"]):
     """Hands out NumPy arrays."""
 
-    def __new__(cls, source: str, path: str | os.PathLike[str], **settings: Any) -> Self:
+    def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
         return super().__new__(cls, source, path, **{"device": "cpu", **settings})
 
     def _out(self, batch: Batch) -> dict[str, numpy.ndarray]:
@@ -52,3 +54,4 @@ mds = Loader.mds
 npy = Loader.npy
 npz = Loader.npz
 safetensors = Loader.safetensors
+dataset = Loader.dataset

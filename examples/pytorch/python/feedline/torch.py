@@ -1,7 +1,8 @@
 """Loaders whose batches are PyTorch tensors, without a copy, where they lie.
 
-A batch is a tensor if the source has one field, a tuple `(images, labels)` if it has two, else a dict from name to tensor;
-with `output="dict"` always a dict. On a GPU the tensors are ordered with PyTorch's current stream.
+A batch is a tensor if the source has one field; a tuple `(images, labels)` of pictures and one more, or of the fields that
+`columns` names; else a dict from name to tensor. With `output="dict"` it is always a dict. On a GPU the tensors are ordered
+with PyTorch's current stream.
 
 ```
 import feedline.torch as fl
@@ -14,8 +15,7 @@ for epoch in range(90):
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator
 
 import torch
 
@@ -26,51 +26,63 @@ from ._tensors import Batch, to_torch
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from ._loader import Paths
+
 __all__ = [
     "IMAGENET",
     "Epoch",
     "Loader",
+    "copy_into",
+    "dataset",
     "images",
-    "records",
-    "tokens",
     "megatron",
-    "webdataset",
-    "parquet",
-    "tfrecord",
     "mds",
+    "micro",
     "npy",
     "npz",
+    "parquet",
+    "records",
     "safetensors",
+    "tfrecord",
+    "tokens",
+    "webdataset",
 ]
 
 
 class Loader(_Loader[Any]):
-    """Hands out PyTorch tensors. Pictures are [rows, channels, height, width] by default, and every rank gets its part."""
+    """Hands out PyTorch tensors. Pictures are [rows, channels, height, width] by default."""
 
     _layout = "nchw"
+    _array: ClassVar[Callable[[Any], Any]] = staticmethod(torch.from_dlpack)
     _fields: list[str]
 
-    def __new__(cls, source: str, path: str | os.PathLike[str], **settings: Any) -> Self:
+    def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
         settings.setdefault("shard", _shard())
-        output = settings.pop("output", "auto")
-        if output not in ("auto", "dict"):
+        output = settings.pop("output", None)
+        if output not in (None, "auto", "dict"):
             raise ValueError(f"output {output!r}: there are auto and dict")
         loader = super().__new__(cls, source, path, **settings)
-        plain = output == "auto" and _plain(loader, settings)
-        loader._fields = [name for name, *_ in loader.spec()] if plain else []
+        loader._fields = [] if output == "dict" else _order(loader, source, settings)
         return loader
 
     def _out(self, batch: Batch) -> Any:
+        if not self._fields:
+            return to_torch(batch)
         if len(self._fields) == 1:
             return torch.from_dlpack(batch[self._fields[0]])
-        if len(self._fields) == 2:
-            return torch.from_dlpack(batch[self._fields[0]]), torch.from_dlpack(batch[self._fields[1]])
-        return to_torch(batch)
+        return tuple(torch.from_dlpack(batch[name]) for name in self._fields)
 
 
-def _plain(loader: _Loader[Any], settings: dict[str, Any]) -> bool:
-    """Whether a batch is its fields, without lengths and ids."""
-    return not settings.get("ids") and not any(loader.varies(name) for name, *_ in loader.spec())
+def _order(loader: _Loader[Any], source: str, settings: dict[str, Any]) -> list[str]:
+    """The fields of a batch that is a tensor or a tuple; none for a dict."""
+    names = [name for name, *_ in loader.spec()]
+    if settings.get("ids") or any(loader.varies(name) for name in names):
+        return []
+    if len(names) == 1 or (len(names) == 2 and settings.get("size") is not None) or source == "dataset":
+        return names if source != "dataset" or all(name.isdigit() for name in names) else []
+    # A tfrecord's column may have its type behind a colon.
+    columns = [column.split(":")[0] for column in settings.get("columns") or ()]
+    return columns if sorted(columns) == sorted(names) else []
 
 
 def _shard() -> Any:
@@ -80,6 +92,49 @@ def _shard() -> Any:
     if dist.is_available() and dist.is_initialized():
         return (dist.get_rank(), dist.get_world_size())
     return "env"
+
+
+def _mapped(batch: Any, change: Callable[..., Any], *others: Any) -> Any:
+    """`change` on each tensor of a batch."""
+    if isinstance(batch, dict):
+        return {name: _mapped(part, change, *(other[name] for other in others)) for name, part in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return tuple(_mapped(part, change, *rest) for part, *rest in zip(batch, *others, strict=True))
+    return change(batch, *others)
+
+
+def micro(batch: Any, count: int) -> Iterator[Any]:
+    """The batch in `count` parts of (nearly) as many rows each, without a copy: for gradient accumulation.
+
+    A batch with fewer rows has a part per row.
+    """
+    first = batch
+    while not isinstance(first, torch.Tensor):
+        first = next(iter(first.values() if isinstance(first, dict) else first))
+    if count < 1:
+        raise ValueError(f"a batch has no {count} parts: use 1 or more")
+    least, longer = divmod(len(first), min(count, len(first)))
+    start = 0
+    for part in range(min(count, len(first))):
+        end = start + least + (part < longer)
+        yield _mapped(batch, lambda tensor: tensor[start:end])
+        start = end
+
+
+def copy_into(static: Any, batch: Any) -> Any:
+    """Copies a batch into tensors of the same structure and shapes, on the current stream: the inputs of a CUDA graph.
+
+    Gives `static`. The batch may be dropped at once. `last_batch="drop"` or `"pad"` keeps the shapes equal.
+    """
+
+    def copy(target: torch.Tensor, tensor: torch.Tensor) -> None:
+        if target.shape != tensor.shape or target.dtype != tensor.dtype:
+            there, here = (f"{t.dtype} {list(t.shape)}" for t in (target, tensor))
+            raise ValueError(f"the batch has {here}, the static tensor is {there}")
+        target.copy_(tensor, non_blocking=True)
+
+    _mapped(static, copy, batch)
+    return static
 
 
 images = Loader.images
@@ -93,3 +148,4 @@ mds = Loader.mds
 npy = Loader.npy
 npz = Loader.npz
 safetensors = Loader.safetensors
+dataset = Loader.dataset

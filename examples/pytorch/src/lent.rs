@@ -1,0 +1,147 @@
+//! Arrays of a batch that Python has during a call, without a copy.
+//!
+//! ```text
+//! Lease ──lend──► Lent ──__dlpack__──► capsule ──from_dlpack──► array: `views` counts those alive
+//!   └──end: no array can be made any more, and how many are alive
+//! ```
+
+#![allow(unsafe_code)]
+
+use feedline::dlpack::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor};
+use feedline::tensor::DType;
+use pyo3::exceptions::PyBufferError;
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// The time during which arrays are lent.
+pub struct Lease {
+    open: AtomicBool,
+    views: AtomicUsize,
+}
+
+impl Lease {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { open: AtomicBool::new(true), views: AtomicUsize::new(0) })
+    }
+
+    /// Lends memory until [`end`](Self::end). While it says that arrays are alive, the memory must stay.
+    pub fn lend(lease: &Arc<Self>, memory: &mut [u8], dtype: DType, shape: Vec<usize>) -> PyResult<Lent> {
+        debug_assert_eq!(memory.len(), shape.iter().product::<usize>() * dtype.size());
+        let shape = shape.into_iter().map(i64::try_from).collect::<Result<_, _>>()?;
+        Ok(Lent { lease: lease.clone(), data: memory.as_mut_ptr() as usize, dtype, shape })
+    }
+
+    /// Ends it, and counts the arrays that are still alive.
+    pub fn end(&self) -> usize {
+        self.open.store(false, Ordering::SeqCst);
+        self.views.load(Ordering::SeqCst)
+    }
+}
+
+/// An array of a batch, for `from_dlpack`, while `map_batch` runs.
+#[pyclass(frozen, module = "feedline")]
+pub struct Lent {
+    lease: Arc<Lease>,
+    data: usize,
+    dtype: DType,
+    shape: Vec<i64>,
+}
+
+/// What a capsule of either version owns.
+struct Owned<T> {
+    managed: Option<T>,
+    _view: View,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+}
+
+/// An array that is alive.
+struct View(Arc<Lease>);
+
+impl Drop for View {
+    fn drop(&mut self) {
+        self.0.views.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[pymethods]
+impl Lent {
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let host = (DLDevice::CPU.device_type, DLDevice::CPU.device_id);
+        if stream.is_some() || dl_device.is_some_and(|device| device != host) || copy == Some(true) {
+            return Err(PyBufferError::new_err("the array lies in host memory, and is not copied"));
+        }
+        self.lease.views.fetch_add(1, Ordering::SeqCst);
+        let view = View(self.lease.clone());
+        if !self.lease.open.load(Ordering::SeqCst) {
+            return Err(PyBufferError::new_err("the call that had this array is over"));
+        }
+        if max_version.is_some_and(|(major, _)| major >= 1) {
+            let pointer = self.own(view, |tensor, context| DLManagedTensorVersioned {
+                version: DLPackVersion::OURS,
+                manager_ctx: context,
+                deleter: Some(free_versioned),
+                flags: 0,
+                dl_tensor: tensor,
+            });
+            crate::tensor::versioned_capsule(py, pointer)
+        } else {
+            let pointer = self.own(view, |tensor, context| DLManagedTensor {
+                dl_tensor: tensor,
+                manager_ctx: context,
+                deleter: Some(free_legacy),
+            });
+            crate::tensor::legacy_capsule(py, pointer)
+        }
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (DLDevice::CPU.device_type, DLDevice::CPU.device_id)
+    }
+}
+
+impl Lent {
+    /// A struct that lives until its deleter is called.
+    fn own<T>(&self, view: View, make: impl FnOnce(DLTensor, *mut c_void) -> T) -> NonNull<T> {
+        let shape = self.shape.clone();
+        let mut strides = vec![1; shape.len()];
+        for dim in (1..shape.len()).rev() {
+            strides[dim - 1] = strides[dim] * shape[dim].max(1);
+        }
+        let owned = Box::into_raw(Box::new(Owned { managed: None, _view: view, shape, strides }));
+        // SAFETY: just made, and nobody else has it.
+        let place = unsafe { &mut *owned };
+        let tensor = DLTensor {
+            data: self.data as *mut c_void,
+            device: DLDevice::CPU,
+            ndim: i32::try_from(place.shape.len()).unwrap_or(i32::MAX),
+            dtype: DLDataType::from(self.dtype),
+            shape: place.shape.as_mut_ptr(),
+            strides: place.strides.as_mut_ptr(),
+            byte_offset: 0,
+        };
+        NonNull::from(place.managed.insert(make(tensor, owned.cast())))
+    }
+}
+
+unsafe extern "C" fn free_versioned(managed: *mut DLManagedTensorVersioned) {
+    // SAFETY: a deleter is called once, with what `own` made; its context is the box of this type.
+    drop(unsafe { Box::from_raw((*managed).manager_ctx.cast::<Owned<DLManagedTensorVersioned>>()) });
+}
+
+unsafe extern "C" fn free_legacy(managed: *mut DLManagedTensor) {
+    // SAFETY: a deleter is called once, with what `own` made; its context is the box of this type.
+    drop(unsafe { Box::from_raw((*managed).manager_ctx.cast::<Owned<DLManagedTensor>>()) });
+}

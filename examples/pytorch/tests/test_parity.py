@@ -1,0 +1,100 @@
+"""The package has what the crate has: builder settings, formats and kinds of errors."""
+
+import re
+from pathlib import Path
+
+import feedline
+from feedline import errors
+from feedline._loader import Pictures, Settings, Source
+
+SRC = Path(__file__).resolve().parents[3] / "src"
+
+#: Settings of the crate's builder: those of the package, or the reason why there is none.
+BUILDER = {
+    "decode": {"size", "augment", "decoders"},
+    "decode_field": {"size", "augment", "decoders"},
+    "map": "decoders and datasets are Python's functions of a sample",
+    "map_adding": "as map",
+    "map_batch": {"map_batch"},
+    "map_batch_adding": {"map_batch", "adds"},
+    "keep": {"keep"},
+    "finish": {"dtype", "normalize", "layout"},
+    "order": {"shuffle", "window", "lanes", "indices", "weights"},
+    "seed": {"seed"},
+    "batch_size": {"batch_size"},
+    "global_batch": {"global_batch"},
+    "shard": {"shard"},
+    "resume": "load_state_dict",
+    "resume_rebatched": "load_state_dict(…, rebatched=True)",
+    "stop": {"stop_on_signals"},
+    "last_batch": {"last_batch"},
+    "workers": {"workers"},
+    "slots": {"slots"},
+    "memory_budget": {"memory_budget"},
+    "shared_budget": "several loaders of one process have a budget each",
+    "reader": {"reader"},
+    "direct": {"direct"},
+    "cache": {"cache", "cache_bytes"},
+    "depth": {"depth"},
+    "device": {"device"},
+    "device_batches": {"device_batches"},
+    "gds": {"gds"},
+    "cufile_at": "for tests of the crate",
+    "stream": {"streams"},
+    "numa": {"numa"},
+    "faulty": "for tests of the crate",
+    "unmeasured": "for benches of the crate",
+    "held_deadline": {"held_deadline"},
+    "stall_deadline": {"stall_deadline"},
+    "on_bad_sample": {"substitute"},
+    "ledger": {"ledger"},
+}
+#: Formats and wrappers of the crate: the function or setting of the package.
+DATASETS = {
+    "Images": "images",
+    "Records": "records",
+    "Tokens": "tokens",
+    "Megatron": "megatron",
+    "Tar": "webdataset",
+    "TfRecord": "tfrecord",
+    "Parquet": "parquet",
+    "Npy": "npy",
+    "Npz": "npz",
+    "SafeTensors": "safetensors",
+    "Mds": "mds",
+}
+WRAPPERS = {"split": "take", "subset": "subset", "checked": "checked", "checked_anew": "checked", "seekable": "seek_points"}
+WRAPPERS |= {"in_memory": "in_memory", "read_sample": None}
+
+
+def settings():
+    return {name for kind in (Settings, Pictures, Source) for name in kind.__annotations__}
+
+
+def test_every_setting_of_the_builder_has_one_here_or_a_reason():
+    text = (SRC / "loader" / "settings.rs").read_text()
+    builder = set(re.findall(r"^    pub fn (\w+)(?:<[^>]*>)?\(\s*(?:mut )?self", text, re.M))
+    assert builder == set(BUILDER)
+    named = {name for value in BUILDER.values() if isinstance(value, set) for name in value}
+    assert named <= settings()
+
+
+def test_every_format_and_wrapper_has_a_name_here():
+    text = (SRC / "dataset" / "format" / "mod.rs").read_text() + (SRC / "dataset" / "mod.rs").read_text()
+    exported = {name for line in re.findall(r"pub use [^;]*;", text) for name in re.findall(r"\b[A-Z]\w+", line)}
+    assert set(DATASETS) <= exported
+    openers = {file.stem.replace("mod", file.parent.name) for file in (SRC / "dataset" / "format").rglob("*.rs") if "pub fn open(" in file.read_text()}
+    assert openers == {name.lower() for name in DATASETS}
+    for name in DATASETS.values():
+        assert callable(getattr(feedline.Loader, name))
+    extension = (SRC / "dataset" / "mod.rs").read_text().split("pub trait DatasetExt")[1].split("\nimpl")[0]
+    assert set(re.findall(r"^    fn (\w+)\(", extension, re.M)) == set(WRAPPERS)
+    assert {name for name in WRAPPERS.values() if name} <= settings()
+
+
+def test_every_kind_of_error_has_a_class_with_its_words():
+    text = (SRC / "error.rs").read_text()
+    kinds = text.split("impl ErrorKind")[1].split("impl ")[0]
+    words = set(re.findall(r'Self::\w+ => "([^"]+)"', kinds))
+    assert words and words == set(errors.CLASSES)
+    assert all(issubclass(value, errors.Error) for value in errors.CLASSES.values())
