@@ -126,3 +126,49 @@ def test_a_killed_training_goes_on_with_the_same_batches(data, tmp_path, script,
     assert "resumed" in resumed.stdout
     assert lines(parts) == lines(whole) and len(lines(whole)) == ranks
     assert sum(map(len, lines(whole).values())) == 2 * (BATCHES if ranks == 1 else 2 * 4)
+
+
+def test_a_batch_is_cut_into_micro_batches_without_a_copy(data):
+    (batch, *_) = open_torch(data, ids=True)
+    parts = list(fl.micro(batch, 3))
+    assert [len(part["record"]) for part in parts] == [6, 5, 5]
+    assert torch.equal(torch.cat([part["record"] for part in parts]), batch["record"])
+    assert parts[1]["record"].untyped_storage().data_ptr() == batch["record"].untyped_storage().data_ptr()
+    assert [len(part) for part in fl.micro(batch["record"][:2], 5)] == [1, 1]
+    with pytest.raises(ValueError, match="no 0 parts"):
+        next(fl.micro(batch, 0))
+
+
+def test_batches_are_copied_into_static_tensors(data):
+    static = torch.zeros(BATCH, RECORD, dtype=torch.uint8)
+    for batch in open_torch(data, last_batch="drop"):
+        assert fl.copy_into((static,), (batch,))[0] is static and torch.equal(static, batch)
+    with pytest.raises(ValueError, match=r"\[16, 48\], the static tensor is torch.uint8 \[1, 48\]"):
+        fl.copy_into(static[:1], batch)
+
+
+def test_map_batch_has_torch_tensors(data):
+    def mapped(batch):
+        assert isinstance(batch["record"], torch.Tensor)
+        batch["record"].add_(1)
+        batch["mean"][:] = batch["record"].float().mean(dim=1)
+
+    got = list(open_torch(data, map_batch=mapped, adds={"mean": (torch.float32, ())}, output="dict"))
+    for batch, before in zip(got, open_torch(data), strict=True):
+        assert torch.equal(batch["record"], before + 1)
+        assert torch.equal(batch["mean"], batch["record"].float().mean(dim=1))
+
+
+def test_tuples_have_the_order_of_the_columns(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    parts = {"a": torch.arange(20), "b": torch.arange(20).float()}
+    safetensors.save_file(parts, tmp_path / "x.safetensors")
+    first, second = next(iter(fl.safetensors(tmp_path / "x.safetensors", columns=["b", "a"], device="cpu")))
+    assert (first.dtype, second.dtype) == (torch.float32, torch.int64)
+    assert set(next(iter(fl.safetensors(tmp_path / "x.safetensors", device="cpu")))) == {"a", "b"}
+
+
+def test_progress_bars_know_the_length(data):
+    tqdm = pytest.importorskip("tqdm")
+    bar = tqdm.tqdm(open_torch(data), disable=False, file=open(os.devnull, "w"))
+    assert bar.total == BATCHES and len(list(bar)) == BATCHES and bar.n == BATCHES

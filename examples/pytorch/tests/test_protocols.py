@@ -1,9 +1,12 @@
 """Loops, states and settings of the Python loader."""
 
 import copy
+import gc
 import json
+import os
 import pickle
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -156,3 +159,121 @@ def test_measurements_are_numbers_words_and_files(data):
     assert loader._repr_html_().startswith("<pre>dataset")
     with pytest.raises(TypeError, match="worker"):
         loader.what_if(worker=8)
+
+
+def test_epochs_that_are_dropped_in_the_middle_leave_nothing_behind(data):
+    def held():
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * 4096, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    loader = open_numpy(data)
+
+    def drop(epochs):
+        for number in range(epochs):
+            for place, _ in enumerate(loader):
+                if place == number % BATCHES:
+                    break
+        return held()
+
+    (bytes_before, files, threads), (bytes_after, *rest) = drop(100), drop(1000)
+    assert rest[1] == threads and rest[0] <= files + 2 and bytes_after < bytes_before + (8 << 20)
+
+
+def test_set_epoch_is_part_of_the_state(data):
+    want, loader = expected(data, 5), open_numpy(data)
+    sums(loader)
+    loader.set_epoch(3)
+    assert loader.next_epoch == 3
+    other = open_numpy(data)
+    other.load_state_dict(loader.state_dict())
+    assert sums(other) == want[3] and sums(loader) == want[3]
+
+
+def test_a_state_that_does_not_fit_leaves_the_loop_alone(data):
+    want, loader = expected(data, 1), open_numpy(data)
+    other = feedline.numpy.records(data, record_bytes=RECORD, batch_size=BATCH, shuffle=6)
+    running = iter(loader)
+    first = sums([next(running)])
+    with pytest.raises(feedline.errors.StateError, match="seed"):
+        loader.load_state_dict(other.state_dict())
+    assert first + sums(running) == want[0]
+
+
+def test_a_state_goes_on_with_another_batch_size(data):
+    loader, ids = open_numpy(data, ids=True), []
+    for number, batch in enumerate(loader):
+        ids += batch["ids"].tolist()
+        if number == 2:
+            break
+    other = feedline.numpy.records(data, record_bytes=RECORD, batch_size=10, shuffle=5, ids=True)
+    with pytest.raises(feedline.errors.StateError, match="global batch is 16 in the state, 10 in the loader.*resume rebatched"):
+        other.load_state_dict(loader.state_dict())
+    other.load_state_dict(loader.state_dict(), rebatched=True)
+    rest = [batch["ids"].tolist() for batch in other]
+    assert [len(part) for part in rest] == [10] * 5 + [2]
+    whole = [id for batch in open_numpy(data, ids=True) for id in batch["ids"].tolist()]
+    assert ids + sum(rest, []) == whole
+
+
+def test_a_loader_that_is_closed_in_a_loop_says_so(data):
+    loader = open_numpy(data)
+    with pytest.raises(RuntimeError, match="ended by close"):
+        for _ in loader:
+            loader.close()
+
+
+def test_two_loops_in_threads_never_take_an_ended_epoch_for_a_whole_one(data):
+    loader, whole = open_numpy(data), []
+
+    def loop():
+        for _ in range(30):
+            try:
+                whole.append(len(sums(loader)))
+            except RuntimeError as error:
+                assert "ended by" in str(error) or "alive" in str(error)
+
+    threads = [threading.Thread(target=loop) for _ in range(2)]
+    [thread.start() for thread in threads], [thread.join() for thread in threads]
+    assert set(whole) <= {BATCHES}
+
+
+def test_ranks_fill_the_last_batch_up_with_samples(data):
+    ranks = [open_numpy(data, shard=(rank, 3), ids=True) for rank in range(3)]
+    batches = [[batch["ids"].tolist() for batch in rank] for rank in ranks]
+    assert all(len(rank) == 3 and all(len(part) == BATCH for part in rank) for rank in batches)
+    seen = [id for rank in batches for part in rank for id in part]
+    assert set(seen) == set(range(COUNT)) and len(seen) == 3 * 3 * BATCH
+    for last in ("keep", "mask"):
+        with pytest.raises(feedline.errors.ConfigError, match=f'"{last}".* blank rows, which ids=True marks'):
+            open_numpy(data, shard=(0, 3), last_batch=last)
+    exact = [open_numpy(data, shard=(rank, 3), ids=True, last_batch="mask") for rank in range(3)]
+    rows = [id for rank in exact for batch in rank for id, status in zip(batch["ids"].tolist(), batch["status"]) if status == 0]
+    assert sorted(rows) == list(range(COUNT))
+
+
+def test_samples_are_chosen_joined_and_mixed(data, tmp_path):
+    other = tmp_path / "other.bin"
+    np.full((COUNT, RECORD), 7, dtype=np.uint8).tofile(other)
+
+    def ids(path=data, **settings):
+        loader = feedline.numpy.records(path, record_bytes=RECORD, batch_size=BATCH, ids=True, **settings)
+        return [id for batch in loader for id in batch["ids"].tolist()]
+
+    assert ids(subset=[5, 3, 5]) == [0, 1, 2] and ids(indices=[5, 3, 5]) == [5, 3, 5]
+    assert sorted(ids(indices=[5, 3, 9], shuffle=1)) == [3, 5, 9]
+    assert (len(ids(take=(0.2, 1))), len(ids(leave=(0.2, 1)))) == (20, 80)
+    assert ids([data, other]) == list(range(2 * COUNT))
+    mixed = feedline.numpy.records([data, other], record_bytes=RECORD, batch_size=200, weights=[1, 3], shuffle=4, ids=True)
+    counts = np.bincount(next(iter(mixed))["ids"].astype(np.int64) // COUNT)
+    assert counts.tolist() == [50, 150]
+    refused = [
+        ({"weights": [1]}, "1 weights for 2 paths"),
+        ({"weights": [1, 2]}, "shuffle, its seed, is missing"),
+        ({"subset": [1], "take": (0.5, 1)}, "only one of them"),
+        ({"indices": [1], "window": 2}, "window and lanes are not for"),
+        ({"weights": [1, 2], "shuffle": 1, "subset": [1]}, "not for a mix"),
+    ]
+    for settings, words in refused:
+        with pytest.raises(feedline.errors.ConfigError, match=words):
+            ids([data, other], **settings)

@@ -1,0 +1,130 @@
+"""The programs of MIGRATION.md: both sides of each pair hand out the same batches.
+
+Pairs whose library is not installed are skipped.
+"""
+
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+HERE = Path(__file__).resolve().parent
+PROGRAMS = dict(re.findall(r"```python (\w+ \w+)\n(.*?)```", (HERE.parent / "MIGRATION.md").read_text(), re.S))
+PICTURES = 20
+
+sys.path.insert(0, str(HERE.parent))
+import demo  # noqa: E402
+
+
+@pytest.fixture
+def folder(tmp_path):
+    demo.write(tmp_path / "train", per_class=PICTURES // len(demo.COLOURS), size=300)
+    return str(tmp_path / "train")
+
+
+def batches(name, side, **given):
+    """The batches of a program, as lists of arrays."""
+    space = dict(given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(PROGRAMS[f"{name} {side}"], f"MIGRATION.md: {name} {side}", "exec"), space)
+        return [[array(part) for part in parts_of(batch)] for batch in space["loader"]]
+
+
+def parts_of(batch):
+    if isinstance(batch, list) and isinstance(batch[0], dict):
+        batch = batch[0]
+    return [batch[name] for name in sorted(batch)] if isinstance(batch, dict) else batch
+
+
+def array(part):
+    # FFCV uses its memory again.
+    return np.array(part)
+
+
+def same(name, mean=0.0, **given):
+    before, after = (batches(name, side, **given) for side in ("before", "after"))
+    assert len(before) == len(after) > 1
+    for one, other in zip(before, after, strict=True):
+        assert len(one) == len(other)
+        for here, there in zip(one, other, strict=True):
+            here = here.reshape(there.shape)
+            if mean and there.ndim == 4:
+                assert np.abs(here.astype(float) - there.astype(float)).mean() < mean
+            else:
+                assert np.array_equal(here, there), np.abs(here.astype(float) - there.astype(float)).max()
+
+
+def test_torch(folder):
+    pytest.importorskip("torchvision")
+    same("torch", folder=folder)
+
+
+class Mine:
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.arange(6.0).reshape(2, 3) * index, index % 3
+
+
+def test_a_dataset_of_ones_own():
+    same("dataset", mine=Mine())
+
+
+def test_webdataset(folder, tmp_path):
+    wds = pytest.importorskip("webdataset")
+    pytest.importorskip("torchvision")
+    pictures = sorted(Path(folder).glob("*/*.png"))
+    for shard in range(2):
+        with wds.TarWriter(str(tmp_path / f"train-{shard}.tar")) as file:
+            for number, path in list(enumerate(pictures))[shard * 10 : shard * 10 + 10]:
+                label = sorted(demo.COLOURS).index(path.parent.name)
+                file.write({"__key__": f"{number:06}", "png": path.read_bytes(), "cls": str(label).encode()})
+    same("webdataset", shards=str(tmp_path / "train-{0..1}.tar"))
+
+
+def test_streaming(tmp_path):
+    streaming = pytest.importorskip("streaming")
+    columns = {"x": "ndarray:float32:5", "y": "int64"}
+    with streaming.MDSWriter(out=str(tmp_path / "mds"), columns=columns) as file:
+        for number in range(20):
+            file.write({"x": np.arange(5, dtype=np.float32) * number, "y": np.int64(number)})
+    same("streaming", mds=str(tmp_path / "mds"))
+
+
+def test_datasets(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = {"x": [number / 2 for number in range(20)], "y": list(range(20))}
+    features = datasets.Features({"x": datasets.Value("float32"), "y": datasets.Value("int64")})
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "data.parquet"))
+    same("datasets", parquet=str(tmp_path / "data.parquet"))
+
+
+def test_ffcv(folder, tmp_path):
+    pytest.importorskip("ffcv")
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+    from torchvision.datasets import ImageFolder
+
+    beton = str(tmp_path / "data.beton")
+    DatasetWriter(beton, {"image": RGBImageField(write_mode="raw"), "label": IntField()}, num_workers=1).from_indexed_dataset(
+        ImageFolder(folder)
+    )
+    same("ffcv", mean=3.0, folder=folder, beton=beton)
+
+
+def test_dali(folder):
+    pytest.importorskip("nvidia.dali")
+    same("dali", mean=1.0, folder=folder)
+
+
+def test_every_program_has_its_pair():
+    names = {name.split()[0] for name in PROGRAMS}
+    assert names == {"torch", "dataset", "webdataset", "streaming", "datasets", "ffcv", "dali"}
+    assert all({f"{name} before", f"{name} after"} <= PROGRAMS.keys() for name in names)
