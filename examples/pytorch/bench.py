@@ -11,7 +11,9 @@ ratio. FOLDER has a folder of pictures per class. Install the other loaders as t
 
 import argparse
 import json
+import math
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -88,23 +90,36 @@ def dali_pictures(args):
 
 
 def spdl_pictures(args):
+    import numpy as np
     import spdl.io
     from spdl.pipeline import PipelineBuilder
 
     files = [str(path) for path in Path(args.data).glob("*/*")]
+    deviation = np.array(STD, np.float32) * 255
 
-    def batch(paths):
-        # A crop of the middle: SPDL's filters draw no random part.
-        parts = spdl.io.get_video_filter_desc(scale_width=SIZE, scale_height=SIZE, pix_fmt="rgb24")
-        frames = [spdl.io.decode_packets(spdl.io.demux_image(path), filter_desc=parts) for path in paths]
-        return spdl.io.to_numpy(spdl.io.convert_frames(frames))
+    def decode(path):
+        area, ratio = random.uniform(0.08, 1), math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+        width, height = f"min(iw\\,sqrt({area}*iw*ih*{ratio}))", f"min(ih\\,sqrt({area}*iw*ih/{ratio}))"
+        crop = f"crop=w={width}:h={height}:x={random.random()}*(iw-ow):y={random.random()}*(ih-oh):exact=1"
+        flip = ",hflip" if random.random() < 0.5 else ""
+        steps = f"{crop},scale={SIZE}:{SIZE}:flags=bilinear{flip},format=pix_fmts=rgb24"
+        return spdl.io.decode_packets(spdl.io.demux_image(path), filter_desc=steps)
 
-    source = (files[start : start + BATCH] for start in range(0, len(files) - BATCH, BATCH))
-    paths = list(source)
-    builder = PipelineBuilder().add_source(endless(lambda: paths)).pipe(batch, concurrency=args.workers).add_sink(4)
-    pipeline = builder.build(num_threads=args.workers)
+    def join(frames):
+        pictures = spdl.io.to_numpy(spdl.io.convert_frames(frames))
+        if not args.floats:
+            return pictures
+        return ((pictures - np.array(MEAN, np.float32) * 255) / deviation).transpose(0, 3, 1, 2).copy()
+
+    def source():
+        while True:
+            random.shuffle(files)
+            yield from files
+
+    steps = PipelineBuilder().add_source(source()).pipe(decode, concurrency=args.workers).aggregate(BATCH)
+    pipeline = steps.pipe(join, concurrency=1).add_sink(2).build(num_threads=args.workers + 1)
     pipeline.start()
-    return iter(pipeline)
+    return pipeline.get_iterator()
 
 
 def ffcv_pictures(args):
@@ -152,7 +167,8 @@ LOADERS = {
 def one(name, args):
     """Rows per second of a loader, in a process of its own."""
     options = ["--workers", str(args.workers), "--seconds", str(args.seconds), *(["--floats"] if args.floats else [])]
-    done = subprocess.run([sys.executable, __file__, "one", name, args.data, *options], capture_output=True, text=True)
+    command = [sys.executable, __file__, "one", name, args.data, *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 10 * args.seconds)
     if done.returncode != 0:
         sys.exit(f"{name}: {done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -160,7 +176,7 @@ def one(name, args):
 
 def native(args, *source):
     """Rows per second of the crate's example."""
-    command = [args.native, *source, "--batch-size", BATCH, "--shuffle", 1, "--workers", args.workers, "--device", "host"]
+    command = [args.native, *source, "--batch", BATCH, "--shuffle", 1, "--workers", args.workers, "--device", "host"]
     command += ["--seconds", args.seconds, "--json"]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)["items_per_s"]

@@ -1,7 +1,8 @@
 //! Arrays of a batch that Python has during a call, without a copy.
 //!
 //! ```text
-//! Lease ──lend──► Lent ──__dlpack__──► capsule ──from_dlpack──► array: `views` counts those alive
+//! Lease ──lend──► Lent ──__dlpack__──► capsule ──torch.from_dlpack──► tensor
+//!   │               └──────numpy──────► Base ◄──────.base─────────── array: `views` counts what is alive
 //!   └──end: no array can be made any more, and how many are alive
 //! ```
 
@@ -11,7 +12,7 @@ use feedline::dlpack::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVer
 use feedline::tensor::DType;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
-use pyo3::types::PyCapsule;
+use pyo3::types::{PyCapsule, PyDict, PyTuple};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -83,11 +84,7 @@ impl Lent {
         if stream.is_some() || dl_device.is_some_and(|device| device != host) || copy == Some(true) {
             return Err(PyBufferError::new_err("the array lies in host memory, and is not copied"));
         }
-        self.lease.views.fetch_add(1, Ordering::SeqCst);
-        let view = View(self.lease.clone());
-        if !self.lease.open.load(Ordering::SeqCst) {
-            return Err(PyBufferError::new_err("the call that had this array is over"));
-        }
+        let view = self.view()?;
         if max_version.is_some_and(|(major, _)| major >= 1) {
             let pointer = self.own(view, |tensor, context| DLManagedTensorVersioned {
                 version: DLPackVersion::OURS,
@@ -107,12 +104,55 @@ impl Lent {
         }
     }
 
+    /// The NumPy array.
+    fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let DLDataType { code, bits, .. } = DLDataType::from(self.dtype);
+        let kind = match code {
+            0 => 'i',
+            1 => 'u',
+            2 => 'f',
+            _ => return Err(PyBufferError::new_err(format!("NumPy has no {}", self.dtype.name()))),
+        };
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("typestr", format!("={kind}{}", bits / 8))?;
+        interface.set_item("shape", PyTuple::new(py, &self.shape)?)?;
+        interface.set_item("data", (self.data, false))?;
+        let base = Base { interface: interface.unbind(), _view: self.view()? };
+        py.import("numpy")?.call_method1("asarray", (base,))
+    }
+
     fn __dlpack_device__(&self) -> (i32, i32) {
         (DLDevice::CPU.device_type, DLDevice::CPU.device_id)
     }
 }
 
+/// The base of a NumPy array. By DLPack, which some versions of NumPy take as read-only, it could not be written to.
+#[pyclass(frozen, module = "feedline")]
+struct Base {
+    interface: Py<PyDict>,
+    _view: View,
+}
+
+#[pymethods]
+impl Base {
+    #[getter]
+    fn __array_interface__(&self, py: Python<'_>) -> Py<PyDict> {
+        self.interface.clone_ref(py)
+    }
+}
+
 impl Lent {
+    /// Counts an array that is about to be made.
+    fn view(&self) -> PyResult<View> {
+        self.lease.views.fetch_add(1, Ordering::SeqCst);
+        let view = View(self.lease.clone());
+        if !self.lease.open.load(Ordering::SeqCst) {
+            return Err(PyBufferError::new_err("the call that had this array is over"));
+        }
+        Ok(view)
+    }
+
     /// A struct that lives until its deleter is called.
     fn own<T>(&self, view: View, make: impl FnOnce(DLTensor, *mut c_void) -> T) -> NonNull<T> {
         let shape = self.shape.clone();

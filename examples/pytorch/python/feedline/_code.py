@@ -77,12 +77,7 @@ def _assign(name: str, place: Any, value: Any) -> None:
 
 
 def numpy_array(lent: Any) -> Any:
-    import numpy
-
-    array = numpy.from_dlpack(lent)
-    if not array.flags.writeable:
-        raise RuntimeError(f"map_batch needs NumPy 2.1 or newer, whose arrays can be written to; this is {numpy.__version__}")
-    return array
+    return lent.numpy()
 
 
 def decoders(given: Mapping[str, tuple[Callable[..., Any], Any, Any]]) -> list[Any]:

@@ -41,6 +41,7 @@ pub(super) struct Prepared {
     /// Weights of each step and pair of taps.
     pub(super) weights: Vec<[[i16; 8]; 2]>,
     /// Output values from step to step.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels read it"))]
     pub(super) stride: usize,
 }
 
