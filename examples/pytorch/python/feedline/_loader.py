@@ -160,7 +160,9 @@ class Epoch(Generic[Out]):
         return self
 
     def __next__(self) -> Out:
-        native = self._opened()
+        native = self._native
+        if native is None or self._ended_by:
+            native = self._opened()
         try:
             batch = next(native)
         except StopIteration:

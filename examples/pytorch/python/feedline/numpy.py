@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from numpy import from_dlpack
+
 from . import IMAGENET
 from ._loader import Epoch, Loader as _Loader
 from ._tensors import Batch, to_numpy
@@ -40,7 +42,9 @@ class Loader(_Loader["dict[str, numpy.ndarray]"]):
         return super().__new__(cls, source, path, **{"device": "cpu", **settings})
 
     def _out(self, batch: Batch) -> dict[str, numpy.ndarray]:
-        return to_numpy(batch)
+        if self.device != "cpu":
+            return to_numpy(batch)
+        return {name: from_dlpack(tensor) for name, tensor in batch.items()}
 
 
 images = Loader.images
