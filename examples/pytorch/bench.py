@@ -27,9 +27,11 @@ RECORD = 1024
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def rate(batches, seconds, warm=3):
-    """Rows per second of an iterator of batches, after a few."""
-    for _ in range(warm):
+def rate(batches, seconds):
+    """Rows per second of an iterator of batches, after a quarter of the time."""
+    next(batches)
+    warm = time.perf_counter() + seconds / 4
+    while time.perf_counter() < warm:
         next(batches)
     rows, start = 0, time.perf_counter()
     while (took := time.perf_counter() - start) < seconds:
