@@ -190,7 +190,7 @@ impl Loader {
     }
 
     fn __repr__(&self) -> String {
-        format!("{:?}", self.inner)
+        format!("{:?}", self.inner())
     }
 }
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -156,7 +157,11 @@ def test_measurements_are_numbers_words_and_files(data):
     assert prediction["items_per_s"] > 0 and prediction["bound_by"]
     assert f'feedline_samples_total{{loader="run",rank="0"}} {3 * COUNT}' in loader.metrics("run")
     assert json.loads(loader.trace())["traceEvents"]
-    assert loader._repr_html_().startswith("<pre>dataset")
+    page = loader._repr_html_()
+    ElementTree.fromstring(page)
+    assert "your loop" in page and "decode workers" in page and "records of 48 bytes" in page
+    assert "no batch was handed out" in open_numpy(data)._repr_html_()
+    assert repr(loader).startswith("Loader of 100 records")
     with pytest.raises(TypeError, match="worker"):
         loader.what_if(worker=8)
 

@@ -7,14 +7,13 @@
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, Iterator, Literal, Mapping, Sequence, TypedDict, TypeVar
 
-from . import _code
+from . import _code, _html
 from ._native import Loader as _Native
 from ._tensors import Batch
 from .errors import EpochLiveError
@@ -335,8 +334,8 @@ class Loader(_Native, Generic[Out]):
         return None if said is None else json.loads(said)
 
     def _repr_html_(self) -> str:
-        """The report, for notebooks."""
-        return f"<pre>{html.escape(self.report())}</pre>"
+        """The report and a bar for each stage, for notebooks."""
+        return _html.page(self.report(), self.snapshot())
 
     def close(self) -> None:
         """Ends the open epoch, if there is one: its iterator raises. The loader can go on."""

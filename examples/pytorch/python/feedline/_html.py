@@ -1,0 +1,66 @@
+"""The report of a loader as HTML, for notebooks."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+# Readable on a light and on a dark page: own background, and the same text colour in every bar.
+GOOD, BAD, OTHER, IDLE = "#2a9d8f", "#e76f51", "#457b9d", "#c9ced6"
+STYLE = "font:13px/1.5 system-ui,sans-serif;color:#1d2733;background:#fff;border:1px solid #d5dae1;padding:12px;max-width:760px"
+
+
+def page(report: str, snapshot: dict[str, Any]) -> str:
+    """The verdict, a bar for each stage, and the report."""
+    lines = report.splitlines()
+    place = next((at for at, line in enumerate(lines) if line.startswith("verdict")), len(lines))
+    verdict = lines[place].removeprefix("verdict").strip() if place < len(lines) else "nothing was measured yet"
+    advice = [line.strip().removeprefix("→").strip() for line in lines[place + 1 :] if line.strip().startswith("→")]
+    head = " · ".join(line.partition(" ")[2].strip() for line in lines[:3])
+    bars = "".join(_bar(name, parts) for name, parts in _stages(snapshot))
+    hints = "".join(f"<li>{escape(line)}</li>" for line in advice)
+    return (
+        f'<div style="{STYLE}"><div style="color:#5b6776">{escape(head)}</div>'
+        f'<div style="font-size:16px;margin:4px 0 8px"><b>{escape(verdict)}</b></div>'
+        f'<table style="border-collapse:collapse;width:100%;font:inherit">{bars}</table>'
+        f'<ul style="margin:8px 0;padding-left:20px">{hints}</ul>'
+        f"<details><summary>Report</summary><pre style=\"overflow-x:auto;color:inherit;background:none\">{escape(report)}</pre></details></div>"
+    )
+
+
+Parts = list[tuple[str, float, str]]
+
+
+def _stages(snapshot: dict[str, Any]) -> list[tuple[str, Parts]]:
+    """What each stage did with its time: (words, nanoseconds, colour)."""
+    consumer, decode, slots = snapshot["consumer"], snapshot["decode"], snapshot["slots"]
+    stages: list[tuple[str, Parts]] = [
+        ("your loop", [("works", consumer["user_ns"], GOOD), ("waits for batches", consumer["waited_ns"], BAD)])
+    ]
+    if gpu := consumer.get("gpu"):
+        starved, late = gpu["starved_ns"], gpu["host_late_ns"]
+        busy = max(0, snapshot["steady_ns"] - starved - late)
+        stages.append(("GPU stream", [("busy", busy, GOOD), ("waits for batches", starved, BAD), ("your code", late, OTHER)]))
+    others = decode["workers"] * snapshot["steady_ns"] - decode["busy_ns"] - decode["starved_ns"] - decode["ahead_ns"]
+    workers = [
+        ("work", decode["busy_ns"], GOOD),
+        ("wait for samples", decode["starved_ns"], BAD),
+        ("no batch to fill", decode["ahead_ns"], OTHER),
+        ("other", max(0, others), IDLE),
+    ]
+    stages.append((f"{decode['workers']} decode workers", workers))
+    held = [("full", "full_ns", GOOD), ("with you", "held_ns", OTHER), ("being filled", "filling_ns", BAD), ("free", "free_ns", IDLE)]
+    stages.append((f"{slots['count']} batch slots", [(words, slots[key], colour) for words, key, colour in held]))
+    return [(name, parts) for name, parts in stages if sum(time for _, time, _ in parts) > 0]
+
+
+def _bar(name: str, parts: Parts) -> str:
+    total = sum(time for _, time, _ in parts)
+    cells = ""
+    for words, time, colour in parts:
+        share = 100 * time / total
+        text = f"{words} {share:.0f} %" if share >= 18 else ""
+        style = f"width:{share:.2f}%;background:{colour};overflow:hidden;white-space:nowrap;text-align:center;color:#10181f"
+        cells += f'<div title="{escape(words)}: {share:.1f} %" style="{style}">{escape(text)}</div>' if share > 0 else ""
+    label = f'<td style="text-align:left;white-space:nowrap;padding:2px 10px 2px 0">{escape(name)}</td>'
+    return f'<tr>{label}<td style="width:100%;padding:2px 0"><div style="display:flex;height:20px">{cells}</div></td></tr>'
