@@ -110,6 +110,21 @@ def test_misuse_of_map_batch_is_named(path, function, words):
         next(iter(loader(path, map_batch=function)))
 
 
+@pytest.mark.parametrize(
+    "settings, error, words",
+    [
+        ({"map_batch": 3}, TypeError, "give a function"),
+        ({"map_batch": print, "adds": {"x": ("f32", 3)}}, ValueError, r"'x' is 3: give a tuple"),
+        ({"map_batch": print, "adds": {"x": ("f32", (-1,))}}, ValueError, r"'x' is \(-1,\)"),
+        ({"map_batch": print, "adds": {"record": ("f32", (1,))}}, ValueError, "two fields are called `record`"),
+        ({"adds": {"x": ("f32", (1,))}}, ValueError, "say map_batch, too"),
+    ],
+)
+def test_settings_of_functions_are_checked(path, settings, error, words):
+    with pytest.raises(error, match=words):
+        loader(path, **settings)
+
+
 def test_an_array_that_map_batch_keeps_is_an_error_and_no_danger(path):
     kept = []
     one = loader(path, map_batch=lambda batch: kept.append(batch["record"]))
@@ -219,6 +234,16 @@ def test_samples_of_a_dataset_must_be_alike():
         fl.dataset(Words())
     with pytest.raises(ValueError, match="has no samples"):
         fl.dataset(Squares(0))
+
+
+def test_numbers_of_samples_keep_their_values():
+    class Odd(Squares):
+        def __getitem__(self, index):
+            return {"big": np.array([1, index], ">i4"), "turned": np.arange(6).reshape(2, 3).T[::-1], "even": index % 2 == 0}
+
+    first = next(iter(squares(Odd())))
+    assert first["big"].dtype == np.int32 and first["big"][3].tolist() == [1, 3]
+    assert first["turned"][0].tolist() == [[2, 5], [1, 4], [0, 3]] and first["even"].tolist() == [1, 0] * 4
 
 
 def test_an_exception_of_a_dataset_names_the_sample_and_can_be_substituted():

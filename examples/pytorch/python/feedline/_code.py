@@ -36,6 +36,8 @@ class BatchArrays(dict[str, Any]):
 
 def map_batch(function: Callable[[BatchArrays], Any], take: Callable[[Any], Any]) -> Callable[..., None]:
     """The function as the native loader calls it; `take` makes an array of a lent one."""
+    if not callable(function):
+        raise TypeError(f"map_batch is {function!r}: give a function of a batch")
 
     def call(lent: dict[str, Any], seed: int, epoch: int, number: int, valid: int) -> None:
         arrays = {name: take(array) for name, array in lent.items()}
@@ -138,6 +140,8 @@ def samples(dataset: Any, name: str) -> tuple[Any, ...]:
 
 def _items(sample: Any) -> Iterator[tuple[str, Any]]:
     """The arrays of a sample by name; those of a tuple are called 0, 1, …"""
+    if isinstance(sample, Mapping) and not all(isinstance(name, str) for name in sample):
+        raise TypeError(f"a sample has the names {list(sample)}: names are strings")
     if not isinstance(sample, Mapping):
         sample = {str(place): value for place, value in enumerate(sample if isinstance(sample, (tuple, list)) else (sample,))}
     return ((name, _array(name, value)) for name, value in sample.items())
@@ -147,17 +151,24 @@ def _array(name: str, value: Any) -> Any:
     import numpy
 
     if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
+        try:
+            value = value.detach().cpu().numpy()
+        except TypeError as error:
+            raise TypeError(f"{name!r} of a sample is a tensor of {value.dtype}, which NumPy has not: give another type") from error
     array = numpy.asarray(value)
     if array.dtype == bool:
         array = array.view(numpy.uint8)
-    if array.dtype.kind not in "iuf":
-        raise TypeError(f"{name!r} of a sample is {type(value).__name__}: samples are numbers, arrays and tensors")
-    return array
+    if array.dtype.kind not in "iuf" or array.dtype.itemsize > 8:
+        kind = f"an array of {array.dtype}" if isinstance(value, numpy.ndarray) else type(value).__name__
+        raise TypeError(f"{name!r} of a sample is {kind}: samples are numbers, arrays and tensors of at most 64 bits")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def adds(given: Mapping[str, tuple[Any, Sequence[int]]]) -> list[Any]:
     """The setting `adds` as the native loader takes it."""
+    for name, (_, shape) in given.items():
+        if isinstance(shape, int) or any(size < 1 for size in shape):
+            raise ValueError(f"adds: the shape of {name!r} is {shape}: give a tuple of sizes from 1, () for one number per row")
     return [(name, element(dtype), tuple(shape)) for name, (dtype, shape) in given.items()]
 
 
