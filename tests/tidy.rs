@@ -32,6 +32,7 @@ const UNSAFE: &[&str] = &[
     "benches/common/turbo.rs",
     "benches/starvation/device.rs",
     "examples/profile/gpu.rs",
+    "examples/pytorch/src/lent.rs",
     "examples/pytorch/src/stream.rs",
     "examples/pytorch/src/tensor.rs",
     "src/decode/image/turbo.rs",

@@ -30,8 +30,8 @@ impl Lease {
     }
 
     /// Lends memory until [`end`](Self::end). While it says that arrays are alive, the memory must stay.
-    pub fn lend(lease: &Arc<Self>, memory: &mut [u8], dtype: DType, shape: Vec<usize>) -> PyResult<Lent> {
-        debug_assert_eq!(memory.len(), shape.iter().product::<usize>() * dtype.size());
+    pub fn lend<T>(lease: &Arc<Self>, memory: &mut [T], dtype: DType, shape: Vec<usize>) -> PyResult<Lent> {
+        debug_assert_eq!(size_of_val(memory), shape.iter().product::<usize>() * dtype.size());
         let shape = shape.into_iter().map(i64::try_from).collect::<Result<_, _>>()?;
         Ok(Lent { lease: lease.clone(), data: memory.as_mut_ptr() as usize, dtype, shape })
     }

@@ -171,18 +171,11 @@ fn lend<'py>(py: Python<'py>, batch: &mut BatchMut<'_>, lease: &Arc<Lease>) -> P
         arrays.set_item(field.name(), array)?;
         let rows = batch.len();
         if let Some(lens) = batch.lens_mut(index) {
-            let array = Lease::lend(lease, bytes_of(lens), DType::U64, vec![rows])?;
+            let array = Lease::lend(lease, lens, DType::U64, vec![rows])?;
             arrays.set_item(crate::loader::lens_name(field.name()), array)?;
         }
     }
     Ok(arrays)
-}
-
-#[allow(unsafe_code)]
-fn bytes_of(numbers: &mut [u64]) -> &mut [u8] {
-    let bytes = size_of_val(numbers);
-    // SAFETY: the same memory, borrowed as long, of elements that may have any bits.
-    unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), bytes) }
 }
 
 /// The function may have written any length.
