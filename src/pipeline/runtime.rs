@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 /// Deadline to join the threads, beyond the deadline for reads in flight.
 const JOIN: Duration = Duration::from_secs(6);
 
+/// Time for idle workers to end. Their pool is dropped last, when another thread may have used up [`JOIN`].
+const WORKERS_END: Duration = Duration::from_secs(1);
+
 /// Threads of this process that missed the deadline. They are abandoned with all memory they can reach.
 static ABANDONED: AtomicU64 = AtomicU64::new(0);
 
@@ -209,7 +212,7 @@ impl Drop for Runtime {
             // The drain of this thread holds the pool, and releases it on return. Then the threads end.
             self.workers.threads.clear();
         }
-        self.workers.join(deadline);
+        self.workers.join(deadline.max(Instant::now() + WORKERS_END));
     }
 }
 
