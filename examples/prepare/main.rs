@@ -1,14 +1,17 @@
 //! Prepares data for training: pictures become shards, JPEGs with restart markers (lossless), so that a crop decodes
-//! alone; objects of a store are put into a local cache.
+//! alone, in one process or as tasks of many; objects of a store are put into a local cache.
 //!
 //! ```text
 //! cargo run --release --example prepare -- train/ shards/ --format tar --shuffle 7
 //! cargo run --release --example prepare -- train/ restarts/ --format files
+//! prepare plan train/ shards/ --tasks 1000 --format tar --shuffle 7; prepare run shards/ --part 0/8; prepare finish shards/
 //! cargo run --release --features remote --example prepare -- warm --path 's3://bucket/train-{0000..1023}.tar' --cache /nvme/cache
 //! ```
 //!
-//! Exit code: 0 when everything is done, 1 for an error. Of `warm`: 2 if bytes are missing, 130 when interrupted.
+//! Exit code: 0 when everything is done, 1 for an error, 2 if bytes (`warm`) or tasks (`finish`) are missing, 75 for a
+//! `run` that a signal stopped, 130 for a `warm` that was interrupted.
 
+mod job;
 #[cfg(all(feature = "remote", feature = "signals"))]
 #[path = "../throughput/source.rs"]
 mod source;
@@ -29,16 +32,18 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Args {
-    #[cfg(all(feature = "remote", feature = "signals"))]
     #[command(subcommand)]
     verb: Option<Verb>,
     #[command(flatten)]
     shards: Option<ShardArgs>,
 }
 
-#[cfg(all(feature = "remote", feature = "signals"))]
 #[derive(clap::Subcommand)]
 enum Verb {
+    Plan(job::PlanArgs),
+    Run(job::RunArgs),
+    Finish(job::FinishArgs),
+    #[cfg(all(feature = "remote", feature = "signals"))]
     Warm(warm::WarmArgs),
 }
 
@@ -51,6 +56,25 @@ struct ShardArgs {
     input: PathBuf,
     /// Folder to write to
     output: PathBuf,
+    #[command(flatten)]
+    options: Options,
+    /// Samples per shard [default: those that fit 256 MiB]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    samples_per_shard: Option<u64>,
+    /// Threads [default: one per core]
+    #[arg(long)]
+    workers: Option<NonZeroUsize>,
+    /// Write into a non-empty folder, and remove earlier shards there
+    #[arg(long)]
+    force: bool,
+    /// Flush each file to the device before it gets its name
+    #[arg(long)]
+    sync: bool,
+}
+
+/// Settings that decide the content of the output.
+#[derive(clap::Args)]
+struct Options {
     /// Output format
     #[arg(long, value_enum)]
     format: Kind,
@@ -60,24 +84,12 @@ struct ShardArgs {
     /// Maximum megapixels (of 2^20) of a picture
     #[arg(long, default_value_t = 64)]
     megapixels: u32,
-    /// Samples per shard [default: those that fit 256 MiB]
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
-    samples_per_shard: Option<u64>,
     /// Shuffle the samples over all shards with this seed [default: in the order of the folder]
     #[arg(long)]
     shuffle: Option<u64>,
-    /// Threads [default: one per core]
-    #[arg(long)]
-    workers: Option<NonZeroUsize>,
-    /// Write into a non-empty folder, and remove earlier shards there
-    #[arg(long)]
-    force: bool,
     /// Skip damaged pictures and list them in damaged.tsv [default: stop at the first]
     #[arg(long)]
     skip_damaged: bool,
-    /// Flush each file to the device before it gets its name
-    #[arg(long)]
-    sync: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -95,11 +107,15 @@ fn main() -> ExitCode {
     let command = Args::command();
     #[cfg(all(feature = "remote", feature = "signals"))]
     let command = warm::with_defaults(command);
-    let done = match Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit()) {
+    let args = Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
+    let done = match (args.verb, args.shards) {
+        (Some(Verb::Plan(args)), _) => job::plan(&args),
+        (Some(Verb::Run(args)), _) => job::run(&args),
+        (Some(Verb::Finish(args)), _) => job::finish(&args),
         #[cfg(all(feature = "remote", feature = "signals"))]
-        Args { verb: Some(Verb::Warm(args)), .. } => warm::run(&args),
-        Args { shards: Some(args), .. } => run(&args).map(|()| ExitCode::SUCCESS),
-        Args { .. } => Err("name a folder of pictures and a folder to write to; --help says more".into()),
+        (Some(Verb::Warm(args)), _) => warm::run(&args),
+        (None, Some(args)) => run(&args).map(|()| ExitCode::SUCCESS),
+        (None, None) => Err("name a folder of pictures and a folder to write to; --help says more".into()),
     };
     done.unwrap_or_else(|error| {
         eprintln!("error: {error}");
@@ -107,28 +123,26 @@ fn main() -> ExitCode {
     })
 }
 
+impl Options {
+    /// The settings, for this format.
+    fn shards(&self, format: Kind) -> Shards {
+        let restarts = RestartOptions::default().pixels_max(u64::from(self.megapixels) << 20);
+        let restarts = self.interval.into_iter().fold(restarts, RestartOptions::interval);
+        let shards = Shards::new(match format {
+            Kind::Tar => Format::Tar,
+            #[cfg(feature = "parquet")]
+            Kind::Parquet => Format::Parquet,
+            Kind::Files => Format::Files,
+        });
+        let shards = shards.restarts(restarts).skip_damaged(self.skip_damaged);
+        self.shuffle.into_iter().fold(shards, Shards::shuffle)
+    }
+}
+
 fn run(args: &ShardArgs) -> Result<(), Box<dyn Error>> {
-    let mut restarts = RestartOptions::default().pixels_max(u64::from(args.megapixels) << 20);
-    if let Some(interval) = args.interval {
-        restarts = restarts.interval(interval);
-    }
-    let mut shards = Shards::new(match args.format {
-        Kind::Tar => Format::Tar,
-        #[cfg(feature = "parquet")]
-        Kind::Parquet => Format::Parquet,
-        Kind::Files => Format::Files,
-    })
-    .restarts(restarts)
-    .workers(args.workers.map_or(0, NonZeroUsize::get))
-    .overwrite(args.force)
-    .skip_damaged(args.skip_damaged)
-    .sync(args.sync);
-    if let Some(samples) = args.samples_per_shard {
-        shards = shards.samples_per_shard(samples);
-    }
-    if let Some(seed) = args.shuffle {
-        shards = shards.shuffle(seed);
-    }
+    let shards = args.options.shards(args.options.format);
+    let shards = shards.workers(args.workers.map_or(0, NonZeroUsize::get)).overwrite(args.force).sync(args.sync);
+    let shards = args.samples_per_shard.into_iter().fold(shards, Shards::samples_per_shard);
     let bar = bar()?;
     let summary = shards.write(&args.input, &args.output, |progress| {
         bar.set_length(progress.total);

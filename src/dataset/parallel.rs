@@ -10,7 +10,7 @@ const THREADS_MAX: usize = 32;
 
 /// Applies `f` to every item, on threads that end before the call returns. The first error (in order) wins; no item is
 /// begun after an error.
-pub(super) fn parallel<I, R: Send>(items: I, f: impl Fn(usize, I::Item) -> Result<R> + Sync) -> Result<Vec<R>>
+pub(crate) fn parallel<I, R: Send>(items: I, f: impl Fn(usize, I::Item) -> Result<R> + Sync) -> Result<Vec<R>>
 where
     I: IntoIterator<IntoIter: Send>,
 {

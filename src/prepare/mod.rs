@@ -34,14 +34,17 @@
 
 mod bits;
 mod huffman;
+mod job;
 mod jpeg;
 mod output;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod pictures;
 mod shards;
 mod tar;
 mod transcode;
 
+pub use job::{Event, Finished, Plan, Ran, Tasks};
 pub use shards::{Format, Progress, Shards, Summary};
 
 use self::huffman::Codes;

@@ -1,6 +1,6 @@
 //! Files of the output: lines of lists, and errors that name the file.
 
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::publish::{Folder, Pending};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -9,6 +9,30 @@ use std::path::{Path, PathBuf};
 /// Begins `target`. Errors name it.
 pub(super) fn create(target: PathBuf) -> Result<Pending> {
     Pending::create_alone(&target).map_err(|source| failed(source, &target))
+}
+
+/// As [`create`], where another process may write the same target. Errors name it.
+pub(super) fn create_shared(target: PathBuf) -> Result<Pending> {
+    Pending::create(&target).map_err(|source| failed(source, &target))
+}
+
+/// Gives the file its name, after its bytes are on the device. An equal file stays. Errors: [`ErrorKind::Config`] for a
+/// file of other bytes, which stays, too.
+pub(super) fn commit_new(pending: Pending) -> Result<()> {
+    let target = pending.target().to_path_buf();
+    let named = pending.commit_new().and_then(|()| Folder::of(&target)?.sync());
+    named.map_err(|source| match source.kind() {
+        io::ErrorKind::AlreadyExists => {
+            let message = "the file exists, and the plan gives other bytes: move it away, and run the task again";
+            Error::new(ErrorKind::Config, Stage::Write, message).with_path(&target)
+        }
+        _ => failed(source, &target),
+    })
+}
+
+/// The line of a ledger.
+pub(super) fn ledger_line(source: &str, error: &Error) -> String {
+    format!("{source}\t{}\n", error.to_string().replace(['\t', '\n', '\r'], " "))
 }
 
 /// Gives the file its name. With `sync`, only after its bytes are on the device; then syncs the name, too.

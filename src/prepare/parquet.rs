@@ -31,7 +31,9 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn create(target: PathBuf, labelled: bool) -> Result<Self> {
+    /// Begins the file.
+    pub(super) fn new(file: Pending, labelled: bool) -> Result<Self> {
+        let target = file.target().to_path_buf();
         let mut fields = vec![Field::new("image", DataType::Binary, false)];
         if labelled {
             fields.push(Field::new("label", DataType::Int64, false));
@@ -46,7 +48,7 @@ impl Writer {
             // The writer checks the page limit after this many rows, and a few pictures fill a page.
             .set_write_batch_size(1)
             .build();
-        let writer = ArrowWriter::try_new(output::create(target.clone())?, schema.clone(), Some(properties));
+        let writer = ArrowWriter::try_new(file, schema.clone(), Some(properties));
         let writer = writer.map_err(|error| failed(error, &target))?;
         Ok(Self { writer, schema, target, images: Vec::new(), labels: Vec::new(), bytes: 0 })
     }
@@ -83,10 +85,10 @@ impl Writer {
         written.map_err(|error| failed(error, &self.target))
     }
 
-    pub(super) fn commit(mut self, sync: bool) -> Result<()> {
+    /// Writes the rest and the footer. The file has no name yet.
+    pub(super) fn finish(mut self) -> Result<Pending> {
         self.flush()?;
-        let pending = self.writer.into_inner().map_err(|error| failed(error, &self.target))?;
-        output::commit(pending, sync)
+        self.writer.into_inner().map_err(|error| failed(error, &self.target))
     }
 }
 

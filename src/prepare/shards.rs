@@ -17,25 +17,30 @@
 use super::output;
 #[cfg(feature = "parquet")]
 use super::parquet;
+use super::pictures::{Listed, Picture, Pictures};
 use super::{Outcome, Reason, RestartOptions, restart_jpeg, tar};
-use crate::dataset::{Dataset, Images};
+use crate::dataset::Images;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Key, Permutation};
+use crate::stop::Stop;
 use crate::storage::listing::{names_in, real_path};
 use crate::storage::publish::{Pending, is_partial, make_folder, remove};
-use crate::storage::{Blob, SourceId};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const WINDOW_PICTURES: u64 = 256;
 const WINDOW_BYTES: u64 = 32 << 20;
-const MANIFEST: &str = "manifest.tsv";
-const LEDGER: &str = "damaged.tsv";
+pub(super) const MANIFEST: &str = "manifest.tsv";
+pub(super) const MANIFEST_HEADING: &str = "#key\tshard\tlabel\tsource\toutcome\tbytes before\tbytes after\n";
+/// The plan of a job whose tasks write into the folder.
+pub(super) const PLAN: &str = "plan.fdp";
+pub(super) const LEDGER: &str = "damaged.tsv";
+pub(super) const LEDGER_HEADING: &str = "#source\terror\n";
 
 /// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,14 +69,14 @@ pub enum Format {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Shards {
-    format: Format,
-    restarts: RestartOptions,
+    pub(super) format: Format,
+    pub(super) restarts: RestartOptions,
     samples: u64,
     bytes: u64,
-    seed: Option<u64>,
-    workers: usize,
+    pub(super) seed: Option<u64>,
+    pub(super) workers: usize,
     overwrite: bool,
-    skip_damaged: bool,
+    pub(super) skip_damaged: bool,
     sync: bool,
 }
 
@@ -117,9 +122,8 @@ pub struct Summary {
 
 /// A picture that is ready to be written.
 struct Made {
-    sample: u64,
-    /// Encoded bytes, before and after.
-    before: u64,
+    picture: Picture,
+    /// Encoded bytes of the result; the picture has those before.
     after: u64,
     /// The bytes are empty if their file is already written.
     result: Result<(Outcome, Vec<u8>)>,
@@ -224,22 +228,27 @@ impl Shards {
         check_apart(from, to)?;
         let images = Images::open(from)?;
         self.prepare_folder(to)?;
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(self.workers).build();
-        let pool = pool
-            .map_err(|error| Error::new(ErrorKind::Io, Stage::Build, "cannot start the workers").with_source(error))?;
-        let mut run = Run::new(Maker { shards: self, images: &images, from, to });
+        let pool = pool(self.workers)?;
+        let (pictures, stop) = (Listed(&images, from), Stop::new());
+        let maker = Maker { shards: self, pictures: &pictures, to, stop: &stop };
+        let mut run = Run::new(maker, Target::Folder(FolderLists::default()));
         pool.install(|| run.all(progress))?;
         let mut summary = run.finish()?;
+        summary.left_out = images.left_out().clone();
         summary.elapsed = started.elapsed();
         Ok(summary)
     }
 
     /// Creates the folder. With `overwrite`, also removes the output of an earlier call.
-    fn prepare_folder(&self, to: &Path) -> Result<()> {
+    pub(super) fn prepare_folder(&self, to: &Path) -> Result<()> {
         make_folder(to).map_err(|source| output::failed(source, to))?;
         let names = names_in(to)?.into_iter().map(|(name, _)| name);
         // Partial files of a killed call have no owner.
         let (partial, others): (Vec<_>, Vec<_>) = names.partition(|name| is_partial(&name.to_string_lossy()));
+        if others.iter().any(|name| name == PLAN) {
+            let message = "the output folder holds a plan: run and finish it, or choose another folder";
+            return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(to.join(PLAN)));
+        }
         if let (false, Some(other)) = (self.overwrite, others.first()) {
             let left = match partial.len() {
                 0 => String::new(),
@@ -259,8 +268,14 @@ impl Shards {
     }
 }
 
+/// A pool of this many threads; 0: one per core.
+pub(super) fn pool(workers: usize) -> Result<rayon::ThreadPool> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(workers).build();
+    pool.map_err(|error| Error::new(ErrorKind::Io, Stage::Build, "cannot start the workers").with_source(error))
+}
+
 /// Whether a file of this name, at the top of the folder, may come from an earlier call.
-fn is_ours(name: &str) -> bool {
+pub(super) fn is_ours(name: &str) -> bool {
     // The index of a tar shard that was read: `shard-000000.tar.0a1b2c3d.fdx`.
     let index = name.strip_suffix(".fdx").and_then(|rest| rest.rsplit_once('.')).map(|(shard, _)| shard);
     let number = |ending: &str| index.unwrap_or(name).strip_prefix("shard-")?.strip_suffix(ending);
@@ -270,7 +285,7 @@ fn is_ours(name: &str) -> bool {
 }
 
 /// Neither folder may contain the other: pictures would be overwritten while they are read.
-fn check_apart(from: &Path, to: &Path) -> Result<()> {
+pub(super) fn check_apart(from: &Path, to: &Path) -> Result<()> {
     let (from, real) = (real(from), real(to));
     if from.starts_with(&real) || real.starts_with(&from) {
         let message = format!("the input folder {} and the output folder overlap; use separate ones", from.display());
@@ -291,16 +306,39 @@ fn real(path: &Path) -> PathBuf {
     absolute
 }
 
-/// One call of [`Shards::write`].
-struct Run<'a> {
+/// Writes a range of positions of the order.
+pub(super) struct Run<'a> {
     maker: Maker<'a>,
     order: Option<Permutation>,
-    shard: Option<Shard>,
-    /// Next key.
+    positions: Range<u64>,
+    /// Next key of a sample.
     key: u64,
+    shard: Option<Shard>,
+    target: Target<'a>,
+    summary: Summary,
+}
+
+/// Where shards and lists go.
+pub(super) enum Target<'a> {
+    /// All shards and both lists, in one folder.
+    Folder(FolderLists),
+    /// One shard of this number, which no other file may replace; lines go to its record.
+    Task(u64, &'a mut dyn TaskLists),
+}
+
+/// The lists of a folder.
+#[derive(Default)]
+pub(super) struct FolderLists {
     manifest: Option<Pending>,
     ledger: Option<Pending>,
-    summary: Summary,
+}
+
+/// The lists of a task.
+pub(super) trait TaskLists: Send {
+    /// Adds a line of the manifest.
+    fn written(&mut self, line: &str) -> Result<()>;
+    /// Adds a line of the ledger.
+    fn damaged(&mut self, line: &str) -> Result<()>;
 }
 
 /// The shard being written.
@@ -318,48 +356,54 @@ enum Writer {
 }
 
 impl<'a> Run<'a> {
-    fn new(maker: Maker<'a>) -> Self {
-        let Maker { shards, images, .. } = maker;
-        let order = shards.seed.map(|seed| Permutation::new(images.len(), Key::new(seed).named("prepare")));
-        let summary = Summary { pictures: images.len(), left_out: images.left_out().clone(), ..Summary::default() };
-        Self { maker, order, shard: None, key: 0, manifest: None, ledger: None, summary }
+    /// All pictures.
+    pub(super) fn new(maker: Maker<'a>, target: Target<'a>) -> Self {
+        let count = maker.pictures.count();
+        let order = maker.shards.seed.map(|seed| Permutation::new(count, Key::new(seed).named("prepare")));
+        let summary = Summary { pictures: count, ..Summary::default() };
+        Self { maker, order, positions: 0..count, key: 0, shard: None, target, summary }
+    }
+
+    /// The pictures at these positions of the order.
+    pub(super) fn at(mut self, positions: Range<u64>) -> Self {
+        self.summary.pictures = positions.end - positions.start;
+        (self.key, self.positions) = (positions.start, positions);
+        self
     }
 
     fn sample_at(&self, position: u64) -> u64 {
         self.order.as_ref().map_or(position, |order| order.get(position))
     }
 
-    /// The samples from position `start` on that are made together.
-    fn window(&self, start: u64) -> Vec<u64> {
-        let (mut samples, mut bytes) = (Vec::new(), 0);
-        for position in start..self.maker.images.len().min(start + WINDOW_PICTURES) {
-            let sample = self.sample_at(position);
-            bytes += self.maker.len_of(sample);
-            if !samples.is_empty() && bytes > WINDOW_BYTES {
+    /// The pictures from position `start` on that are made together.
+    fn window(&self, start: u64) -> Result<Vec<Picture>> {
+        let (mut window, mut bytes) = (Vec::new(), 0);
+        for position in start..self.positions.end.min(start + WINDOW_PICTURES) {
+            let picture = self.maker.pictures.get(self.sample_at(position))?;
+            bytes += picture.len;
+            if !window.is_empty() && bytes > WINDOW_BYTES {
                 break;
             }
-            samples.push(sample);
+            window.push(picture);
         }
-        samples
+        Ok(window)
     }
 
-    fn all(&mut self, mut progress: impl FnMut(Progress) -> ControlFlow<()> + Send) -> Result<()> {
-        let (maker, total) = (self.maker, self.maker.images.len());
-        let mut position = 0;
-        let mut made = maker.make(&self.window(0));
+    pub(super) fn all(&mut self, mut progress: impl FnMut(Progress) -> ControlFlow<()> + Send) -> Result<()> {
+        let (maker, first) = (self.maker, self.positions.start);
+        let total = self.positions.end - first;
+        let mut position = first;
+        let mut made = maker.make(self.window(position)?);
         while !made.is_empty() {
             position += made.len() as u64;
-            let next = self.window(position);
-            let (written, following) = rayon::join(|| self.take_all(made), || maker.make(&next));
+            let next = self.window(position)?;
+            let (written, following) = rayon::join(|| self.take_all(made), || maker.make(next));
             written?;
             made = following;
             let (bytes_before, bytes_after) = self.summary.bytes;
-            if progress(Progress { pictures: position, total, bytes_before, bytes_after }).is_break() {
-                return Err(Error::new(
-                    ErrorKind::Cancelled,
-                    Stage::Write,
-                    format!("stopped after {position} pictures"),
-                ));
+            let pictures = position - first;
+            if progress(Progress { pictures, total, bytes_before, bytes_after }).is_break() {
+                return Err(stopped(format!("stopped after {pictures} pictures")));
             }
         }
         Ok(())
@@ -371,40 +415,43 @@ impl<'a> Run<'a> {
 
     /// Writes one picture, or its line of the ledger.
     fn take(&mut self, made: Made) -> Result<()> {
-        let Made { sample, before, after, result } = made;
+        let Made { picture, after, result } = made;
         let (outcome, bytes) = match result {
             Ok(done) => done,
-            Err(error) if self.maker.shards.skip_damaged && is_damage(&error) => return self.leave_out(sample, &error),
+            Err(error) if self.maker.shards.skip_damaged && is_damage(&error) => {
+                return self.leave_out(&picture, &error);
+            }
             Err(error) => return Err(error),
         };
-        if self.maker.shards.format == Format::Files {
-            self.summary.files += 1;
-        } else {
-            let shard = self.write_sample(sample, bytes)?;
-            self.list(sample, &shard, outcome, (before, after))?;
-        }
         let summary = &mut self.summary;
-        summary.bytes.0 += before;
+        summary.bytes.0 += picture.len;
         summary.bytes.1 += after;
         match outcome {
             Outcome::Transcoded { new_tables, .. } => {
                 summary.transcoded += 1;
                 summary.new_tables += u64::from(new_tables);
-                summary.transcoded_bytes.0 += before;
+                summary.transcoded_bytes.0 += picture.len;
                 summary.transcoded_bytes.1 += after;
             }
             Outcome::Unchanged { reason } => {
-                let images = self.maker.images;
-                summary.unchanged.entry(reason).or_insert_with(|| (0, images.path_of(sample))).0 += 1;
+                summary.unchanged.entry(reason).or_insert_with(|| (0, picture.path.clone())).0 += 1;
             }
         }
-        Ok(())
+        if self.maker.shards.format == Format::Files {
+            self.summary.files += 1;
+            return Ok(());
+        }
+        let shard = self.write_sample(&picture, bytes)?;
+        self.list(&picture, &shard, outcome, after)
     }
 
     /// Appends to the open shard, or to a new one; returns its name.
-    fn write_sample(&mut self, sample: u64, bytes: Vec<u8>) -> Result<String> {
+    fn write_sample(&mut self, picture: &Picture, bytes: Vec<u8>) -> Result<String> {
         let len = bytes.len() as u64;
-        let (samples_max, bytes_max) = (self.maker.shards.samples, self.maker.shards.bytes);
+        let (samples_max, bytes_max) = match self.target {
+            Target::Folder(_) => (self.maker.shards.samples, self.maker.shards.bytes),
+            Target::Task(..) => (u64::MAX, u64::MAX),
+        };
         if self.shard.as_ref().is_some_and(|shard| shard.samples >= samples_max || shard.bytes + len > bytes_max) {
             self.end_shard()?;
         }
@@ -412,11 +459,11 @@ impl<'a> Run<'a> {
             Some(shard) => shard,
             None => self.begin_shard()?,
         };
-        let class = self.maker.images.class_of(sample);
+        let class = picture.class;
         match &mut shard.writer {
             Writer::Tar(pending) => {
                 let key = format!("{:08}", self.key);
-                let image = format!("{key}.{}", ending_of(&self.maker.images.path_of(sample)));
+                let image = format!("{key}.{}", ending_of(&picture.path));
                 let written = tar::append(pending, &image, &bytes).and_then(|()| match class {
                     Some(class) => tar::append(pending, &format!("{key}.cls"), class.to_string().as_bytes()),
                     None => Ok(()),
@@ -424,7 +471,7 @@ impl<'a> Run<'a> {
                 written.map_err(|source| output::failed(source, pending.target()))?;
             }
             #[cfg(feature = "parquet")]
-            Writer::Parquet(writer) => writer.append(bytes, class.unwrap_or(0) as i64)?,
+            Writer::Parquet(writer) => writer.append(bytes, class.unwrap_or(0).into())?,
         }
         shard.samples += 1;
         shard.bytes += len;
@@ -434,72 +481,81 @@ impl<'a> Run<'a> {
     }
 
     /// Writes the sample's line of the manifest.
-    fn list(&mut self, sample: u64, shard: &str, outcome: Outcome, (before, after): (u64, u64)) -> Result<()> {
+    fn list(&mut self, picture: &Picture, shard: &str, outcome: Outcome, after: u64) -> Result<()> {
         let what = match outcome {
             Outcome::Transcoded { interval, .. } => format!("restarts every {interval}"),
             Outcome::Unchanged { reason } => format!("unchanged: {reason}"),
         };
-        let label = self.maker.images.class_of(sample).map_or(String::new(), |class| class.to_string());
-        let source = self.maker.source(sample);
-        let line = format!("{:08}\t{shard}\t{label}\t{source}\t{what}\t{before}\t{after}\n", self.key);
+        let label = picture.class.map_or(String::new(), |class| class.to_string());
+        let (key, before, source) = (self.key, picture.len, self.maker.source(picture));
+        let line = format!("{key:08}\t{shard}\t{label}\t{source}\t{what}\t{before}\t{after}\n");
         self.key += 1;
-        let heading = "#key\tshard\tlabel\tsource\toutcome\tbytes before\tbytes after\n";
-        output::append_line(&mut self.manifest, &self.maker.to.join(MANIFEST), heading, &line)
+        match &mut self.target {
+            Target::Folder(lists) => {
+                let path = self.maker.to.join(MANIFEST);
+                output::append_line(&mut lists.manifest, &path, MANIFEST_HEADING, &line)
+            }
+            Target::Task(_, lists) => lists.written(&line),
+        }
     }
 
     fn begin_shard(&self) -> Result<Shard> {
-        let number = self.summary.files;
-        let (name, writer) = match self.maker.shards.format {
+        let (number, create): (u64, fn(PathBuf) -> Result<Pending>) = match self.target {
+            Target::Folder(_) => (self.summary.files, output::create),
+            Target::Task(number, _) => (number, output::create_shared),
+        };
+        let name = shard_name(self.maker.shards.format, number);
+        let pending = create(self.maker.to.join(&name))?;
+        let writer = match self.maker.shards.format {
             #[cfg(feature = "parquet")]
             Format::Parquet => {
-                let name = format!("shard-{number:06}.parquet");
-                let labelled = !self.maker.images.classes().is_empty();
-                let writer = parquet::Writer::create(self.maker.to.join(&name), labelled)?;
-                (name, Writer::Parquet(Box::new(writer)))
+                Writer::Parquet(Box::new(parquet::Writer::new(pending, self.maker.pictures.labelled())?))
             }
-            Format::Tar | Format::Files => {
-                let name = format!("shard-{number:06}.tar");
-                let pending = output::create(self.maker.to.join(&name))?;
-                (name, Writer::Tar(pending))
-            }
+            Format::Tar | Format::Files => Writer::Tar(pending),
         };
         Ok(Shard { name, samples: 0, bytes: 0, writer })
     }
 
     fn end_shard(&mut self) -> Result<()> {
         let Some(shard) = self.shard.take() else { return Ok(()) };
-        let sync = self.maker.shards.sync;
-        match shard.writer {
+        let pending = match shard.writer {
             Writer::Tar(mut pending) => {
                 tar::finish(&mut pending).map_err(|source| output::failed(source, pending.target()))?;
-                output::commit(pending, sync)?;
+                pending
             }
             #[cfg(feature = "parquet")]
-            Writer::Parquet(writer) => writer.commit(sync)?,
+            Writer::Parquet(writer) => writer.finish()?,
+        };
+        match self.target {
+            Target::Folder(_) => output::commit(pending, self.maker.shards.sync)?,
+            Target::Task(..) => output::commit_new(pending)?,
         }
         self.summary.files += 1;
         Ok(())
     }
 
-    fn leave_out(&mut self, sample: u64, error: &Error) -> Result<()> {
+    fn leave_out(&mut self, picture: &Picture, error: &Error) -> Result<()> {
         self.summary.damaged += 1;
-        let words = error.to_string().replace(['\t', '\n', '\r'], " ");
-        let line = format!("{}\t{words}\n", self.maker.source(sample));
-        output::append_line(&mut self.ledger, &self.maker.to.join(LEDGER), "#source\terror\n", &line)
+        let line = output::ledger_line(&self.maker.source(picture), error);
+        match &mut self.target {
+            Target::Folder(lists) => {
+                let path = self.maker.to.join(LEDGER);
+                output::append_line(&mut lists.ledger, &path, LEDGER_HEADING, &line)
+            }
+            Target::Task(_, lists) => lists.damaged(&line),
+        }
     }
 
     /// Ends the last shard, the ledger, and then the manifest.
-    fn finish(mut self) -> Result<Summary> {
+    pub(super) fn finish(mut self) -> Result<Summary> {
         self.end_shard()?;
-        if let Some(ledger) = self.ledger.take() {
-            output::commit(ledger, self.maker.shards.sync)?;
-        }
-        if let Some(manifest) = self.manifest.take() {
-            output::commit(manifest, self.maker.shards.sync)?;
+        let Target::Folder(lists) = self.target else { return Ok(self.summary) };
+        for list in lists.ledger.into_iter().chain(lists.manifest) {
+            output::commit(list, self.maker.shards.sync)?;
         }
         if self.summary.damaged == self.summary.pictures {
             let message = format!("all {} pictures are damaged", self.summary.pictures);
-            return Err(Error::new(ErrorKind::Empty, Stage::Write, message).with_path(self.maker.from));
+            return Err(Error::new(ErrorKind::Empty, Stage::Write, message).with_path(self.maker.pictures.root()));
         }
         Ok(self.summary)
     }
@@ -516,75 +572,65 @@ fn ending_of(path: &Path) -> String {
     if matches!(ending.as_str(), "jpeg" | "jfif") { "jpg".into() } else { ending }
 }
 
+/// Name of an output shard.
+pub(super) fn shard_name(format: Format, number: u64) -> String {
+    match format {
+        #[cfg(feature = "parquet")]
+        Format::Parquet => format!("shard-{number:06}.parquet"),
+        Format::Tar | Format::Files => format!("shard-{number:06}.tar"),
+    }
+}
+
+fn stopped(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Cancelled, Stage::Write, message)
+}
+
 /// Makes pictures, on all workers.
 #[derive(Clone, Copy)]
-struct Maker<'a> {
-    shards: &'a Shards,
-    images: &'a Images,
-    from: &'a Path,
-    to: &'a Path,
+pub(super) struct Maker<'a> {
+    pub(super) shards: &'a Shards,
+    pub(super) pictures: &'a dyn Pictures,
+    pub(super) to: &'a Path,
+    /// Ends the run before the next picture.
+    pub(super) stop: &'a Stop,
 }
 
 impl Maker<'_> {
-    fn len_of(&self, sample: u64) -> u64 {
-        self.images.sources().len_of(SourceId::at(sample as usize))
+    /// The picture's path in the folder, for a list.
+    fn source(&self, picture: &Picture) -> String {
+        output::escaped(picture.path.strip_prefix(self.pictures.root()).unwrap_or(&picture.path))
     }
 
-    /// The sample's path in the folder, for a list.
-    fn source(&self, sample: u64) -> String {
-        let path = self.images.path_of(sample);
-        output::escaped(path.strip_prefix(self.from).unwrap_or(&path))
-    }
-
-    fn make(&self, samples: &[u64]) -> Vec<Made> {
-        let one = |sample: &u64| {
-            let (sample, before) = (*sample, self.len_of(*sample));
-            let path = self.images.path_of(sample);
-            match self.make_one(&path, before) {
-                Ok((after, outcome, bytes)) => Made { sample, before, after, result: Ok((outcome, bytes)) },
-                Err(error) => {
-                    Made { sample, before, after: 0, result: Err(error.with_path(&path).with_sample(sample)) }
-                }
+    fn make(&self, pictures: Vec<Picture>) -> Vec<Made> {
+        let one = |picture: Picture| match self.make_one(&picture) {
+            Ok((after, outcome, bytes)) => Made { picture, after, result: Ok((outcome, bytes)) },
+            Err(error) => {
+                let error = error.with_path(&picture.path).with_sample(picture.sample);
+                Made { picture, after: 0, result: Err(error) }
             }
         };
-        samples.par_iter().map(one).collect()
+        pictures.into_par_iter().map(one).collect()
     }
 
     /// Length of the result, outcome, and the result itself unless its file is already written.
-    fn make_one(&self, path: &Path, len: u64) -> Result<(u64, Outcome, Vec<u8>)> {
-        let input = self.read(path, len)?;
+    fn make_one(&self, picture: &Picture) -> Result<(u64, Outcome, Vec<u8>)> {
+        if self.stop.requested() {
+            return Err(stopped("stopped on request"));
+        }
+        let input = picture.read(self.shards.restarts.bytes as u64)?;
         let mut out = Vec::new();
         let outcome = restart_jpeg(&input, &self.shards.restarts, &mut out)?;
         drop(input);
         let after = out.len() as u64;
         if self.shards.format == Format::Files {
-            self.write_file(path, &out)?;
+            self.write_file(&picture.path, &out)?;
             out = Vec::new();
         }
         Ok((after, outcome, out))
     }
 
-    /// The bytes of a picture, with its length as listed.
-    fn read(&self, path: &Path, len: u64) -> Result<Vec<u8>> {
-        if len > self.shards.restarts.bytes as u64 {
-            let message = format!("the file has {len} bytes; at most {} are allowed", self.shards.restarts.bytes);
-            return Err(Error::new(ErrorKind::Limit, Stage::Decode, message));
-        }
-        if len == 0 {
-            return Err(Error::new(ErrorKind::Empty, Stage::Decode, "a picture of 0 bytes"));
-        }
-        let picture = Blob::open(path)?;
-        let mut input = vec![0; len as usize];
-        let read = if picture.len() == len { picture.read_at(0, &mut input) } else { Ok(()) };
-        if picture.len() != len || read.is_err_and(|error| error.kind() == ErrorKind::Truncated) {
-            let message = format!("the file had {len} bytes when it was listed, and has changed since");
-            return Err(Error::new(ErrorKind::Changed, Stage::Read, message));
-        }
-        Ok(input)
-    }
-
     fn write_file(&self, path: &Path, bytes: &[u8]) -> Result<()> {
-        let target = self.to.join(path.strip_prefix(self.from).unwrap_or(path));
+        let target = self.to.join(path.strip_prefix(self.pictures.root()).unwrap_or(path));
         if let Some(dir) = target.parent() {
             make_folder(dir).map_err(|source| output::failed(source, dir))?;
         }

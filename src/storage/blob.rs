@@ -37,6 +37,21 @@ enum Content {
     Object(remote::Object, Meta),
 }
 
+/// The bytes of a source, in order, up to its length at open.
+pub(crate) struct Stream {
+    blob: Blob,
+    at: u64,
+}
+
+impl std::io::Read for Stream {
+    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+        let len = (self.blob.len - self.at).min(out.len() as u64) as usize;
+        self.blob.read_at(self.at, &mut out[..len]).map_err(std::io::Error::other)?;
+        self.at += len as u64;
+        Ok(len)
+    }
+}
+
 impl Blob {
     /// Opens the regular file or object at a path or URL from the user or a listing. Links are followed.
     ///
@@ -140,6 +155,11 @@ impl Blob {
                 }
             },
         }
+    }
+
+    /// Reads the bytes from `offset` on, one after the other.
+    pub(crate) fn stream(self, offset: u64) -> Stream {
+        Stream { at: offset.min(self.len), blob: self }
     }
 
     /// Fills `out` from `offset` with the current content. Errors: the system's; [`ErrorKind::Truncated`].

@@ -104,12 +104,25 @@ pub(crate) fn regular(path: &Path) -> Result<Meta> {
 
 /// The names in a folder, in no order. Links are not followed.
 pub(crate) fn names_in(dir: &Path) -> Result<Vec<(OsString, Kind)>> {
+    let mut names = Vec::new();
+    each_name(dir, |name, kind| {
+        names.push((name, kind));
+        Ok(())
+    })?;
+    Ok(names)
+}
+
+/// As [`names_in`], one at a time; those of a bucket are held together.
+pub(crate) fn each_name(dir: &Path, mut each: impl FnMut(OsString, Kind) -> Result<()>) -> Result<()> {
     if is_url(dir) {
-        return remote::children(dir);
+        return remote::children(dir)?.into_iter().try_for_each(|(name, kind)| each(name, kind));
     }
     let failed = |source| Error::os(Stage::Index, "cannot list the folder", source).with_path(dir);
-    let named = |entry: std::fs::DirEntry| Ok((entry.file_name(), Kind::of(entry.file_type()?)));
-    std::fs::read_dir(dir).map_err(failed)?.map(|entry| entry.and_then(named).map_err(failed)).collect()
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        each(entry.file_name(), Kind::of(entry.file_type().map_err(failed)?))?;
+    }
+    Ok(())
 }
 
 /// The path of a folder or file without links and `..`. Errors: the system's.

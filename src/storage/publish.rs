@@ -2,12 +2,13 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const SUFFIX: &str = ".partial";
+const SHARED_SUFFIX: &str = ".tmp";
 const BUFFER: usize = 1 << 20;
 /// Bytes of the target's name in the hidden name. File systems limit names to 255 bytes.
 const NAME_MAX: usize = 200;
@@ -27,7 +28,7 @@ impl Pending {
         let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?.as_bytes();
         let name = &name[..name.len().min(NAME_MAX)];
         loop {
-            let end = format!(".{}.{}.tmp", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+            let end = format!(".{}.{}{SHARED_SUFFIX}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
             let hidden = target.with_file_name(OsString::from_vec([b".", name, end.as_bytes()].concat()));
             // A container on another machine may have the same process id. Then take the next number.
             match File::options().write(true).create_new(true).open(&hidden) {
@@ -54,15 +55,39 @@ impl Pending {
         &self.target
     }
 
+    /// The path of the file so far.
+    pub(crate) fn hidden(&self) -> &Path {
+        &self.hidden
+    }
+
     /// Gives the file its final name; with `sync`, after its bytes are on the device.
     pub(crate) fn commit(mut self, sync: bool) -> io::Result<()> {
+        self.close(sync)?;
+        std::fs::rename(&self.hidden, &self.target)
+    }
+
+    /// Gives the file its final name, after its bytes are on the device, unless the name is taken: then an equal file
+    /// stays. Errors: [`io::ErrorKind::AlreadyExists`] for a file of other bytes.
+    pub(crate) fn commit_new(mut self) -> io::Result<()> {
+        self.close(true)?;
+        match std::fs::hard_link(&self.hidden, &self.target) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                if equal(&self.hidden, &self.target)? {
+                    Ok(())
+                } else {
+                    Err(error)
+                }
+            }
+            // A file system without links: the name is looked up first.
+            Err(_) if !self.target.try_exists()? => std::fs::rename(&self.hidden, &self.target),
+            linked => linked,
+        }
+    }
+
+    fn close(&mut self, sync: bool) -> io::Result<()> {
         let Some(file) = self.file.take() else { return Ok(()) };
         let file = file.into_inner().map_err(|error| error.into_error())?;
-        if sync {
-            file.sync_all()?;
-        }
-        drop(file);
-        std::fs::rename(&self.hidden, &self.target)
+        if sync { file.sync_all() } else { Ok(()) }
     }
 }
 
@@ -90,9 +115,32 @@ impl Drop for Pending {
     }
 }
 
-/// Whether the file name comes from [`Pending::create_alone`].
+/// Whether two files have the same bytes.
+fn equal(one: &Path, other: &Path) -> io::Result<bool> {
+    let (mut one, mut other) = (File::open(one)?, File::open(other)?);
+    if one.metadata()?.len() != other.metadata()?.len() {
+        return Ok(false);
+    }
+    let (mut here, mut there) = (vec![0; BUFFER], vec![0; BUFFER]);
+    loop {
+        let read = one.read(&mut here)?;
+        if read == 0 {
+            return Ok(true);
+        }
+        match other.read_exact(&mut there[..read]) {
+            // It became shorter meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+            done => done?,
+        }
+        if here[..read] != there[..read] {
+            return Ok(false);
+        }
+    }
+}
+
+/// Whether the file name is that of a [`Pending`].
 pub(crate) fn is_partial(name: &str) -> bool {
-    name.starts_with('.') && name.ends_with(SUFFIX)
+    name.starts_with('.') && (name.ends_with(SUFFIX) || name.ends_with(SHARED_SUFFIX))
 }
 
 /// Writes `bytes` to `target`, and creates its folder if it is missing.

@@ -65,8 +65,7 @@ impl Images {
             return Self::index(root, Vec::new(), folders);
         }
         if let Some(name) = top.folder.names.first() {
-            let message = "a picture beside class folders belongs to no class";
-            return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(root.join(name)));
+            return Err(beside_classes(&root.join(name)));
         }
         let mut folders =
             parallel(&classes, |index, path| walk(path, index, &real))?.into_iter().flatten().collect::<Vec<_>>();
@@ -98,8 +97,7 @@ impl Images {
         }
         if let Some(class) = starts.iter().position(|start| *start == u64::MAX) {
             let path = classes.get(class).map_or(root.to_path_buf(), |name| root.join(name));
-            let message = format!("no pictures ({}){}", EXTENSIONS.join(", "), others(&left_out));
-            return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(path));
+            return Err(no_pictures(&path, &left_out));
         }
         let mut schema = vec![EncodedField::image("image")];
         if !classes.is_empty() {
@@ -147,31 +145,48 @@ struct Listing {
     folders: Vec<PathBuf>,
 }
 
+/// The part of a name in the dataset.
+pub(crate) enum Taken {
+    Picture,
+    Folder,
+    /// Left out, with its ending.
+    LeftOut(String),
+}
+
+/// The part of the name `name` in the folder `dir` below `root`. Errors: names that would drop a picture silently.
+pub(crate) fn take(dir: &Path, name: &OsString, kind: Kind, root: &Path) -> Result<Taken> {
+    let not_a_file =
+        |message: &str| Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(dir.join(name)));
+    if name.as_encoded_bytes().starts_with(b".") {
+        return Ok(Taken::LeftOut("hidden".into()));
+    }
+    let ending = ending_of(name);
+    if kind == Kind::Folder && ending.is_ok() {
+        // Descending would find nothing and drop a picture silently.
+        return not_a_file("a folder with the name of a picture");
+    }
+    if kind == Kind::Folder {
+        return Ok(Taken::Folder);
+    }
+    if kind == Kind::Link && !stays_inside(&dir.join(name), root)? {
+        return not_a_file("a link to a folder, or out of the dataset's root");
+    }
+    if kind == Kind::Other {
+        return not_a_file("neither a file nor a folder");
+    }
+    Ok(ending.map_or_else(Taken::LeftOut, |()| Taken::Picture))
+}
+
 /// Lists one folder, sorted by name; sizes are read later.
 fn list(path: &Path, class: usize, root: &Path) -> Result<Listing> {
     let mut folder =
         Folder { path: path.to_path_buf(), class, names: Vec::new(), sizes: Vec::new(), left_out: BTreeMap::new() };
     let mut folders = Vec::new();
-    let not_a_file = |message: &str, name: &OsString| {
-        Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(path.join(name))
-    };
     for (name, kind) in names_in(path)? {
-        if name.as_encoded_bytes().starts_with(b".") {
-            *folder.left_out.entry("hidden".into()).or_default() += 1;
-        } else if kind == Kind::Folder && ending_of(&name).is_ok() {
-            // Descending would find nothing and drop a picture silently.
-            return Err(not_a_file("a folder with the name of a picture", &name));
-        } else if kind == Kind::Folder {
-            folders.push(path.join(&name));
-        } else if kind == Kind::Link && !stays_inside(&path.join(&name), root)? {
-            return Err(not_a_file("a link to a folder, or out of the dataset's root", &name));
-        } else if kind == Kind::Other {
-            return Err(not_a_file("neither a file nor a folder", &name));
-        } else {
-            match ending_of(&name) {
-                Ok(()) => folder.names.push(name),
-                Err(ending) => *folder.left_out.entry(ending).or_default() += 1,
-            }
+        match take(path, &name, kind, root)? {
+            Taken::Picture => folder.names.push(name),
+            Taken::Folder => folders.push(path.join(&name)),
+            Taken::LeftOut(ending) => *folder.left_out.entry(ending).or_default() += 1,
         }
     }
     folder.names.sort_unstable();
@@ -197,15 +212,33 @@ fn walk(path: &Path, class: usize, root: &Path) -> Result<Vec<Folder>> {
     let mut out = Vec::new();
     let mut todo = vec![(path.to_path_buf(), 0)];
     while let Some((path, depth)) = todo.pop() {
-        if depth > DEPTH_MAX {
-            let message = format!("folders are nested deeper than {DEPTH_MAX}");
-            return Err(Error::new(ErrorKind::Limit, Stage::Index, message).with_path(path));
-        }
+        check_depth(&path, depth)?;
         let listing = list(&path, class, root)?;
         out.push(listing.folder);
         todo.extend(listing.folders.into_iter().rev().map(|path| (path, depth + 1)));
     }
     Ok(out)
+}
+
+/// Refuses folders that are nested too deep.
+pub(crate) fn check_depth(path: &Path, depth: usize) -> Result<()> {
+    if depth <= DEPTH_MAX {
+        return Ok(());
+    }
+    let message = format!("folders are nested deeper than {DEPTH_MAX}");
+    Err(Error::new(ErrorKind::Limit, Stage::Index, message).with_path(path))
+}
+
+/// The error of a folder without pictures.
+pub(crate) fn no_pictures(path: &Path, left_out: &BTreeMap<String, u64>) -> Error {
+    let message = format!("no pictures ({}){}", EXTENSIONS.join(", "), others(left_out));
+    Error::new(ErrorKind::Empty, Stage::Index, message).with_path(path)
+}
+
+/// The error of a picture that belongs to no class.
+pub(crate) fn beside_classes(path: &Path) -> Error {
+    let message = "a picture beside class folders belongs to no class";
+    Error::new(ErrorKind::Config, Stage::Index, message).with_path(path)
 }
 
 /// Reads the size of every file.

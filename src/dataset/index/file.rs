@@ -53,21 +53,26 @@ pub(super) fn purpose(settings: &Settings<'_>) -> u64 {
 /// Path of a shard's index file. The name includes the options, so that two datasets of the same shards do not
 /// overwrite each other's files; in a separate folder it also includes the shard's path.
 pub(super) fn place(path: &Path, settings: &Settings<'_>, purpose: u64) -> Option<PathBuf> {
-    let mut name = path.file_name()?.to_os_string();
-    let options = (purpose ^ purpose >> 32) as u32;
     match &settings.cache {
         Cache::Off | Cache::File(_) => None,
-        // Nothing is written to a bucket.
-        Cache::Beside if is_url(path) => None,
-        Cache::Beside => {
-            name.push(format!(".{options:08x}{ENDING}"));
-            Some(path.with_file_name(name))
-        }
+        Cache::Beside => beside(path, purpose),
         Cache::Folder(dir) => {
-            name.push(format!(".{:016x}.{options:08x}{ENDING}", hash_of(path)?));
+            let mut name = path.file_name()?.to_os_string();
+            name.push(format!(".{:016x}.{:08x}{ENDING}", hash_of(path)?, options(purpose)));
             Some(dir.join(name))
         }
     }
+}
+
+/// Path of the index file beside a shard. None for an object: nothing is written to a bucket.
+pub(super) fn beside(path: &Path, purpose: u64) -> Option<PathBuf> {
+    let mut name = path.file_name().filter(|_| !is_url(path))?.to_os_string();
+    name.push(format!(".{:08x}{ENDING}", options(purpose)));
+    Some(path.with_file_name(name))
+}
+
+fn options(purpose: u64) -> u32 {
+    (purpose ^ purpose >> 32) as u32
 }
 
 /// Removes index files that a pattern such as `train-*` has matched.

@@ -189,10 +189,11 @@ impl Index {
             open_shard(path, settings, pack.as_ref(), &scan).map_err(|error| error.with_path(path))
         };
         let mut shards = parallel_paths(files, open)?;
-        if let (Cache::File(target), Some(scanned)) = (&settings.cache, first_scanned(&shards)) {
+        let new = shards.iter().position(|shard| shard.from != Origin::Cache);
+        if let (Cache::File(target), Some(new)) = (&settings.cache, new) {
             let parts = shards.iter().map(|shard| &shard.table);
             let failed = Pack::write(target, files.iter().zip(parts)).err();
-            shards[scanned].from = Origin::Scan(failed.map(|error| format!("{}: {error}", target.display())));
+            shards[new].unsaved = failed.map(|error| format!("{}: {error}", target.display()));
         }
         let mut sources = Sources::new();
         for (path, shard) in files.iter().zip(&shards) {
@@ -211,7 +212,8 @@ impl Index {
         let mut input = Scan::new(&blob, settings.checksums);
         let mut rows = Rows::new(settings.fields);
         scan(&mut input, &mut rows)?;
-        let shard = Shard { meta: blob.look()?, table: rows.finish(Path::new("<memory>"))?, from: Origin::Scan(None) };
+        let table = rows.finish(Path::new("<memory>"))?;
+        let shard = Shard { meta: blob.look()?, table, from: Origin::Scan, unsaved: None };
         let mut sources = Sources::new();
         sources.memory(bytes);
         Self::of_shards(sources, vec![shard], settings)
@@ -235,10 +237,8 @@ impl Index {
                 let sum = index.left_out.entry(reason).or_default();
                 *sum = sum.saturating_add(count);
             }
-            if let Origin::Scan(unsaved) = shard.from {
-                index.scanned += 1;
-                index.unsaved = index.unsaved.or(unsaved);
-            }
+            index.scanned += usize::from(shard.from == Origin::Scan);
+            index.unsaved = index.unsaved.or(shard.unsaved);
             index.tables.push(shard.table);
         }
         match (index.damage.first(), settings.on_damage) {
@@ -401,17 +401,16 @@ struct Shard {
     meta: Meta,
     table: Table,
     from: Origin,
+    /// Why the index could not be saved.
+    unsaved: Option<String>,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
     Cache,
-    /// Scanned, with the reason if its index could not be saved.
-    Scan(Option<String>),
-}
-
-/// The first shard that was scanned.
-fn first_scanned(shards: &[Shard]) -> Option<usize> {
-    shards.iter().position(|shard| matches!(shard.from, Origin::Scan(_)))
+    /// The index beside the shard, which one file for all shards lacks.
+    Beside,
+    Scan,
 }
 
 fn open_shard(
@@ -424,12 +423,19 @@ fn open_shard(
     let (meta, version) = (shard.look()?, Version::of(&shard)?);
     let purpose = file::purpose(settings);
     let place = file::place(path, settings, purpose);
-    let kept = match pack {
-        Some(pack) => pack.part(path),
-        None => place.as_ref().and_then(|place| Blob::open(place).ok()),
+    let valid = |kept: Blob| file::load(&kept, path, &version, purpose, settings.fields);
+    let found = match &settings.cache {
+        Cache::File(_) => {
+            let packed = pack.and_then(|pack| pack.part(path)).and_then(valid).map(|table| (table, Origin::Cache));
+            let beside = || Blob::open(file::beside(path, purpose)?).ok().and_then(valid);
+            packed.or_else(|| beside().map(|table| (table, Origin::Beside)))
+        }
+        _ => {
+            place.as_ref().and_then(|place| Blob::open(place).ok()).and_then(valid).map(|table| (table, Origin::Cache))
+        }
     };
-    if let Some(table) = kept.and_then(|kept| file::load(&kept, path, &version, purpose, settings.fields)) {
-        return Ok(Shard { meta, table, from: Origin::Cache });
+    if let Some((table, from)) = found {
+        return Ok(Shard { meta, table, from, unsaved: None });
     }
     let mut input = Scan::new(&shard, settings.checksums);
     let mut rows = Rows::new(settings.fields);
@@ -444,5 +450,5 @@ fn open_shard(
         let failed = publish(&place, bytemuck::cast_slice(&table.words), false).err()?;
         Some(format!("{}: {failed}", place.display()))
     });
-    Ok(Shard { meta, table, from: Origin::Scan(unsaved) })
+    Ok(Shard { meta, table, from: Origin::Scan, unsaved })
 }

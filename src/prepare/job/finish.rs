@@ -1,0 +1,206 @@
+//! Ends a job: everything is there and whole, or the missing tasks are named.
+
+use super::super::Format;
+use super::super::output;
+use super::super::shards::{LEDGER, LEDGER_HEADING, MANIFEST, MANIFEST_HEADING, TaskLists, pool, shard_name};
+use super::plan::{Plan, Work};
+use super::record::{self, Done, Found};
+use super::tasks::Numbers;
+use crate::dataset::Tar;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::listing::names_in;
+use crate::storage::publish::{Pending, is_partial, remove};
+use rayon::prelude::*;
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+const FILES_HEADING: &str = "#file\tsamples\tbytes\tdamaged\n";
+const INDEX: &str = "index.fdx";
+/// Tasks whose outcomes are in memory together.
+const TOGETHER: u64 = 4096;
+
+/// The outcome of [`Plan::finish`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finished {
+    /// Number of tasks of the plan.
+    pub tasks: u64,
+    /// Tasks without whole output, in ranges. If there are any, nothing was merged.
+    pub missing: Vec<Range<u64>>,
+    /// Number of samples in the output.
+    pub samples: u64,
+    /// Number of damaged samples; `damaged.tsv` names them.
+    pub damaged: u64,
+    /// Bytes of the samples, before and after.
+    pub bytes: (u64, u64),
+    /// One file with the indexes of all tar shards, for [`TarBuilder::index_file`](crate::dataset::TarBuilder::index_file).
+    pub index: Option<PathBuf>,
+}
+
+impl Plan {
+    /// Checks every task: its record and all bytes of its shard. If all are there, merges manifests and ledgers in the
+    /// order of the tasks, writes the index of tar shards, and removes leftovers of killed processes. A second call does
+    /// the same again.
+    ///
+    /// Errors: [`ErrorKind::Config`] for shards in the folder that the plan does not write, or records of another plan;
+    /// [`ErrorKind::Empty`] if every input is damaged; those of the system.
+    pub fn finish(&self) -> Result<Finished> {
+        let mut finished = Finished { tasks: self.tasks(), ..Finished::default() };
+        let mut shards = 0;
+        let pool = pool(0)?;
+        for start in (0..self.tasks()).step_by(TOGETHER as usize) {
+            let tasks = start..self.tasks().min(start.saturating_add(TOGETHER));
+            let done: Result<Vec<_>> =
+                pool.install(|| tasks.clone().into_par_iter().map(|task| self.whole(task)).collect());
+            for (task, done) in tasks.zip(done?) {
+                match done {
+                    Some(done) => {
+                        finished.add(&done);
+                        shards += u64::from(done.shard.is_some());
+                    }
+                    None => finished.miss(task),
+                }
+            }
+        }
+        if !finished.missing.is_empty() {
+            return Ok(finished);
+        }
+        if finished.samples == 0 {
+            let message = format!("all {} inputs are damaged", self.inputs());
+            return Err(Error::new(ErrorKind::Empty, Stage::Write, message).with_path(self.reader.path()));
+        }
+        self.clean(shards)?;
+        finished.index = self.index()?;
+        self.merge()?;
+        Ok(finished)
+    }
+
+    /// The outcome of a task, if its output is whole.
+    fn whole(&self, task: u64) -> Result<Option<Done>> {
+        let Found::Done(done) = record::read(&self.record(task), &self.id_text(), task)? else { return Ok(None) };
+        match &done.shard {
+            Some(shard) if !shard.is_in(&self.dir)? => Ok(None),
+            _ => Ok(Some(done)),
+        }
+    }
+
+    fn format(&self) -> Result<Option<Format>> {
+        match &self.head.work {
+            Work::Shards(kept) => Ok(Some(kept.shards()?.format)),
+            Work::Files { .. } => Ok(None),
+        }
+    }
+
+    /// Removes leftovers, and refuses shards that are not of this plan.
+    fn clean(&self, shards: u64) -> Result<()> {
+        let format = self.format()?;
+        let ending = format.map(|format| shard_name(format, 0).replace("shard-000000", ""));
+        let mut found = 0;
+        for (name, _) in names_in(&self.dir)? {
+            let text = name.to_string_lossy();
+            if is_partial(&text) {
+                let path = self.dir.join(&name);
+                remove(&path).map_err(|source| output::failed(source, &path))?;
+            }
+            let (Some(format), Some(ending)) = (format, &ending) else { continue };
+            let Some(stem) = text.strip_suffix(ending.as_str()) else { continue };
+            let number = stem.strip_prefix("shard-").and_then(|number| number.parse::<u64>().ok());
+            found += 1;
+            if number.is_none_or(|number| number >= self.tasks() || shard_name(format, number) != text) {
+                let message =
+                    "the plan writes no such shard: move it away, or a dataset of the folder would contain it";
+                return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(self.dir.join(name)));
+            }
+        }
+        if found > shards {
+            let message = format!("the folder holds {found} shards, and the plan wrote {shards}: move the others away");
+            return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(&self.dir));
+        }
+        Ok(())
+    }
+
+    /// Writes one index of all tar shards, from those beside them.
+    fn index(&self) -> Result<Option<PathBuf>> {
+        if self.format()? != Some(Format::Tar) {
+            return Ok(None);
+        }
+        let path = self.dir.join(INDEX);
+        let tar = Tar::builder().index_file(&path).open(&self.dir)?;
+        match tar.index_unsaved() {
+            None => Ok(Some(path)),
+            Some(why) => Err(Error::new(ErrorKind::Io, Stage::Write, format!("the index is not saved: {why}"))),
+        }
+    }
+
+    fn merge(&self) -> Result<()> {
+        let heading = if self.settings().is_some() { FILES_HEADING } else { MANIFEST_HEADING };
+        let mut lists = Lists { dir: &self.dir, heading, manifest: None, ledger: None };
+        for task in 0..self.tasks() {
+            let path = self.record(task);
+            match record::read(&path, &self.id_text(), task)? {
+                Found::Done(done) => record::copy(&path, &done, &mut lists)?,
+                _ => {
+                    let message = "the record of the task is gone: run the task again";
+                    return Err(Error::new(ErrorKind::Changed, Stage::Write, message).with_path(path));
+                }
+            }
+        }
+        // The manifest last: a folder with one is complete.
+        [lists.ledger, lists.manifest].into_iter().flatten().try_for_each(|list| output::commit(list, true))
+    }
+}
+
+/// The merged lists.
+struct Lists<'a> {
+    dir: &'a Path,
+    heading: &'a str,
+    manifest: Option<Pending>,
+    ledger: Option<Pending>,
+}
+
+impl TaskLists for Lists<'_> {
+    fn written(&mut self, line: &str) -> Result<()> {
+        output::append_line(&mut self.manifest, &self.dir.join(MANIFEST), self.heading, line)
+    }
+
+    fn damaged(&mut self, line: &str) -> Result<()> {
+        output::append_line(&mut self.ledger, &self.dir.join(LEDGER), LEDGER_HEADING, line)
+    }
+}
+
+impl Finished {
+    fn add(&mut self, done: &Done) {
+        self.samples += done.samples;
+        self.damaged += done.damaged;
+        self.bytes.0 += done.bytes.0;
+        self.bytes.1 += done.bytes.1;
+    }
+
+    fn miss(&mut self, task: u64) {
+        match self.missing.last_mut().filter(|range| range.end == task) {
+            Some(range) => range.end += 1,
+            None => self.missing.push(task..task + 1),
+        }
+    }
+
+    /// The missing tasks as Slurm's `--array` and [`Tasks::list`](super::Tasks::list) take them, such as `3,17,40-44`.
+    pub fn missing_list(&self) -> String {
+        Numbers(&self.missing).to_string()
+    }
+}
+
+impl fmt::Display for Finished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let missing: u64 = self.missing.iter().map(|range| range.end - range.start).sum();
+        writeln!(f, "tasks       {} of {} done", self.tasks - missing, self.tasks)?;
+        write!(f, "samples     {}, {:.3} GB", self.samples, self.bytes.1 as f64 / 1e9)?;
+        if self.damaged > 0 {
+            write!(f, "\ndamaged     {}", self.damaged)?;
+        }
+        if missing > 0 {
+            write!(f, "\nmissing     --array={}", self.missing_list())?;
+        }
+        Ok(())
+    }
+}

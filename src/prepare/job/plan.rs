@@ -1,0 +1,252 @@
+//! A plan: the inputs and settings of a job, cut into tasks.
+
+use super::super::output;
+use super::super::pictures::{Picture, Pictures};
+use super::super::shards::{PLAN, Shards, check_apart};
+use super::super::{Format, RestartOptions};
+use super::file::{Input, Reader, Writer};
+use super::listing::each_picture;
+use super::tasks::{bad, share};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::is_url;
+use crate::storage::listing::{names_in, real_path, regular};
+use crate::storage::publish::make_folder;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::num::NonZeroU16;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// The inputs and settings of a job, cut into tasks; see the [module](super).
+pub struct Plan {
+    pub(super) reader: Reader,
+    pub(super) head: Head,
+    /// The folder of the plan and of all output.
+    pub(super) dir: PathBuf,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Head {
+    /// Folder of the inputs; empty if their paths are absolute.
+    pub(super) root: String,
+    pub(super) tasks: u64,
+    pub(super) work: Work,
+    /// Files of the folder that are no inputs, by ending.
+    pub(super) left_out: BTreeMap<String, u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) enum Work {
+    Shards(Kept),
+    Files { settings: String },
+}
+
+/// Settings of [`Shards`] that decide the output.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Kept {
+    format: String,
+    interval: Option<NonZeroU16>,
+    pixels: u64,
+    bytes: usize,
+    seed: Option<u64>,
+    skip_damaged: bool,
+}
+
+impl Kept {
+    fn of(shards: &Shards) -> Result<Self> {
+        let format = match shards.format {
+            Format::Tar => "tar",
+            #[cfg(feature = "parquet")]
+            Format::Parquet => "parquet",
+            Format::Files => return Err(bad("a plan writes shards: choose tar or parquet; files need no plan")),
+        };
+        let RestartOptions { interval, pixels, bytes } = shards.restarts;
+        let (seed, skip_damaged) = (shards.seed, shards.skip_damaged);
+        Ok(Self { format: format.into(), interval, pixels, bytes, seed, skip_damaged })
+    }
+
+    pub(super) fn shards(&self) -> Result<Shards> {
+        let format = match &*self.format {
+            "tar" => Format::Tar,
+            #[cfg(feature = "parquet")]
+            "parquet" => Format::Parquet,
+            other => return Err(bad(format!("the plan writes {other}; this program was built without it"))),
+        };
+        let Self { interval, pixels, bytes, .. } = *self;
+        let shards = Shards::new(format).restarts(RestartOptions { interval, pixels, bytes });
+        let shards = self.seed.into_iter().fold(shards, Shards::shuffle);
+        Ok(shards.skip_damaged(self.skip_damaged))
+    }
+}
+
+impl Shards {
+    /// Writes `plan.fdp` into the folder `to`: the pictures of `from`, these settings, and `tasks` tasks. Task *k* of *n*
+    /// writes shard *k*: the pictures from position *k/n* to *(k+1)/n* of the order. Limits of a shard and the number of
+    /// workers do not apply.
+    ///
+    /// Lists and measures the pictures once, in bounded memory; those of a bucket's folder together. Nodes must reach
+    /// `from` and `to` by the same paths.
+    ///
+    /// Errors: as of [`Images::open`](crate::dataset::Images::open); [`ErrorKind::Config`] if `to` is not empty, if one
+    /// folder contains the other, or for more tasks than pictures.
+    pub fn plan(&self, from: impl AsRef<Path>, to: impl AsRef<Path>, tasks: u64) -> Result<Plan> {
+        let (from, to) = (from.as_ref(), to.as_ref());
+        let work = Work::Shards(Kept::of(self)?);
+        check_apart(from, to)?;
+        let root = real_path(from)
+            .map_err(|source| Error::os(Stage::Index, "cannot open the folder", source).with_path(from))?;
+        self.prepare_folder(to)?;
+        let head = Head { root: text_of(&root)?, tasks, work, left_out: BTreeMap::new() };
+        write(to, head, |writer, head| {
+            head.left_out = each_picture(&root, to, &mut |input| writer.add(&input))?;
+            Ok(())
+        })
+    }
+}
+
+impl Plan {
+    /// Opens `plan.fdp`, or the one in this folder. Errors: of opening; [`ErrorKind::Decode`] for another or a damaged
+    /// file.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let reader = match Reader::open(path) {
+            Err(error) if error.kind() == ErrorKind::NotAFile => Reader::open(&path.join(PLAN))?,
+            reader => reader?,
+        };
+        let head: Head = serde_json::from_str(&reader.settings).map_err(|source| {
+            let message = "the settings of the plan are of another version of this program";
+            Error::new(ErrorKind::Decode, Stage::Index, message).with_source(source).with_path(reader.path())
+        })?;
+        if head.tasks == 0 || head.tasks > reader.inputs {
+            let message = format!("a plan of {} tasks for {} inputs", head.tasks, reader.inputs);
+            return Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_path(reader.path()));
+        }
+        let dir = reader.path().parent().unwrap_or(Path::new("")).to_path_buf();
+        Ok(Self { reader, head, dir })
+    }
+
+    /// Writes `plan.fdp` into the folder `to`, for work on whole files by [`run_files`](Self::run_files). Task *k* of *n*
+    /// gets the files from *k/n* to *(k+1)/n* of `files`. The plan keeps `settings` for the program.
+    ///
+    /// Errors: those of reading the files' lengths; [`ErrorKind::Config`] if `to` is not empty, or for more tasks than
+    /// files.
+    pub fn of_files(files: &[impl AsRef<Path>], settings: &str, to: impl AsRef<Path>, tasks: u64) -> Result<Self> {
+        let to = to.as_ref();
+        make_folder(to).map_err(|source| output::failed(source, to))?;
+        if let Some((name, _)) = names_in(to)?.first() {
+            let message = "the output folder is not empty: choose another, or run the plan that it holds";
+            return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(to.join(name)));
+        }
+        let work = Work::Files { settings: settings.into() };
+        let head = Head { root: String::new(), tasks, work, left_out: BTreeMap::new() };
+        write(to, head, |writer, _| {
+            files.iter().try_for_each(|file| {
+                let name = absolute(file.as_ref())?;
+                let meta = regular(&name)?;
+                writer.add(&Input { name, class: None, len: meta.len, version: meta.version })
+            })
+        })
+    }
+
+    /// Number of tasks, at least 1.
+    pub fn tasks(&self) -> u64 {
+        self.head.tasks
+    }
+
+    /// Number of inputs.
+    pub fn inputs(&self) -> u64 {
+        self.reader.inputs
+    }
+
+    /// Bytes of all inputs.
+    pub fn bytes(&self) -> u64 {
+        self.reader.bytes
+    }
+
+    /// Files of the input folder that are no inputs, by ending.
+    pub fn left_out(&self) -> &BTreeMap<String, u64> {
+        &self.head.left_out
+    }
+
+    /// The settings of [`of_files`](Self::of_files); `None` for a plan of [`Shards::plan`].
+    pub fn settings(&self) -> Option<&str> {
+        match &self.head.work {
+            Work::Files { settings } => Some(settings),
+            Work::Shards(_) => None,
+        }
+    }
+
+    /// A hash of settings and inputs: plans of equal id have the same output.
+    pub fn id(&self) -> u64 {
+        self.reader.id
+    }
+
+    /// The inputs of a task.
+    pub(super) fn share(&self, task: u64) -> Range<u64> {
+        share(task, self.tasks(), self.inputs())
+    }
+
+    /// The path of a task's record.
+    pub(super) fn record(&self, task: u64) -> PathBuf {
+        self.dir.join(TASKS).join(format!("{task:06}.tsv"))
+    }
+}
+
+/// The folder of the records.
+pub(super) const TASKS: &str = "tasks";
+
+/// Writes the inputs that `list` adds, then the settings, and opens the plan.
+fn write(dir: &Path, mut head: Head, list: impl FnOnce(&mut Writer, &mut Head) -> Result<()>) -> Result<Plan> {
+    if head.tasks == 0 {
+        return Err(bad("a plan of 0 tasks: name at least 1"));
+    }
+    let mut writer = Writer::create(dir.join(PLAN))?;
+    list(&mut writer, &mut head)?;
+    let (tasks, inputs) = (head.tasks, writer.inputs());
+    if tasks > inputs {
+        return Err(bad(format!("{tasks} tasks for {inputs} inputs: name at most {inputs}")));
+    }
+    let settings = serde_json::to_string(&head);
+    writer.finish(&settings.map_err(|source| bad("the settings cannot be kept").with_source(source))?)?;
+    make_folder(&dir.join(TASKS)).map_err(|source| output::failed(source, dir))?;
+    Plan::open(dir.join(PLAN))
+}
+
+/// The pictures of a plan.
+pub(super) struct Planned<'a> {
+    pub(super) reader: &'a Reader,
+    pub(super) root: &'a Path,
+}
+
+impl Pictures for Planned<'_> {
+    fn root(&self) -> &Path {
+        self.root
+    }
+
+    fn count(&self) -> u64 {
+        self.reader.inputs
+    }
+
+    fn labelled(&self) -> bool {
+        // Either all pictures have a class or none has.
+        self.reader.get(0).is_ok_and(|input| input.class.is_some())
+    }
+
+    fn get(&self, sample: u64) -> Result<Picture> {
+        let Input { name, class, len, version } = self.reader.get(sample)?;
+        Ok(Picture { sample, path: self.root.join(name), len, version: Some(version), class })
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    if is_url(path) {
+        return Ok(path.to_path_buf());
+    }
+    let full = std::path::absolute(path);
+    full.map_err(|source| Error::os(Stage::Index, "no path", source).with_path(path))
+}
+
+fn text_of(path: &Path) -> Result<String> {
+    let text = path.to_str().map(String::from);
+    text.ok_or_else(|| bad("a plan needs a folder whose path is UTF-8").with_path(path))
+}

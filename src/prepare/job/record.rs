@@ -1,0 +1,169 @@
+//! The record of a task: written last, so a task with a record is done.
+//!
+//! ```text
+//! tasks/000017.tsv:   w<TAB>line of the manifest …   d<TAB>line of the ledger …   one line of JSON: `Done`
+//! ```
+
+use super::super::output;
+use super::super::shards::TaskLists;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::Blob;
+use crate::storage::publish::Pending;
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+/// Maximum bytes of the last line.
+const DONE_MAX: u64 = 64 << 10;
+
+/// The outcome of a task.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Done {
+    /// The plan's id, in hexadecimal.
+    pub(super) plan: String,
+    pub(super) task: u64,
+    /// Samples of the output, and damaged ones.
+    pub(super) samples: u64,
+    pub(super) damaged: u64,
+    /// Bytes of the samples, before and after.
+    pub(super) bytes: (u64, u64),
+    /// The output file; none if every input is damaged, or the task writes none.
+    pub(super) shard: Option<Output>,
+    /// CRC32C of all lines before.
+    pub(super) lines_crc32c: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Output {
+    pub(super) name: String,
+    pub(super) bytes: u64,
+    pub(super) crc32c: u32,
+}
+
+impl Output {
+    /// Measures a file. Errors: those of reading.
+    pub(super) fn of(path: &Path, name: String) -> Result<Self> {
+        let blob = Blob::open(path)?;
+        let bytes = blob.len();
+        let mut file = BufReader::with_capacity(1 << 20, blob.stream(0));
+        let mut crc32c = 0;
+        loop {
+            let part = file.fill_buf().map_err(|source| read_failed(source, path))?;
+            if part.is_empty() {
+                return Ok(Self { name, bytes, crc32c });
+            }
+            crc32c = crc32c::crc32c_append(crc32c, part);
+            let len = part.len();
+            file.consume(len);
+        }
+    }
+
+    /// Whether the file in `dir` has these bytes. Errors: those of the system, except a missing file.
+    pub(super) fn is_in(&self, dir: &Path) -> Result<bool> {
+        let path = dir.join(&self.name);
+        match Blob::open(&path) {
+            Ok(blob) if blob.len() != self.bytes => return Ok(false),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        Ok(Self::of(&path, self.name.clone())? == *self)
+    }
+}
+
+/// A record being written.
+pub(super) struct Record {
+    file: Pending,
+    crc: u32,
+}
+
+impl Record {
+    pub(super) fn create(path: PathBuf) -> Result<Self> {
+        Ok(Self { file: output::create_shared(path)?, crc: 0 })
+    }
+
+    fn put(&mut self, kind: &str, line: &str) -> Result<()> {
+        for part in [kind, line] {
+            self.crc = crc32c::crc32c_append(self.crc, part.as_bytes());
+            self.file.write_all(part.as_bytes()).map_err(|source| output::failed(source, self.file.target()))?;
+        }
+        Ok(())
+    }
+
+    /// Completes the record and gives it its name.
+    pub(super) fn finish(mut self, mut done: Done) -> Result<()> {
+        done.lines_crc32c = self.crc;
+        let json = serde_json::to_string(&done).map_err(std::io::Error::from);
+        let written = json.and_then(|json| writeln!(self.file, "{json}"));
+        written.map_err(|source| output::failed(source, self.file.target()))?;
+        output::commit_new(self.file)
+    }
+}
+
+impl TaskLists for Record {
+    fn written(&mut self, line: &str) -> Result<()> {
+        self.put("w\t", line)
+    }
+
+    fn damaged(&mut self, line: &str) -> Result<()> {
+        self.put("d\t", line)
+    }
+}
+
+/// What a record says.
+pub(super) enum Found {
+    Nothing,
+    /// Cut short, or no record.
+    Damaged,
+    Done(Done),
+}
+
+/// Reads the last line of a record. Errors: those of reading; [`ErrorKind::Config`] for a record of another plan.
+pub(super) fn read(path: &Path, plan: &str, task: u64) -> Result<Found> {
+    let blob = match Blob::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nothing),
+        blob => blob?,
+    };
+    let start = blob.len().saturating_sub(DONE_MAX);
+    let mut end = vec![0; (blob.len() - start) as usize];
+    blob.read_at(start, &mut end)?;
+    let line = end.strip_suffix(b"\n").and_then(|lines| lines.rsplit(|byte| *byte == b'\n').next());
+    match line.and_then(|line| serde_json::from_slice::<Done>(line).ok()) {
+        Some(done) if done.plan == plan && done.task == task => Ok(Found::Done(done)),
+        Some(done) => {
+            let message = format!(
+                "the record of task {} of plan {}, and this is task {task} of plan {plan}: use a folder per plan",
+                done.task, done.plan
+            );
+            Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(path))
+        }
+        None => Ok(Found::Damaged),
+    }
+}
+
+/// Copies the lines of a record to the lists. Errors: a line without a kind, or other lines than were written.
+pub(super) fn copy(path: &Path, done: &Done, lists: &mut dyn TaskLists) -> Result<()> {
+    let mut file = BufReader::with_capacity(1 << 16, Blob::open(path)?.stream(0));
+    let (mut line, mut crc) = (String::new(), 0);
+    loop {
+        line.clear();
+        file.read_line(&mut line).map_err(|source| read_failed(source, path))?;
+        let (written, damaged) = (line.strip_prefix("w\t"), line.strip_prefix("d\t"));
+        if written.or(damaged).is_some() {
+            crc = crc32c::crc32c_append(crc, line.as_bytes());
+        }
+        match (written, damaged) {
+            (Some(line), _) => lists.written(line)?,
+            (None, Some(line)) => lists.damaged(line)?,
+            (None, None) if crc == done.lines_crc32c => return Ok(()),
+            (None, None) => {
+                let message = "the record of the task is damaged: remove it, and run the task again";
+                return Err(Error::new(ErrorKind::Decode, Stage::Write, message).with_path(path));
+            }
+        }
+    }
+}
+
+fn read_failed(source: std::io::Error, path: &Path) -> Error {
+    Error::os(Stage::Read, "cannot read the output", source).with_path(path)
+}

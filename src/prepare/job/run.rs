@@ -1,0 +1,223 @@
+//! Runs tasks of a plan, one after the other, each with all workers.
+
+use super::super::Format;
+use super::super::output;
+use super::super::pictures::Picture;
+use super::super::shards::{Maker, Run, Shards, Target, TaskLists, pool, shard_name};
+use super::plan::{Plan, Planned, Work};
+use super::record::{self, Done, Found, Output, Record};
+use super::tasks::{Tasks, bad};
+use crate::dataset::{Tar, Verified};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::stop::Stop;
+use crate::storage::publish::{make_folder, remove};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+/// The outcome of [`Plan::run`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ran {
+    /// Number of tasks done now.
+    pub done: u64,
+    /// Number of tasks done before, whose output has the bytes of the record.
+    pub skipped: u64,
+    /// Number of tasks that failed because of an input.
+    pub failed: u64,
+    /// Whether the run was stopped before its last task.
+    pub stopped: bool,
+}
+
+/// A step of [`Plan::run`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// This task has so many inputs behind it.
+    Inputs(u64, u64),
+    /// This task is done.
+    Done(u64),
+    /// This task was done before.
+    Skipped(u64),
+    /// The output of this task is damaged or gone; it is made again.
+    Again(u64),
+    /// This task failed because of an input.
+    Failed(u64, &'a Error),
+}
+
+impl Plan {
+    /// Runs tasks of a plan of [`Shards::plan`]. `workers`: number of threads; 0: one per core. Tasks with whole output
+    /// are skipped. A task that fails because of an input does not keep the others from running. A requested stop ends
+    /// the run after the pictures in work, and leaves nothing of the unfinished task.
+    ///
+    /// Errors: [`ErrorKind::Config`] for a task that the plan lacks, a plan of files, or a file in the output that this
+    /// plan did not write; the system's errors of writing, with a full disk named.
+    pub fn run(
+        &self,
+        tasks: &Tasks,
+        workers: usize,
+        stop: &Stop,
+        mut watch: impl FnMut(Event<'_>) + Send,
+    ) -> Result<Ran> {
+        let Work::Shards(kept) = &self.head.work else {
+            return Err(bad("a plan of files: run it by the program that planned it"));
+        };
+        let (shards, pool) = (kept.shards()?, pool(workers)?);
+        self.each(tasks, stop, &mut watch, |task, watch| pool.install(|| self.shard(&shards, task, stop, &mut *watch)))
+    }
+
+    /// Runs tasks of a plan of [`of_files`](Self::of_files): `work` gets each file in order, and gives its counts and its
+    /// damage. Otherwise as [`run`](Self::run). An error of `work` fails the task.
+    pub fn run_files(
+        &self,
+        tasks: &Tasks,
+        stop: &Stop,
+        mut watch: impl FnMut(Event<'_>) + Send,
+        mut work: impl FnMut(&Path) -> Result<(Verified, Vec<Error>)>,
+    ) -> Result<Ran> {
+        if self.settings().is_none() {
+            return Err(bad("a plan of shards: run it by `run`"));
+        }
+        self.each(tasks, stop, &mut watch, |task, watch| self.files(task, stop, watch, &mut work))
+    }
+
+    fn each<W: FnMut(Event<'_>)>(
+        &self,
+        tasks: &Tasks,
+        stop: &Stop,
+        watch: &mut W,
+        mut one: impl FnMut(u64, &mut W) -> Result<()>,
+    ) -> Result<Ran> {
+        let mut ran = Ran::default();
+        let records = self.record(0);
+        let records = records.parent().unwrap_or(&self.dir);
+        make_folder(records).map_err(|source| output::failed(source, records))?;
+        for task in tasks.of(self.tasks())?.into_iter().flatten() {
+            if stop.requested() {
+                ran.stopped = true;
+                break;
+            }
+            if self.is_done(task, watch)? {
+                ran.skipped += 1;
+                watch(Event::Skipped(task));
+                continue;
+            }
+            match one(task, watch) {
+                Ok(()) => {
+                    ran.done += 1;
+                    watch(Event::Done(task));
+                }
+                Err(error) if error.kind() == ErrorKind::Cancelled && stop.requested() => {
+                    ran.stopped = true;
+                    break;
+                }
+                // What cannot be written now cannot be written by the next task either.
+                Err(error) if error.stage() == Stage::Write => return Err(error),
+                Err(error) => {
+                    ran.failed += 1;
+                    watch(Event::Failed(task, &error));
+                }
+            }
+        }
+        Ok(ran)
+    }
+
+    /// Whether the output of a task is whole. Of one that is not, record and output are removed.
+    fn is_done(&self, task: u64, watch: &mut impl FnMut(Event<'_>)) -> Result<bool> {
+        let path = self.record(task);
+        let output = match record::read(&path, &self.id_text(), task)? {
+            Found::Nothing => return Ok(false),
+            Found::Damaged => None,
+            Found::Done(done) => match done.shard {
+                None => return Ok(true),
+                Some(shard) if shard.is_in(&self.dir)? => return Ok(true),
+                Some(shard) => Some(self.dir.join(shard.name)),
+            },
+        };
+        watch(Event::Again(task));
+        // The record last: until then the output is known to be this plan's.
+        for gone in output.into_iter().chain([path]) {
+            match remove(&gone) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(output::failed(error, &gone)),
+                _ => {}
+            }
+        }
+        Ok(false)
+    }
+
+    fn shard(&self, shards: &Shards, task: u64, stop: &Stop, watch: &mut (impl FnMut(Event<'_>) + Send)) -> Result<()> {
+        let mut record = Record::create(self.record(task))?;
+        let pictures = Planned { reader: &self.reader, root: Path::new(&self.head.root) };
+        let maker = Maker { shards, pictures: &pictures, to: &self.dir, stop };
+        let mut run = Run::new(maker, Target::Task(task, &mut record)).at(self.share(task));
+        run.all(|progress| {
+            watch(Event::Inputs(task, progress.pictures));
+            ControlFlow::Continue(())
+        })?;
+        let summary = run.finish()?;
+        let name = shard_name(shards.format, task);
+        let path = self.dir.join(&name);
+        let shard = (summary.files > 0).then(|| Output::of(&path, name)).transpose()?;
+        if shard.is_some() && shards.format == Format::Tar {
+            // Its first open scans the shard, while it is in the page cache, and saves the index.
+            Tar::open(&path)?;
+        }
+        record.finish(Done {
+            plan: self.id_text(),
+            task,
+            samples: summary.pictures - summary.damaged,
+            damaged: summary.damaged,
+            bytes: summary.bytes,
+            shard,
+            lines_crc32c: 0,
+        })
+    }
+
+    fn files(
+        &self,
+        task: u64,
+        stop: &Stop,
+        watch: &mut impl FnMut(Event<'_>),
+        work: &mut impl FnMut(&Path) -> Result<(Verified, Vec<Error>)>,
+    ) -> Result<()> {
+        let mut record = Record::create(self.record(task))?;
+        let mut sum = Verified::default();
+        let inputs = self.share(task);
+        for input in inputs.clone() {
+            if stop.requested() {
+                return Err(Error::new(ErrorKind::Cancelled, Stage::Build, "stopped on request"));
+            }
+            let file = self.file(input)?;
+            let (seen, damage) = work(&file)?;
+            let path = output::escaped(&file);
+            let Verified { samples, bytes, damaged } = seen;
+            record.written(&format!("{path}\t{samples}\t{bytes}\t{damaged}\n"))?;
+            damage.iter().try_for_each(|error| record.damaged(&output::ledger_line(&path, error)))?;
+            sum.samples += samples;
+            sum.bytes += bytes;
+            sum.damaged += damaged;
+            watch(Event::Inputs(task, input + 1 - inputs.start));
+        }
+        record.finish(Done {
+            plan: self.id_text(),
+            task,
+            samples: sum.samples,
+            damaged: sum.damaged,
+            bytes: (sum.bytes, sum.bytes),
+            shard: None,
+            lines_crc32c: 0,
+        })
+    }
+
+    /// The path of an input, which has not changed.
+    fn file(&self, input: u64) -> Result<PathBuf> {
+        let input = self.reader.get(input)?;
+        let picture =
+            Picture { sample: 0, path: input.name, len: input.len, version: Some(input.version), class: None };
+        picture.check().map_err(|error| error.with_path(&picture.path))?;
+        Ok(picture.path)
+    }
+
+    pub(super) fn id_text(&self) -> String {
+        format!("{:016x}", self.id())
+    }
+}

@@ -1,0 +1,103 @@
+//! The tasks of one process: a part of all, a list, or the choice of a launcher.
+
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::order::Shard;
+use std::fmt;
+use std::ops::Range;
+
+/// Tasks of a plan, for one process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tasks(Choice);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Choice {
+    Part(u64, u64),
+    List(Vec<Range<u64>>),
+}
+
+impl Tasks {
+    /// All tasks.
+    pub const fn all() -> Self {
+        Self(Choice::Part(0, 1))
+    }
+
+    /// Part `part` of `parts` equal parts, counted from 0. Errors: [`ErrorKind::Config`] unless `part < parts`.
+    pub fn part(part: u64, parts: u64) -> Result<Self> {
+        match part < parts {
+            true => Ok(Self(Choice::Part(part, parts))),
+            false => Err(bad(format!("part {part} of {parts}: parts are counted from 0 to {}", parts.max(1) - 1))),
+        }
+    }
+
+    /// Tasks by number, such as `3,17,40-44`, as Slurm writes them. Errors: [`ErrorKind::Config`] for anything else.
+    pub fn list(text: &str) -> Result<Self> {
+        let range = |item: &str| {
+            let (first, last) = item.split_once('-').unwrap_or((item, item));
+            let (first, last) = (first.trim().parse::<u64>().ok()?, last.trim().parse::<u64>().ok()?);
+            (first <= last).then(|| first..last.saturating_add(1))
+        };
+        let ranges = text.split(',').map(|item| {
+            range(item).ok_or_else(|| bad(format!("{item:?} in {text:?} is not a task; write tasks as 3,17,40-44")))
+        });
+        Ok(Self(Choice::List(ranges.collect::<Result<_>>()?)))
+    }
+
+    /// The choice of the launcher: the task `SLURM_ARRAY_TASK_ID` in an array job of Slurm; else the part of
+    /// [`Shard::from_env`], which is all tasks without a launcher.
+    ///
+    /// Errors: [`ErrorKind::Config`] as of `Shard::from_env`; an array job whose elements have several ranks each.
+    pub fn from_env() -> Result<Self> {
+        let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
+        let Some(id) = variable("SLURM_ARRAY_TASK_ID") else {
+            let shard = Shard::from_env()?;
+            return Self::part(shard.rank().into(), shard.world().into());
+        };
+        if let Some(ranks) = variable("SLURM_NTASKS").filter(|ranks| ranks != "1") {
+            return Err(bad(format!(
+                "SLURM_ARRAY_TASK_ID={id} names one task, and SLURM_NTASKS={ranks} processes would share it; \
+                 use --ntasks=1, or name a part"
+            )));
+        }
+        Self::list(&id).map_err(|_| bad(format!("SLURM_ARRAY_TASK_ID={id} is not a task")))
+    }
+
+    /// The ranges of tasks. Errors: [`ErrorKind::Config`] for a task that the plan lacks.
+    pub(super) fn of(&self, tasks: u64) -> Result<Vec<Range<u64>>> {
+        match &self.0 {
+            Choice::Part(part, parts) => Ok(vec![share(*part, *parts, tasks)]),
+            Choice::List(ranges) => match ranges.iter().find(|range| range.end > tasks) {
+                None => Ok(ranges.clone()),
+                Some(range) => {
+                    let last = range.end - 1;
+                    Err(bad(format!("task {last} of a plan of {tasks} tasks, counted from 0 to {}", tasks.max(1) - 1)))
+                }
+            },
+        }
+    }
+}
+
+/// The numbers below `all` in part `part` of `parts`; parts differ by at most one in length.
+pub(super) fn share(part: u64, parts: u64, all: u64) -> Range<u64> {
+    let start = |part: u64| (u128::from(part) * u128::from(all) / u128::from(parts)) as u64;
+    start(part)..start(part + 1)
+}
+
+/// Numbers as ranges, such as `3,17,40-44`.
+pub(super) struct Numbers<'a>(pub(super) &'a [Range<u64>]);
+
+impl fmt::Display for Numbers<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, range) in self.0.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            match range.end - range.start {
+                1 => write!(f, "{comma}{}", range.start)?,
+                _ => write!(f, "{comma}{}-{}", range.start, range.end - 1)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn bad(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Config, Stage::Build, message)
+}
