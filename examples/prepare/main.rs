@@ -36,6 +36,9 @@ struct Args {
     verb: Option<Verb>,
     #[command(flatten)]
     shards: Option<ShardArgs>,
+    // Beside the others: clap finds no `Option` of arguments that contain others.
+    #[command(flatten)]
+    options: Option<Options>,
 }
 
 #[derive(clap::Subcommand)]
@@ -56,8 +59,6 @@ struct ShardArgs {
     input: PathBuf,
     /// Folder to write to
     output: PathBuf,
-    #[command(flatten)]
-    options: Options,
     /// Samples per shard [default: those that fit 256 MiB]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     samples_per_shard: Option<u64>,
@@ -108,13 +109,13 @@ fn main() -> ExitCode {
     #[cfg(all(feature = "remote", feature = "signals"))]
     let command = warm::with_defaults(command);
     let args = Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
-    let done = match (args.verb, args.shards) {
+    let done = match (args.verb, args.shards.zip(args.options)) {
         (Some(Verb::Plan(args)), _) => job::plan(&args),
         (Some(Verb::Run(args)), _) => job::run(&args),
         (Some(Verb::Finish(args)), _) => job::finish(&args),
         #[cfg(all(feature = "remote", feature = "signals"))]
         (Some(Verb::Warm(args)), _) => warm::run(&args),
-        (None, Some(args)) => run(&args).map(|()| ExitCode::SUCCESS),
+        (None, Some((args, options))) => run(&args, &options).map(|()| ExitCode::SUCCESS),
         (None, None) => Err("name a folder of pictures and a folder to write to; --help says more".into()),
     };
     done.unwrap_or_else(|error| {
@@ -139,8 +140,8 @@ impl Options {
     }
 }
 
-fn run(args: &ShardArgs) -> Result<(), Box<dyn Error>> {
-    let shards = args.options.shards(args.options.format);
+fn run(args: &ShardArgs, options: &Options) -> Result<(), Box<dyn Error>> {
+    let shards = options.shards(options.format);
     let shards = shards.workers(args.workers.map_or(0, NonZeroUsize::get)).overwrite(args.force).sync(args.sync);
     let shards = args.samples_per_shard.into_iter().fold(shards, Shards::samples_per_shard);
     let bar = bar()?;

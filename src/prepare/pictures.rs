@@ -23,6 +23,7 @@ pub(super) trait Pictures: Sync {
     /// Number of pictures.
     fn count(&self) -> u64;
     /// Whether each picture has a class.
+    #[cfg(feature = "parquet")]
     fn labelled(&self) -> bool;
     /// The picture of a sample below `count`. Errors: those of reading the list.
     fn get(&self, sample: u64) -> Result<Picture>;
@@ -40,6 +41,7 @@ impl Pictures for Listed<'_> {
         self.0.len()
     }
 
+    #[cfg(feature = "parquet")]
     fn labelled(&self) -> bool {
         !self.0.classes().is_empty()
     }

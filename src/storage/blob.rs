@@ -129,7 +129,6 @@ impl Blob {
     }
 
     /// The path, or `<memory>`.
-    #[cfg(feature = "parquet")]
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

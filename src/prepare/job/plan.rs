@@ -227,6 +227,7 @@ impl Pictures for Planned<'_> {
         self.reader.inputs
     }
 
+    #[cfg(feature = "parquet")]
     fn labelled(&self) -> bool {
         // Either all pictures have a class or none has.
         self.reader.get(0).is_ok_and(|input| input.class.is_some())
