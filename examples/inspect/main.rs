@@ -3,11 +3,18 @@
 //! ```text
 //! cargo run --release --example inspect -- --source tar --path 'train-{0000..0127}.tar'
 //! cargo run --release --features parquet --example inspect -- --source parquet --path 'shards/*.parquet' --verify
+//! cargo run --release --example inspect -- plan checks/ --tasks 100 --verify --source tar --path 'train-*.tar'
+//! cargo run --release --example inspect -- run checks/ --part 0/8
+//! cargo run --release --example inspect -- finish checks/
 //! cargo run --release --features remote --example inspect -- cache /nvme/feedline --verify --trim 100GiB
 //! ```
 //!
-//! Exit code: 0 for an intact dataset, 1 for an error, 2 for damaged samples, 130 when interrupted.
+//! Exit code: 0 for an intact dataset, 1 for an error, 2 for damaged samples or missing tasks, 75 for a `run` that a signal
+//! stopped, 130 when interrupted.
 
+#[path = "../prepare/job.rs"]
+mod job;
+mod parts;
 #[path = "../throughput/source.rs"]
 mod source;
 
@@ -28,28 +35,37 @@ use std::time::Instant;
 #[derive(Parser)]
 #[command(version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Args {
-    #[cfg(feature = "remote")]
     #[command(subcommand)]
     what: Option<What>,
     #[command(flatten)]
     source: Option<SourceArgs>,
+    #[command(flatten)]
+    checks: Checks,
+    /// Threads [default: one per core]
+    #[arg(long, requires = "verify")]
+    workers: Option<NonZeroUsize>,
+}
+
+/// What is read.
+#[derive(clap::Args)]
+struct Checks {
     /// Read everything, in parallel: structure, lengths, checksums
     #[arg(long)]
     verify: bool,
     /// Also decode every picture
     #[arg(long, requires = "verify")]
     decode: bool,
-    /// Threads [default: one per core]
-    #[arg(long, requires = "verify")]
-    workers: Option<NonZeroUsize>,
     /// Maximum number of damaged samples to list; all are counted
     #[arg(long, default_value_t = 1000)]
     listed: usize,
 }
 
-#[cfg(feature = "remote")]
 #[derive(clap::Subcommand)]
 enum What {
+    Plan(Box<parts::PlanArgs>),
+    Run(job::RunArgs),
+    Finish(job::FinishArgs),
+    #[cfg(feature = "remote")]
     Cache(cache::CacheArgs),
 }
 
@@ -79,9 +95,13 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<ExitCode, Box<dyn Error>> {
-    #[cfg(feature = "remote")]
-    if let Some(What::Cache(cache)) = &args.what {
-        return cache::run(cache);
+    match &args.what {
+        Some(What::Plan(args)) => return parts::plan(args),
+        Some(What::Run(args)) => return parts::run(args),
+        Some(What::Finish(args)) => return parts::finish(args),
+        #[cfg(feature = "remote")]
+        Some(What::Cache(cache)) => return cache::run(cache),
+        None => {}
     }
     let started = Instant::now();
     let source = args.source.as_ref().ok_or("name a format and a path; --help says more")?;
@@ -91,7 +111,7 @@ fn run(args: &Args) -> Result<ExitCode, Box<dyn Error>> {
     for line in &damage {
         say!("damage    {line}");
     }
-    if !args.verify {
+    if !args.checks.verify {
         return Ok(ExitCode::from(if damage.is_empty() { 0 } else { 2 }));
     }
     let whole = verify(&*dataset, args, &damage)? && damage.is_empty();
@@ -129,14 +149,7 @@ fn encoding(field: &EncodedField) -> String {
 }
 
 fn verify(dataset: &dyn Dataset, args: &Args, damage: &[Damage]) -> Result<bool, Box<dyn Error>> {
-    let mut verify = Verify::new().listed(args.listed);
-    if let Some(workers) = args.workers {
-        verify = verify.workers(workers.get());
-    }
-    for field in dataset.schema().iter().filter(|field| args.decode && field.encoding == Encoding::Image) {
-        // A resize decodes the whole picture; a crop would not.
-        verify = verify.decode_field(&field.name, Image::resize(8, 8));
-    }
+    let verify = args.checks.verification(dataset, args.workers);
     let bar = progress(dataset.len());
     let started = Instant::now();
     let (done, ledger) = verify.run(dataset, |seen: Verified| {
@@ -162,6 +175,17 @@ fn verify(dataset: &dyn Dataset, args: &Args, damage: &[Damage]) -> Result<bool,
         lost(damage),
     );
     Ok(done.damaged == 0)
+}
+
+impl Checks {
+    /// The verification of a dataset.
+    fn verification(&self, dataset: &dyn Dataset, workers: Option<NonZeroUsize>) -> Verify {
+        let verify = Verify::new().listed(self.listed);
+        let verify = workers.into_iter().fold(verify, |verify, workers| verify.workers(workers.get()));
+        let pictures = dataset.schema().iter().filter(|field| self.decode && field.encoding == Encoding::Image);
+        // A resize decodes the whole picture; a crop would not.
+        pictures.fold(verify, |verify, field| verify.decode_field(&field.name, Image::resize(8, 8)))
+    }
 }
 
 /// The samples that damaged files no longer contain.

@@ -1,9 +1,8 @@
-//! `plan`, `run`, `finish`: shards by any number of processes.
+//! Tasks of a plan in any number of processes: choice, signals, exit codes.
 
-use super::{Kind, Options};
 use clap::{ArgGroup, Args};
 use feedline::Stop;
-use feedline::prepare::{Event, Plan, Shards, Tasks};
+use feedline::prepare::{Event, Plan, Ran, Tasks};
 use indicatif::HumanBytes;
 use std::error::Error;
 use std::num::NonZeroUsize;
@@ -15,20 +14,6 @@ const STOPPED: u8 = 75;
 /// Exit code of a job with missing tasks.
 const MISSING: u8 = 2;
 
-/// Lists the pictures once, and writes OUTPUT/plan.fdp: task k of n writes shard k.
-#[derive(Args)]
-pub struct PlanArgs {
-    /// Folder of pictures: a folder per class, or flat
-    input: PathBuf,
-    /// Folder to write to, reached by the same path on every machine
-    output: PathBuf,
-    /// Number of tasks, and of shards
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
-    tasks: u64,
-    #[command(flatten)]
-    options: Options,
-}
-
 /// Runs tasks of a plan; those with whole output are skipped.
 ///
 /// SIGTERM, SIGUSR1 and Ctrl-C end it after the pictures in work, with exit code 75. Exit code 1: an error, or a failed
@@ -37,12 +22,12 @@ pub struct PlanArgs {
 #[command(group = ArgGroup::new("choice").multiple(false))]
 pub struct RunArgs {
     /// plan.fdp, or its folder
-    plan: PathBuf,
+    pub plan: PathBuf,
     #[command(flatten)]
     pub choice: Chosen,
     /// Threads [default: one per core]
     #[arg(long)]
-    workers: Option<NonZeroUsize>,
+    pub workers: Option<NonZeroUsize>,
 }
 
 /// Choice of tasks [default: all]
@@ -61,7 +46,7 @@ pub struct Chosen {
 #[derive(Args)]
 pub struct FinishArgs {
     /// plan.fdp, or its folder
-    plan: PathBuf,
+    pub plan: PathBuf,
 }
 
 impl Chosen {
@@ -79,32 +64,11 @@ impl Chosen {
     }
 }
 
-pub fn plan(args: &PlanArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let shards: Shards = args.options.shards(match args.options.format {
-        Kind::Files => return Err("a plan writes shards: choose --format tar or parquet".into()),
-        format => format,
-    });
-    let plan = shards.plan(&args.input, &args.output, args.tasks)?;
-    println!("pictures    {}, {}", plan.inputs(), HumanBytes(plan.bytes()));
-    for (ending, count) in plan.left_out() {
-        println!("left out    {count}: {ending}, not pictures");
-    }
-    print_tasks(&plan);
-    Ok(ExitCode::SUCCESS)
-}
-
 pub fn print_tasks(plan: &Plan) {
     let tasks = plan.tasks();
     let size = HumanBytes(plan.bytes() / tasks);
     println!("tasks       {tasks}, some {} inputs and {size} each", plan.inputs().div_ceil(tasks));
     println!("next        run in any number of processes, as --array=0-{}, then finish", tasks - 1);
-}
-
-pub fn run(args: &RunArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let plan = Plan::open(&args.plan)?;
-    let stop = stop()?;
-    let ran = plan.run(&args.choice.tasks()?, args.workers.map_or(0, NonZeroUsize::get), &stop, watch)?;
-    Ok(ended(ran))
 }
 
 /// A flag that the signals of schedulers and Ctrl-C set.
@@ -131,7 +95,7 @@ pub fn watch(event: Event<'_>) {
 }
 
 /// Prints the outcome of a run; gives its exit code.
-pub fn ended(ran: feedline::prepare::Ran) -> ExitCode {
+pub fn ended(ran: Ran) -> ExitCode {
     println!("tasks       {} done, {} skipped, {} failed", ran.done, ran.skipped, ran.failed);
     match (ran.failed, ran.stopped) {
         (_, true) => {
@@ -143,8 +107,9 @@ pub fn ended(ran: feedline::prepare::Ran) -> ExitCode {
     }
 }
 
-pub fn finish(args: &FinishArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let finished = Plan::open(&args.plan)?.finish()?;
+/// Finishes a plan, and prints the outcome.
+pub fn finish(plan: &Plan) -> Result<ExitCode, Box<dyn Error>> {
+    let finished = plan.finish()?;
     println!("{finished}");
     if let Some(index) = &finished.index {
         println!("index       {}", index.display());

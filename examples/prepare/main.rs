@@ -12,6 +12,7 @@
 //! `run` that a signal stopped, 130 for a `warm` that was interrupted.
 
 mod job;
+mod shards;
 #[cfg(all(feature = "remote", feature = "signals"))]
 #[path = "../throughput/source.rs"]
 mod source;
@@ -19,7 +20,7 @@ mod source;
 mod warm;
 
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
-use feedline::prepare::{Format, RestartOptions, Shards};
+use feedline::prepare::{Format, Plan, RestartOptions, Shards};
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::error::Error;
 use std::io::IsTerminal;
@@ -43,7 +44,7 @@ struct Args {
 
 #[derive(clap::Subcommand)]
 enum Verb {
-    Plan(job::PlanArgs),
+    Plan(shards::PlanArgs),
     Run(job::RunArgs),
     Finish(job::FinishArgs),
     #[cfg(all(feature = "remote", feature = "signals"))]
@@ -110,9 +111,9 @@ fn main() -> ExitCode {
     let command = warm::with_defaults(command);
     let args = Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
     let done = match (args.verb, args.shards.zip(args.options)) {
-        (Some(Verb::Plan(args)), _) => job::plan(&args),
-        (Some(Verb::Run(args)), _) => job::run(&args),
-        (Some(Verb::Finish(args)), _) => job::finish(&args),
+        (Some(Verb::Plan(args)), _) => shards::plan(&args),
+        (Some(Verb::Run(args)), _) => shards::run(&args),
+        (Some(Verb::Finish(args)), _) => Plan::open(&args.plan).map_err(Into::into).and_then(|plan| job::finish(&plan)),
         #[cfg(all(feature = "remote", feature = "signals"))]
         (Some(Verb::Warm(args)), _) => warm::run(&args),
         (None, Some((args, options))) => run(&args, &options).map(|()| ExitCode::SUCCESS),

@@ -346,6 +346,19 @@ pub trait DatasetExt: Dataset + Sized {
         Seekable::open(self, index.as_ref())
     }
 
+    /// As [`seekable`](Self::seekable), with the points of `parts`: seekable datasets that together have the samples and
+    /// files of this one, in its order. So many machines make the points, each for some of the files.
+    ///
+    /// Errors: as of `seekable`; those of `parts`; [`ErrorKind::Config`] if they have other samples, files or fields.
+    #[cfg(feature = "image")]
+    fn seekable_from<P: Dataset>(
+        self,
+        index: impl AsRef<Path>,
+        parts: impl IntoIterator<Item = Result<P>>,
+    ) -> Result<Seekable<Self>> {
+        Seekable::open_from(self, index.as_ref(), parts)
+    }
+
     /// Reads all files into memory, in parallel. For datasets that fit there and have small samples, which then cost no
     /// system call. The dataset owns the bytes: they are not part of a loader's budget.
     ///

@@ -75,6 +75,21 @@ impl Images {
         Self::index(root, names.collect(), folders)
     }
 
+    /// Indexes these files, in this order, as one flat list without labels. Errors: a missing file, or no regular file.
+    pub fn open_files(paths: &[impl AsRef<Path>]) -> Result<Self> {
+        let mut sources = Sources::new();
+        let mut bytes_max = 0;
+        for path in paths.iter().map(AsRef::as_ref) {
+            let meta = regular(path)?;
+            sources.add(path, &meta)?;
+            bytes_max = bytes_max.max(meta.len);
+        }
+        let root = paths.first().and_then(|path| path.as_ref().parent()).unwrap_or(Path::new("")).to_path_buf();
+        let (sources, schema) = (Arc::new(sources), vec![EncodedField::image("image")]);
+        let (classes, starts, labels, left_out) = (Vec::new(), vec![0], Vec::new(), BTreeMap::new());
+        Ok(Self { sources, schema, classes, starts, labels, left_out, bytes_max, root })
+    }
+
     fn index(root: &Path, classes: Vec<String>, folders: Vec<Folder>) -> Result<Self> {
         let mut sources = Sources::new();
         let mut starts = vec![u64::MAX; classes.len().max(1)];

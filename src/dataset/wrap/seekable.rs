@@ -23,7 +23,7 @@ use crate::dataset::{Chunked, Dataset};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::jpeg;
 use crate::storage::Blob;
-use crate::storage::publish::Pending;
+use crate::storage::publish::{Pending, publish};
 use crate::tensor::Encoding;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -53,7 +53,7 @@ impl<D: Dataset> Seekable<D> {
     pub(crate) fn open(inner: D, place: &Path) -> Result<Self> {
         let mut width = 0;
         let column = |encoding: &Encoding| {
-            matches!(encoding, Encoding::Image | Encoding::Bytes).then(|| {
+            has_points(encoding).then(|| {
                 width += 1;
                 width - 1
             })
@@ -65,10 +65,7 @@ impl<D: Dataset> Seekable<D> {
         let words = match kept {
             Some(words) => words,
             None => {
-                let unwritable = |error| {
-                    Error::os(Stage::Index, "cannot write the seek points here: name another file", error)
-                        .with_path(place)
-                };
+                let unwritable = |error| unwritable(error, place);
                 // Begun first, so that a wrong path costs no pass over the data.
                 let mut file = Pending::create(place).map_err(unwritable)?;
                 let words = seal_entries(identity, &make(&inner, &columns, width)?)?;
@@ -78,6 +75,47 @@ impl<D: Dataset> Seekable<D> {
             }
         };
         Ok(Self { inner, columns, width, words, place: place.to_path_buf(), built })
+    }
+
+    /// As `open`, with the points of `parts` in place of a pass over the data.
+    pub(crate) fn open_from<P: Dataset>(
+        inner: D,
+        place: &Path,
+        parts: impl IntoIterator<Item = Result<P>>,
+    ) -> Result<Self> {
+        let fields = inner.schema().len();
+        let mut all = Run { bytes: Vec::new(), lens: Vec::new() };
+        let (mut samples, mut lens) = (0, Vec::new());
+        for part in parts {
+            let part = part?;
+            if part.schema() != inner.schema() {
+                return Err(other_parts("a part has other fields").with_path(place));
+            }
+            for sample in 0..part.len() {
+                for field in (0..fields).filter(|field| has_points(&inner.schema()[*field].encoding)) {
+                    let points = part.seek_points(sample, field);
+                    all.bytes.extend_from_slice(points);
+                    all.lens.push(points.len());
+                }
+            }
+            samples += part.len();
+            lens.extend(part.sources().ids().map(|id| part.sources().len_of(id)));
+        }
+        let sources = inner.sources();
+        if samples != inner.len() || !sources.ids().map(|id| sources.len_of(id)).eq(lens) {
+            let message =
+                format!("the parts have {samples} samples, in other files than the dataset's {}", inner.len());
+            return Err(other_parts(message).with_path(place));
+        }
+        let words = seal_entries(identity(&inner), &[all])?;
+        // As in `open`: a file of another dataset, or of another kind, is never replaced.
+        if load(place, identity(&inner), samples * width_of(&inner) as u64)
+            .map_err(|error| error.with_path(place))?
+            .is_none()
+        {
+            publish(place, bytemuck::cast_slice(&words), true).map_err(|error| unwritable(error, place))?;
+        }
+        Self::open(inner, place)
     }
 
     /// Whether opening made the points; otherwise they came from their file.
@@ -127,6 +165,24 @@ impl<D: Dataset> Dataset for Seekable<D> {
         let megabytes = self.bytes() as f64 / 1e6;
         format!("{}; seek points of {megabytes:.3} MB, {how} {}", self.inner.describe(), self.place.display())
     }
+}
+
+fn unwritable(error: std::io::Error, place: &Path) -> Error {
+    Error::os(Stage::Index, "cannot write the seek points here: name another file", error).with_path(place)
+}
+
+fn other_parts(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Config, Stage::Index, message)
+}
+
+/// Number of fields with points.
+fn width_of(dataset: &dyn Dataset) -> usize {
+    dataset.schema().iter().filter(|field| has_points(&field.encoding)).count()
+}
+
+/// Whether values of this encoding may be pictures.
+fn has_points(encoding: &Encoding) -> bool {
+    matches!(encoding, Encoding::Image | Encoding::Bytes)
 }
 
 /// Hash of the dataset: its samples and the lengths of its sources, the same for a copy elsewhere.

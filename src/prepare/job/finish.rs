@@ -15,7 +15,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-const FILES_HEADING: &str = "#file\tsamples\tbytes\tdamaged\n";
+const FILES_HEADING: &str = "#first file\tfiles\tsamples\tbytes\tdamaged\n";
 const INDEX: &str = "index.fdx";
 /// Tasks whose outcomes are in memory together.
 const TOGETHER: u64 = 4096;
@@ -88,7 +88,7 @@ impl Plan {
     fn format(&self) -> Result<Option<Format>> {
         match &self.head.work {
             Work::Shards(kept) => Ok(Some(kept.shards()?.format)),
-            Work::Files { .. } => Ok(None),
+            Work::Files { .. } | Work::Pictures { .. } => Ok(None),
         }
     }
 

@@ -9,8 +9,8 @@ use super::listing::each_picture;
 use super::tasks::{bad, share};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::is_url;
-use crate::storage::listing::{names_in, real_path, regular};
-use crate::storage::publish::make_folder;
+use crate::storage::listing::{expand, names_in, real_path, regular};
+use crate::storage::publish::{is_partial, make_folder};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
@@ -38,7 +38,20 @@ pub(super) struct Head {
 #[derive(Serialize, Deserialize)]
 pub(super) enum Work {
     Shards(Kept),
-    Files { settings: String },
+    /// Whole files, one at a time.
+    Files {
+        settings: String,
+    },
+    /// The pictures of a folder, many at a time.
+    Pictures {
+        settings: String,
+    },
+}
+
+impl Head {
+    fn new(root: String, tasks: u64, work: Work) -> Self {
+        Self { root, tasks, work, left_out: BTreeMap::new() }
+    }
 }
 
 /// Settings of [`Shards`] that decide the output.
@@ -93,14 +106,9 @@ impl Shards {
         let (from, to) = (from.as_ref(), to.as_ref());
         let work = Work::Shards(Kept::of(self)?);
         check_apart(from, to)?;
-        let root = real_path(from)
-            .map_err(|source| Error::os(Stage::Index, "cannot open the folder", source).with_path(from))?;
+        let root = root_of(from)?;
         self.prepare_folder(to)?;
-        let head = Head { root: text_of(&root)?, tasks, work, left_out: BTreeMap::new() };
-        write(to, head, |writer, head| {
-            head.left_out = each_picture(&root, to, &mut |input| writer.add(&input))?;
-            Ok(())
-        })
+        write_pictures(&root, to, tasks, work)
     }
 }
 
@@ -125,27 +133,37 @@ impl Plan {
         Ok(Self { reader, head, dir })
     }
 
-    /// Writes `plan.fdp` into the folder `to`, for work on whole files by [`run_files`](Self::run_files). Task *k* of *n*
-    /// gets the files from *k/n* to *(k+1)/n* of `files`. The plan keeps `settings` for the program.
+    /// Writes `plan.fdp` into the folder `to`, for work on whole files by [`run_files`](Self::run_files). `pattern`: a file,
+    /// a folder (its files with one of `endings`; all if there are none), or a pattern such as `train-{0000..0127}.tar`.
+    /// Task *k* of *n* gets the files from *k/n* to *(k+1)/n*. The plan keeps `settings` for the program.
     ///
-    /// Errors: those of reading the files' lengths; [`ErrorKind::Config`] if `to` is not empty, or for more tasks than
-    /// files.
-    pub fn of_files(files: &[impl AsRef<Path>], settings: &str, to: impl AsRef<Path>, tasks: u64) -> Result<Self> {
-        let to = to.as_ref();
-        make_folder(to).map_err(|source| output::failed(source, to))?;
-        if let Some((name, _)) = names_in(to)?.first() {
-            let message = "the output folder is not empty: choose another, or run the plan that it holds";
-            return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(to.join(name)));
-        }
-        let work = Work::Files { settings: settings.into() };
-        let head = Head { root: String::new(), tasks, work, left_out: BTreeMap::new() };
+    /// Errors: a missing file; [`ErrorKind::Config`] if `to` is not empty, or for more tasks than files.
+    pub fn of_files(
+        pattern: impl AsRef<Path>,
+        endings: &[&str],
+        settings: &str,
+        to: impl AsRef<Path>,
+        tasks: u64,
+    ) -> Result<Self> {
+        let (files, to) = (expand(pattern, endings)?, to.as_ref());
+        check_empty(to)?;
+        let head = Head::new(String::new(), tasks, Work::Files { settings: settings.into() });
         write(to, head, |writer, _| {
             files.iter().try_for_each(|file| {
-                let name = absolute(file.as_ref())?;
+                let name = absolute(file)?;
                 let meta = regular(&name)?;
                 writer.add(&Input { name, class: None, len: meta.len, version: meta.version })
             })
         })
+    }
+
+    /// As [`of_files`](Self::of_files), for the pictures of a folder in the order of
+    /// [`Images::open`](crate::dataset::Images::open). Lists them in bounded memory. Errors: as of both.
+    pub fn of_pictures(folder: impl AsRef<Path>, settings: &str, to: impl AsRef<Path>, tasks: u64) -> Result<Self> {
+        let (root, to) = (root_of(folder.as_ref())?, to.as_ref());
+        check_apart(folder.as_ref(), to)?;
+        check_empty(to)?;
+        write_pictures(&root, to, tasks, Work::Pictures { settings: settings.into() })
     }
 
     /// Number of tasks, at least 1.
@@ -168,10 +186,10 @@ impl Plan {
         &self.head.left_out
     }
 
-    /// The settings of [`of_files`](Self::of_files); `None` for a plan of [`Shards::plan`].
+    /// The settings of [`of_files`](Self::of_files) and [`of_pictures`](Self::of_pictures); `None` for a plan of [`Shards::plan`].
     pub fn settings(&self) -> Option<&str> {
         match &self.head.work {
-            Work::Files { settings } => Some(settings),
+            Work::Files { settings } | Work::Pictures { settings } => Some(settings),
             Work::Shards(_) => None,
         }
     }
@@ -247,7 +265,26 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     full.map_err(|source| Error::os(Stage::Index, "no path", source).with_path(path))
 }
 
-fn text_of(path: &Path) -> Result<String> {
-    let text = path.to_str().map(String::from);
-    text.ok_or_else(|| bad("a plan needs a folder whose path is UTF-8").with_path(path))
+fn write_pictures(root: &Path, to: &Path, tasks: u64, work: Work) -> Result<Plan> {
+    let text = root.to_str().ok_or_else(|| bad("a plan needs a folder whose path is UTF-8").with_path(root))?;
+    write(to, Head::new(text.into(), tasks, work), |writer, head| {
+        head.left_out = each_picture(root, to, &mut |input| writer.add(&input))?;
+        Ok(())
+    })
+}
+
+/// The folder without links.
+fn root_of(folder: &Path) -> Result<PathBuf> {
+    let failed = |source| Error::os(Stage::Index, "cannot open the folder", source).with_path(folder);
+    real_path(folder).map_err(failed)
+}
+
+/// Creates the output folder, which must be empty.
+fn check_empty(to: &Path) -> Result<()> {
+    make_folder(to).map_err(|source| output::failed(source, to))?;
+    let Some((name, _)) = names_in(to)?.into_iter().find(|(name, _)| !is_partial(&name.to_string_lossy())) else {
+        return Ok(());
+    };
+    let message = "the output folder is not empty: choose another, or run the plan that it holds";
+    Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(to.join(name)))
 }

@@ -2,7 +2,7 @@
 
 use super::super::Format;
 use super::super::output;
-use super::super::pictures::Picture;
+use super::super::pictures::Pictures;
 use super::super::shards::{Maker, Run, Shards, Target, TaskLists, pool, shard_name};
 use super::plan::{Plan, Planned, Work};
 use super::record::{self, Done, Found, Output, Record};
@@ -13,6 +13,9 @@ use crate::stop::Stop;
 use crate::storage::publish::{make_folder, remove};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+
+/// Pictures of a plan of pictures that are worked on together.
+const PICTURES: u64 = 1024;
 
 /// The outcome of [`Plan::run`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,25 +62,28 @@ impl Plan {
         mut watch: impl FnMut(Event<'_>) + Send,
     ) -> Result<Ran> {
         let Work::Shards(kept) = &self.head.work else {
-            return Err(bad("a plan of files: run it by the program that planned it"));
+            return Err(bad("a plan of files: run it by the program that made it, such as `inspect run`"));
         };
         let (shards, pool) = (kept.shards()?, pool(workers)?);
         self.each(tasks, stop, &mut watch, |task, watch| pool.install(|| self.shard(&shards, task, stop, &mut *watch)))
     }
 
-    /// Runs tasks of a plan of [`of_files`](Self::of_files): `work` gets each file in order, and gives its counts and its
-    /// damage. Otherwise as [`run`](Self::run). An error of `work` fails the task.
+    /// Runs tasks of a plan of files or pictures. `work` gets inputs in order, with the number of the first: a file, or up
+    /// to 1,024 pictures. It gives their counts and their damage. Otherwise as [`run`](Self::run). An error of `work`
+    /// fails the task.
     pub fn run_files(
         &self,
         tasks: &Tasks,
         stop: &Stop,
         mut watch: impl FnMut(Event<'_>) + Send,
-        mut work: impl FnMut(&Path) -> Result<(Verified, Vec<Error>)>,
+        mut work: impl FnMut(u64, &[PathBuf]) -> Result<(Verified, Vec<Error>)>,
     ) -> Result<Ran> {
-        if self.settings().is_none() {
-            return Err(bad("a plan of shards: run it by `run`"));
-        }
-        self.each(tasks, stop, &mut watch, |task, watch| self.files(task, stop, watch, &mut work))
+        let together = match &self.head.work {
+            Work::Files { .. } => 1,
+            Work::Pictures { .. } => PICTURES,
+            Work::Shards(_) => return Err(bad("a plan of shards: run it by `prepare run`")),
+        };
+        self.each(tasks, stop, &mut watch, |task, watch| self.files(task, together, stop, watch, &mut work))
     }
 
     fn each<W: FnMut(Event<'_>)>(
@@ -175,27 +181,34 @@ impl Plan {
     fn files(
         &self,
         task: u64,
+        together: u64,
         stop: &Stop,
         watch: &mut impl FnMut(Event<'_>),
-        work: &mut impl FnMut(&Path) -> Result<(Verified, Vec<Error>)>,
+        work: &mut impl FnMut(u64, &[PathBuf]) -> Result<(Verified, Vec<Error>)>,
     ) -> Result<()> {
         let mut record = Record::create(self.record(task))?;
         let mut sum = Verified::default();
         let inputs = self.share(task);
-        for input in inputs.clone() {
+        let mut first = inputs.start;
+        while first < inputs.end {
             if stop.requested() {
                 return Err(Error::new(ErrorKind::Cancelled, Stage::Build, "stopped on request"));
             }
-            let file = self.file(input)?;
-            let (seen, damage) = work(&file)?;
-            let path = output::escaped(&file);
+            let end = inputs.end.min(first.saturating_add(together));
+            let files = (first..end).map(|input| self.file(input)).collect::<Result<Vec<_>>>()?;
+            let (seen, damage) = work(first, &files)?;
+            let (path, count) = (output::escaped(&files[0]), files.len());
             let Verified { samples, bytes, damaged } = seen;
-            record.written(&format!("{path}\t{samples}\t{bytes}\t{damaged}\n"))?;
-            damage.iter().try_for_each(|error| record.damaged(&output::ledger_line(&path, error)))?;
+            record.written(&format!("{path}\t{count}\t{samples}\t{bytes}\t{damaged}\n"))?;
+            for error in &damage {
+                let place = error.site().path.as_deref().unwrap_or(&files[0]);
+                record.damaged(&output::ledger_line(&output::escaped(place), error))?;
+            }
             sum.samples += samples;
             sum.bytes += bytes;
             sum.damaged += damaged;
-            watch(Event::Inputs(task, input + 1 - inputs.start));
+            first = end;
+            watch(Event::Inputs(task, first - inputs.start));
         }
         record.finish(Done {
             plan: self.id_text(),
@@ -210,9 +223,8 @@ impl Plan {
 
     /// The path of an input, which has not changed.
     fn file(&self, input: u64) -> Result<PathBuf> {
-        let input = self.reader.get(input)?;
-        let picture =
-            Picture { sample: 0, path: input.name, len: input.len, version: Some(input.version), class: None };
+        let (root, sample) = (Path::new(&self.head.root), input);
+        let picture = Planned { reader: &self.reader, root }.get(sample)?;
         picture.check().map_err(|error| error.with_path(&picture.path))?;
         Ok(picture.path)
     }

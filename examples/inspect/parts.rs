@@ -1,0 +1,177 @@
+//! `plan`, `run`, `finish`: the files of a dataset are opened, indexed and verified by any number of processes.
+
+use super::job::{self, FinishArgs, RunArgs};
+use super::source::{Opened, Source, SourceArgs};
+use super::{Args, Checks};
+use clap::Parser;
+use feedline::dataset::{Dataset, DatasetExt, Images, Verified};
+use feedline::prepare::Plan;
+use feedline::{Error, ErrorKind, Stop};
+use indicatif::HumanBytes;
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// Lists the files once, and writes OUTPUT/plan.fdp. A task opens its files, which builds their indexes, and verifies them
+/// with --verify; with --seek-points it makes those of its files, and `finish` joins them.
+#[derive(clap::Args)]
+pub struct PlanArgs {
+    /// Folder for the plan and the results, reached by the same path on every machine
+    output: PathBuf,
+    /// Number of tasks
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    tasks: u64,
+    #[command(flatten)]
+    source: SourceArgs,
+    #[command(flatten)]
+    checks: Checks,
+}
+
+pub fn plan(args: &PlanArgs) -> Outcome<ExitCode> {
+    let source = &args.source;
+    if source.checked.is_some() || source.in_memory {
+        return Err("--checked and --in-memory concern a whole dataset: leave them out of a plan".into());
+    }
+    // The options are kept as they were written, and read again by each process.
+    let options: Option<Vec<String>> = std::env::args_os().skip(1).map(|arg| arg.into_string().ok()).collect();
+    let settings = options.ok_or("a plan needs options that are UTF-8")?.join("\0");
+    let endings: &[&str] = match source.source {
+        Source::Images if source.seek_points.is_some() => {
+            return Err("--seek-points for a folder of pictures: insert restart markers by `prepare` instead".into());
+        }
+        Source::Megatron | Source::Mds => {
+            return Err("Megatron and MDS keep their index for all files: inspect a folder as a whole".into());
+        }
+        Source::Tar => &[".tar"],
+        #[cfg(feature = "parquet")]
+        Source::Parquet => &[".parquet"],
+        Source::Tokens => &[".bin"],
+        Source::Npy => &[".npy"],
+        Source::Npz => &[".npz"],
+        Source::Safetensors => &[".safetensors"],
+        Source::Images | Source::Records | Source::Tfrecord => &[],
+    };
+    let plan = match source.source {
+        Source::Images => Plan::of_pictures(&source.path, &settings, &args.output, args.tasks)?,
+        _ => Plan::of_files(&source.path, endings, &settings, &args.output, args.tasks)?,
+    };
+    println!("files       {}, {}", plan.inputs(), HumanBytes(plan.bytes()));
+    job::print_tasks(&plan);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The plan and its options.
+fn open(path: &Path) -> Outcome<(Plan, PlanArgs)> {
+    let plan = Plan::open(path)?;
+    let settings = plan.settings().ok_or("a plan of shards: run and finish it by `prepare`")?;
+    let args = Args::try_parse_from(["inspect"].into_iter().chain(settings.split('\0')))?;
+    match args.what {
+        Some(super::What::Plan(args)) => Ok((plan, *args)),
+        _ => Err("the plan is of another program".into()),
+    }
+}
+
+pub fn run(args: &RunArgs) -> Outcome<ExitCode> {
+    let (plan, mut planned) = open(&args.plan)?;
+    let (stop, folder) = (job::stop()?, folder_of(&args.plan));
+    let points = planned.source.seek_points.is_some().then(|| folder.join("points"));
+    if let Some(points) = &points {
+        std::fs::create_dir_all(points)?;
+    }
+    let ran = plan.run_files(&args.choice.tasks()?, &stop, job::watch, |first, files| {
+        planned.source.seek_points = points.as_ref().map(|points| part_in(points, first));
+        planned.one(files, args.workers, &stop)
+    })?;
+    Ok(job::ended(ran))
+}
+
+fn folder_of(plan: &Path) -> PathBuf {
+    if plan.is_dir() { plan.into() } else { plan.parent().unwrap_or(Path::new("")).into() }
+}
+
+fn part_in(points: &Path, input: u64) -> PathBuf {
+    points.join(format!("{input:06}.seek"))
+}
+
+impl PlanArgs {
+    /// Opens these files as a dataset, and verifies it.
+    fn one(&mut self, files: &[PathBuf], workers: Option<NonZeroUsize>, stop: &Stop) -> feedline::Result<Checked> {
+        let opened = match self.open_one(files) {
+            Ok(opened) => opened,
+            Err(error) => return lost(error),
+        };
+        let Opened { dataset, damage } = opened;
+        let samples = damage.iter().map(|damage| damage.samples).sum::<u64>();
+        let mut errors: Vec<Error> =
+            damage.iter().map(|damage| Error::user(damage.to_string()).with_path(&damage.path)).collect();
+        let mut seen = Verified { samples: dataset.len(), ..Verified::default() };
+        if self.checks.verify {
+            let verify = self.checks.verification(&*dataset, workers);
+            let go_on = |_| if stop.requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+            let (verified, ledger) = verify.run(&*dataset, go_on)?;
+            if stop.requested() {
+                return Err(Error::new(ErrorKind::Cancelled, feedline::Stage::Read, "stopped on request"));
+            }
+            seen = verified;
+            errors.extend(ledger);
+        }
+        seen.damaged += samples;
+        Ok((seen, errors))
+    }
+
+    fn open_one(&mut self, files: &[PathBuf]) -> Outcome<Opened> {
+        if self.source.source == Source::Images {
+            let dataset: Arc<dyn Dataset> = Arc::new(Images::open_files(files)?);
+            return Ok(Opened { dataset, damage: Vec::new() });
+        }
+        // A file of its own has no index of all files.
+        self.source.index = None;
+        self.source.path.clone_from(&files[0]);
+        self.source.open_all()
+    }
+}
+
+type Checked = (Verified, Vec<Error>);
+
+/// A file whose content cannot be opened is damaged; any other error fails the task.
+fn lost(error: Box<dyn std::error::Error>) -> feedline::Result<Checked> {
+    let error = error.downcast::<Error>().map_or_else(|other| Error::user(other.to_string()), |error| *error);
+    match error.kind() {
+        ErrorKind::Decode | ErrorKind::Truncated | ErrorKind::Empty | ErrorKind::Shape => {
+            Ok((Verified { damaged: 1, ..Verified::default() }, vec![error]))
+        }
+        _ => Err(error),
+    }
+}
+
+/// Merges the results. With --seek-points it joins the points; with --index it writes the index of all files.
+pub fn finish(args: &FinishArgs) -> Outcome<ExitCode> {
+    let (plan, mut planned) = open(&args.plan)?;
+    let code = job::finish(&plan)?;
+    if code != ExitCode::SUCCESS {
+        return Ok(code);
+    }
+    let place = planned.source.seek_points.take();
+    if place.is_some() || planned.source.index.is_some() {
+        let whole = planned.source.open_all()?.dataset;
+        if let Some(place) = place {
+            let points = folder_of(&args.plan).join("points");
+            let files: Vec<PathBuf> = whole.sources().ids().map(|id| whole.sources().path(id)).collect();
+            planned.source.index = None;
+            let parts = (0..).zip(files).map(|(input, file)| {
+                planned.source.seek_points = Some(part_in(&points, input));
+                let opened = planned.open_one(&[file]);
+                opened.map(|opened| opened.dataset).map_err(|error| Error::user(error.to_string()))
+            });
+            let joined = whole.seekable_from(&place, parts)?;
+            println!("points      {}, {}", place.display(), HumanBytes(joined.bytes()));
+        }
+    }
+    // Damage is a result, not a failure of the job.
+    let damaged = folder_of(&args.plan).join("damaged.tsv").exists();
+    Ok(ExitCode::from(if damaged { 2 } else { 0 }))
+}

@@ -1,0 +1,46 @@
+//! `plan` and `run`: shards by any number of processes.
+
+use super::job::{self, RunArgs};
+use super::{Kind, Options};
+use clap::Args;
+use feedline::prepare::Plan;
+use indicatif::HumanBytes;
+use std::error::Error;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Lists the pictures once, and writes OUTPUT/plan.fdp: task k of n writes shard k.
+#[derive(Args)]
+pub struct PlanArgs {
+    /// Folder of pictures: a folder per class, or flat
+    input: PathBuf,
+    /// Folder to write to, reached by the same path on every machine
+    output: PathBuf,
+    /// Number of tasks, and of shards
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    tasks: u64,
+    #[command(flatten)]
+    options: Options,
+}
+
+pub fn plan(args: &PlanArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let shards = args.options.shards(match args.options.format {
+        Kind::Files => return Err("a plan writes shards: choose --format tar or parquet".into()),
+        format => format,
+    });
+    let plan = shards.plan(&args.input, &args.output, args.tasks)?;
+    println!("pictures    {}, {}", plan.inputs(), HumanBytes(plan.bytes()));
+    for (ending, count) in plan.left_out() {
+        println!("left out    {count}: {ending}, not pictures");
+    }
+    job::print_tasks(&plan);
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn run(args: &RunArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let plan = Plan::open(&args.plan)?;
+    let stop = job::stop()?;
+    let ran = plan.run(&args.choice.tasks()?, args.workers.map_or(0, NonZeroUsize::get), &stop, job::watch)?;
+    Ok(job::ended(ran))
+}
