@@ -4,9 +4,9 @@ use super::job::{self, FinishArgs, RunArgs};
 use super::source::{Opened, Source, SourceArgs};
 use super::{Args, Checks};
 use clap::Parser;
-use feedline::dataset::{Dataset, DatasetExt, Images, Verified};
+use feedline::dataset::{Damage, Dataset, DatasetExt, Images, Verified};
 use feedline::prepare::Plan;
-use feedline::{Error, ErrorKind, Stop};
+use feedline::{Error, ErrorKind, Stage, Stop};
 use indicatif::HumanBytes;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
@@ -106,15 +106,14 @@ impl PlanArgs {
         };
         let Opened { dataset, damage } = opened;
         let samples = damage.iter().map(|damage| damage.samples).sum::<u64>();
-        let mut errors: Vec<Error> =
-            damage.iter().map(|damage| Error::user(damage.to_string()).with_path(&damage.path)).collect();
+        let mut errors: Vec<Error> = damage.iter().map(error_of).collect();
         let mut seen = Verified { samples: dataset.len(), ..Verified::default() };
         if self.checks.verify {
             let verify = self.checks.verification(&*dataset, workers);
             let go_on = |_| if stop.requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
             let (verified, ledger) = verify.run(&*dataset, go_on)?;
             if stop.requested() {
-                return Err(Error::new(ErrorKind::Cancelled, feedline::Stage::Read, "stopped on request"));
+                return Err(Error::new(ErrorKind::Cancelled, Stage::Read, "stopped on request"));
             }
             seen = verified;
             errors.extend(ledger);
@@ -136,6 +135,11 @@ impl PlanArgs {
 }
 
 type Checked = (Verified, Vec<Error>);
+
+fn error_of(damage: &Damage) -> Error {
+    let error = Error::new(ErrorKind::Decode, Stage::Index, format!("{:?}: {}", damage.kind, damage.message));
+    error.with_path(&damage.path).with_range(damage.offset, damage.len)
+}
 
 /// A file whose content cannot be opened is damaged; any other error fails the task.
 fn lost(error: Box<dyn std::error::Error>) -> feedline::Result<Checked> {

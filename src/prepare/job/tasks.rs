@@ -101,3 +101,33 @@ impl fmt::Display for Numbers<'_> {
 pub(super) fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, Stage::Build, message)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_tasks_reads_as_slurm_writes_it() {
+        for (text, expected) in [("3", "3"), ("3,17,40-44", "3,17,40-44"), (" 1 , 2-2 ", "1,2"), ("5-9,5", "5-9,5")] {
+            let ranges = Tasks::list(text).unwrap().of(100).unwrap();
+            assert_eq!(Numbers(&ranges).to_string(), expected);
+        }
+        for text in ["", "a", "-1", "3-", "4-3", "1,,2", "1.5", "99999999999999999999"] {
+            assert_eq!(Tasks::list(text).unwrap_err().kind(), ErrorKind::Config, "{text}");
+        }
+    }
+
+    #[test]
+    fn parts_hold_every_task_once_and_differ_by_one() {
+        for (tasks, parts) in [(1, 1), (10, 3), (3, 10), (1000, 7), (u64::MAX, 3)] {
+            let shares: Vec<_> = (0..parts).map(|part| share(part, parts, tasks)).collect();
+            assert_eq!((shares[0].start, shares[shares.len() - 1].end), (0, tasks));
+            assert!(shares.windows(2).all(|pair| pair[0].end == pair[1].start));
+            let lens = shares.iter().map(|share| share.end - share.start);
+            assert!(lens.clone().max().unwrap() - lens.min().unwrap() <= 1, "{tasks} tasks, {parts} parts");
+        }
+        for (part, parts) in [(0, 0), (3, 3), (9, 3)] {
+            assert_eq!(Tasks::part(part, parts).unwrap_err().kind(), ErrorKind::Config);
+        }
+    }
+}
