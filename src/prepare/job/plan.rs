@@ -110,6 +110,22 @@ impl Shards {
         self.prepare_folder(to)?;
         write_pictures(&root, to, tasks, work)
     }
+
+    /// As [`plan`](Self::plan), of so many inputs: the pictures of the folder over and over. For measurements of size.
+    #[cfg(feature = "unstable")]
+    #[doc(hidden)]
+    pub fn plan_repeated(&self, from: impl AsRef<Path>, to: impl AsRef<Path>, tasks: u64, inputs: u64) -> Result<Plan> {
+        let (root, to) = (root_of(from.as_ref())?, to.as_ref());
+        self.prepare_folder(to)?;
+        let mut pictures = Vec::new();
+        each_picture(&root, to, &mut |input| {
+            pictures.push(input);
+            Ok(())
+        })?;
+        let head = Head::new(root.to_string_lossy().into(), tasks, Work::Shards(Kept::of(self)?));
+        let repeated = pictures.iter().cycle().take(usize::try_from(inputs).unwrap_or(usize::MAX));
+        write(to, head, |writer, _| repeated.into_iter().try_for_each(|input| writer.add(input)))
+    }
 }
 
 impl Plan {
