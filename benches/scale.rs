@@ -14,7 +14,7 @@
 //! * `ranks` builds the loader of the last of 10^4 ranks for 10^12 samples, receives a batch, saves the state, and resumes.
 //! * `lanes` does the same for 10^6 chunks of 10^6 samples in 10^4 lanes. It receives no batch, because a chunk would be 10^6
 //!   samples.
-//! * `shards` does the same for 10^6 files.
+//! * `shards` does the same for 10^6 files of 2^20 samples; all are the same file.
 //!
 //! Physical limits: `plan` and `run` against the bytes of the plan, written or read once.
 
@@ -57,8 +57,8 @@ fn one(kind: &str, n: u64) {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("scale");
     std::fs::create_dir_all(dir.join("in")).unwrap();
     let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/images/420.jpg");
-    for k in 0..16 {
-        let _ = std::fs::copy(picture, dir.join(format!("in/{k:020}.jpg"))).unwrap();
+    for path in (0..16).map(|k| dir.join(format!("in/{k:020}.jpg"))).filter(|path| !path.exists()) {
+        std::fs::copy(picture, path).unwrap();
     }
     let out = dir.join(format!("plan-{n}"));
     match kind {
@@ -75,7 +75,8 @@ fn one(kind: &str, n: u64) {
             measure(&format!("run of {pictures}"), n, || {
                 let plan = Plan::open(&out).unwrap();
                 let stop = Stop::new();
-                plan.run(&Tasks::list(&(tasks - 1).to_string()).unwrap(), 1, &stop, |_| {}).unwrap()
+                let ran = plan.run(&Tasks::list(&(tasks - 1).to_string()).unwrap(), 1, &stop, |_| {}).unwrap();
+                assert_eq!(ran.done, 1);
             });
             std::fs::remove_dir_all(&out).unwrap();
         }
@@ -93,8 +94,9 @@ fn one(kind: &str, n: u64) {
         "shards" => {
             let mut sources = Sources::new();
             let folder = sources.dir(&dir);
-            for k in 0..n {
-                sources.file_in(folder, format!("{k:08}.bin"), 1 << 30).unwrap();
+            std::fs::File::create(dir.join("shard-00000000.bin")).unwrap().set_len(1 << 30).unwrap();
+            for _ in 0..n {
+                sources.file_in(folder, "shard-00000000.bin", 1 << 30).unwrap();
             }
             let dataset = Arc::new(Made::samples(sources, n * (1 << 20), 1024));
             let builder = || Loader::builder(dataset.clone()).order(Order::shuffled(1));
