@@ -41,8 +41,8 @@
 //! * [`device`]: host or GPU. `device::cuda` has examples for cudarc, candle, burn and PyTorch; `examples/pytorch` is a
 //!   Python package.
 //!
-//! [`guide`] has a page per topic: GPUs, ranks, formats, object stores, faults, profiling, the architecture, the tests. The module
-//! docs of `pipeline` in the source explain how the parts fit, and why they cannot deadlock.
+//! [`guide`] has a page per topic: GPUs, ranks, offline jobs, formats, object stores, faults, profiling, the architecture,
+//! the tests. The module docs of `pipeline` in the source explain how the parts fit, and why they cannot deadlock.
 //!
 //! # Many ranks, and interrupted runs
 //!
@@ -247,6 +247,8 @@ pub mod guide {
     pub mod formats {}
     #[doc = include_str!("guide/gpu.md")]
     pub mod gpu {}
+    #[doc = include_str!("guide/jobs.md")]
+    pub mod jobs {}
     #[doc = include_str!("guide/profiling.md")]
     pub mod profiling {}
     #[doc = include_str!("guide/ranks.md")]

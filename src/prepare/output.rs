@@ -16,12 +16,11 @@ pub(super) fn create_shared(target: PathBuf) -> Result<Pending> {
     Pending::create(&target).map_err(|source| failed(source, &target))
 }
 
-/// Gives the file its name, after its bytes are on the device. An equal file stays. Errors: [`ErrorKind::Config`] for a
+/// Gives the file its name, after its bytes are on the device; the name itself is not synced. An equal file stays. Errors: [`ErrorKind::Config`] for a
 /// file of other bytes, which stays, too.
 pub(super) fn commit_new(pending: Pending) -> Result<()> {
     let target = pending.target().to_path_buf();
-    let named = pending.commit_new().and_then(|()| Folder::of(&target)?.sync());
-    named.map_err(|source| match source.kind() {
+    pending.commit_new().map_err(|source| match source.kind() {
         io::ErrorKind::AlreadyExists => {
             let message = "the file exists, and the plan gives other bytes: move it away, and run the task again";
             Error::new(ErrorKind::Config, Stage::Write, message).with_path(&target)

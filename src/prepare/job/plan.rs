@@ -17,7 +17,7 @@ use std::num::NonZeroU16;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// The inputs and settings of a job, cut into tasks; see the [module](super).
+/// The inputs and settings of a job, cut into tasks; see the guide [jobs](crate::guide::jobs).
 pub struct Plan {
     pub(super) reader: Reader,
     pub(super) head: Head,
