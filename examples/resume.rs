@@ -293,9 +293,8 @@ fn join(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
         _ => find(folder, shard, &stop, until)?,
     };
     let Some((peers, attempt, hub)) = met else { return Ok(SAVED.into()) };
-    let local = shard.local_rank().map_or("no local rank".into(), |local| format!("local rank {local}"));
     let from = saved_in(folder)?.map_or(0, |state| state.steps());
-    say!("attempt {}: {shard}, {local}, from step {from}", attempt + 1);
+    say!("attempt {}: {shard}, from step {from}", attempt + 1);
     let end = train_all(args, folder, shard, stop, peers, attempt);
     // Other ranks may still wait for the last answer.
     drop(hub.map(JoinHandle::join));
