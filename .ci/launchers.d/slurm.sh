@@ -56,10 +56,10 @@ submit() { # arguments of sbatch, file: sets id
     id="$(sbatch --parsable --output="$work/slurm-%j.log" "$@")" || return
     log="$work/slurm-$id.log"
 }
-# Slurm starts a requeued job after some time. Now will do.
+# Slurm starts a requeued job after two minutes. Two seconds will do; in the same second a node takes it for the old one.
 again() {
-    wait_for 60 "job $id to be in the queue again" slurm_is "$id" PENDING || return
-    scontrol update JobId="$id" StartTime=now
+    wait_for 90 "job $id to be in the queue again" slurm_is "$id" PENDING || return
+    scontrol update JobId="$id" StartTime=now+2
 }
 
 launch_slurm() {
@@ -84,8 +84,49 @@ slurm_runs() {
     scontrol requeue "$id" && again && goes || return
     scancel "$id"
     wait_for 60 "the end of job $id" slurm_is "$id" CANCELLED && gone || return
-    # The notice of 55 s before a limit of 60 s.
+    # The notice of 55 s before a limit of 60 s. Slurm looks at time limits every 30 s: steps are slow, so that it comes in time.
+    PROGRAM+=" --step-ms 150"
     submit --nodes=3 --ntasks-per-node=1 --time=1 --signal=USR1@55 "$jobs/train.sbatch" && goes && again && goes || return
-    wait_for 120 "the end of job $id" slurm_is "$id" COMPLETED || return
-    exact "slurm: scancel --signal, a killed task, requeue, scancel, the notice before the limit" "4= 4? 2= 2= 3= 3="
+    wait_for 120 "the end of job $id" slurm_done || return
+    exact "slurm: scancel --signal, a killed task, requeue, scancel, the notice before the limit" "4= 4? 2= 2= 3= 3=*"
+
+    begin slurm-node
+    submit --ntasks-per-node=1 "$jobs/train.sbatch" && goes || return
+    slurm_dies n2 && again && slurm_node n2 && goes || return
+    wait_for 120 "the end of job $id" slurm_done || return
+    exact "slurm: a dead node" "2? 2="
+
+    begin slurm-torchrun
+    [ -x "$venv/bin/torchrun" ] || { skip slurm-torchrun "there is no torchrun" && return; }
+    NODES=2 RANKS=2 RDZV=localhost:8471 submit --ntasks-per-node=1 --wrap "srun $jobs/train-torchrun.sh" || return
+    goes || return
+    same "slurm: srun that starts torchrun on 2 nodes" "$(sed -n 's/.*: \(rank .*\), from .*/\1/p' "$log" | sort)" \
+        "$(printf 'rank %s\n' '0 of 4 (local rank 0)' '1 of 4 (local rank 1)' '2 of 4 (local rank 0)' '3 of 4 (local rank 1)')"
+    wait_for 120 "the end of job $id" slurm_done || return
+    exact "slurm: srun that starts torchrun" "4="
+
+    begin slurm-forgotten
+    submit --wrap "$PROGRAM" --ntasks=2 || return
+    wait_for 60 "job $id to fail" slurm_is "$id" FAILED || return
+    if grep -q "SLURM_NTASKS=2, but srun did not start this process" "$log"; then
+        good "slurm: a batch script that forgets srun is refused by name"
+    else
+        bad "slurm: a batch script that forgets srun: $(tail -1 "$log")"
+    fi
+}
+# A job that stopped itself may be back in the queue.
+hastened=""
+slurm_done() {
+    local now
+    now="$id $(scontrol -o show job "$id" | grep -o 'Restarts=[0-9]*')"
+    # Once: every call would put it off.
+    if slurm_is "$id" PENDING && [ "$now" != "$hastened" ]; then
+        again && hastened="$now"
+    fi
+    slurm_is "$id" COMPLETED
+}
+slurm_dies() { # node: its daemon, its step and its task
+    local task step daemon="slurmd_$1"
+    task="$(rank SLURMD_NODENAME "$1")" && step="$(ps -o ppid= -p "$task")" || return
+    kill -9 "${!daemon}" "$step" "$task"
 }
