@@ -98,7 +98,7 @@ slurm_runs() {
 
     begin slurm-torchrun
     [ -x "$venv/bin/torchrun" ] || { skip slurm-torchrun "there is no torchrun" && return; }
-    NODES=2 RANKS=2 RDZV=localhost:8471 submit --ntasks-per-node=1 --wrap "srun $jobs/train-torchrun.sh" || return
+    NODES=2 RANKS=2 RDZV=localhost:8471 submit --nodes=2 --ntasks-per-node=1 --wrap "srun $jobs/train-torchrun.sh" || return
     goes || return
     same "slurm: srun that starts torchrun on 2 nodes" "$(sed -n 's/.*: \(rank .*\), from .*/\1/p' "$log" | sort)" \
         "$(printf 'rank %s\n' '0 of 4 (local rank 0)' '1 of 4 (local rank 1)' '2 of 4 (local rank 0)' '3 of 4 (local rank 1)')"
