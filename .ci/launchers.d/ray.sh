@@ -6,7 +6,7 @@ ray_ranks() { # train|actors, ranks: in the background
 ray_actor() { ps -o ppid= -p "$(rank RANK "$1")"; }
 # Ray's daemons end when the driver ends.
 ray_killed() {
-    kill -9 -- "-$job" && gone || return
+    kill_job && gone || return
     wait_for 60 "the end of Ray's daemons" ray_is_gone
 }
 ray_is_gone() { ! pgrep -f "$RAY_HOME" >/dev/null; }

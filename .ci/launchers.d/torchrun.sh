@@ -17,7 +17,7 @@ launch_torchrun() {
     goes || return
     kill -USR1 "$(rank RANK 1)"
     goes || return
-    kill -9 -- "-$job"
+    kill_job
     # shellcheck disable=SC2046
     kill -9 $(ranks) 2>/dev/null || true
     gone || return
@@ -25,4 +25,21 @@ launch_torchrun() {
     goes && code_of "$job" || return
     same "torchrun: code at the end of the run" "$code" 0
     exact "torchrun: a killed rank, SIGTERM, SIGUSR1 to a rank, kill of all" "4? 4= 2= 2? 3="
+
+    # An agent per node. One leaves, and another one comes.
+    local agents=() agent
+    begin torchrun-agents
+    for agent in 0 1 2; do torchrun_agent && agents+=("$job"); done
+    goes || return
+    kill -9 "${agents[2]}" $(rank GROUP_RANK 2)
+    goes 120 && torchrun_agent && goes 120 || return
+    for agent in "${agents[0]}" "${agents[1]}" "$job"; do
+        code_of "$agent" && same "torchrun: code of an agent at the end of the run" "$code" 0
+    done
+    exact "torchrun: an agent is killed, another one comes" "3? 2= 3="
+}
+
+torchrun_agent() {
+    NODES=2:3 RANKS=1 RDZV=localhost:8472 background "$work/torchrun-agents.log" "$jobs/train-torchrun.sh" \
+        --rdzv-conf last_call_timeout=2,keep_alive_interval=1 --monitor-interval 0.5
 }
