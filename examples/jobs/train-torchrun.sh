@@ -2,7 +2,7 @@
 # A training job of torchrun:  NODES=2 RDZV=first-host:29400 train-torchrun.sh, on every node; on one node without both
 #
 # Adapt RANKS (processes per node), RESTARTS and PROGRAM. Arguments are further options of torchrun. With NODES=2:4 the run goes
-# on with the nodes that are left when one dies, and with all when it is back.
+# on with the nodes that are left when one dies; the first one holds the rendezvous and must stay.
 #
 # torchrun starts PROGRAM RANKS times per node. When a rank fails, it starts all ranks again, at most RESTARTS times, and they go
 # on from the saved state. SIGTERM to torchrun reaches the ranks: they save their state and exit with code 75 within 30 s, and
