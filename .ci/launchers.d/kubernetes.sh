@@ -6,11 +6,11 @@ pods() { # ranks: in the background
 
 launch_kubernetes() {
     pip pyyaml || { skip kubernetes "PyYAML cannot be installed" && return; }
-    local index
+    local index found
     begin kubernetes
     pods 4 && goes || return
-    same "kubernetes: 4 indexes" "$(for index in 0 1 2 3; do sed -n "s/^attempt 1: \(.*\), from .*/$index: \1/p" "$work/k8s-$index"; done)" \
-        "$(for index in 0 1 2 3; do echo "$index: rank $index of 4"; done)"
+    found="$(for index in 0 1 2 3; do sed -n "s/^attempt 1: \(.*\), from .*/$index: \1/p" "$work/k8s-$index"; done)"
+    same "kubernetes: 4 indexes" "$found" "$(for index in 0 1 2 3; do echo "$index: rank $index of 4"; done)"
     kill -9 "$(rank JOB_COMPLETION_INDEX 2)" && goes || return
     # Eviction of all pods, of one pod, and the end of the job.
     kill -USR1 "$job" && goes || return

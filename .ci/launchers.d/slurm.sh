@@ -12,11 +12,9 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/none
 CredType=cred/none
-CryptoType=crypto/none
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-SwitchType=switch/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
@@ -38,7 +36,6 @@ JobRequeue=1
 NodeName=n[1-3] NodeHostname=$host NodeAddr=127.0.0.1 Port=[6921-6923] CPUs=4 RealMemory=1000
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 SLURM
-    sed -i '/^CryptoType/d' "$SLURM_CONF"
     slurmctld -D >"$home/ctld.out" 2>&1 &
     pids+=($!)
     wait_for 30 "slurmctld: see $home/ctld.log" scontrol ping || return
@@ -69,14 +66,17 @@ launch_slurm() {
     slurm_runs
 }
 
+tasks() { # two on each of two nodes
+    printf '%s\n' '0: rank 0 of 4 (local rank 0)' '1: rank 1 of 4 (local rank 1)' \
+        '2: rank 2 of 4 (local rank 0)' '3: rank 3 of 4 (local rank 1)'
+}
+
 slurm_runs() {
     # Lines of tasks begin with the number that srun gives them.
     export SLURM_LABELIO=1
     begin slurm
     submit "$jobs/train.sbatch" && goes || return
-    named "slurm: 2 tasks on each of 2 nodes" "$log" '\([0-9]*\): ' "$(printf '%s\n' \
-        '0: rank 0 of 4 (local rank 0)' '1: rank 1 of 4 (local rank 1)' \
-        '2: rank 2 of 4 (local rank 0)' '3: rank 3 of 4 (local rank 1)')"
+    named "slurm: 2 tasks on each of 2 nodes" "$log" '\([0-9]*\): ' "$(tasks)"
     scancel --signal=USR1 "$id" && again && goes || return
     kill -9 "$(rank SLURM_PROCID 2)"
     wait_for 60 "job $id to fail" slurm_is "$id" FAILED || return
@@ -101,9 +101,17 @@ slurm_runs() {
     NODES=2 RANKS=2 RDZV=localhost:8471 submit --nodes=2 --ntasks-per-node=1 --wrap "srun $jobs/train-torchrun.sh" || return
     goes || return
     same "slurm: srun that starts torchrun on 2 nodes" "$(sed -n 's/.*: \(rank .*\), from .*/\1/p' "$log" | sort)" \
-        "$(printf 'rank %s\n' '0 of 4 (local rank 0)' '1 of 4 (local rank 1)' '2 of 4 (local rank 0)' '3 of 4 (local rank 1)')"
+        "$(tasks | sed 's/^.: //')"
     wait_for 120 "the end of job $id" slurm_done || return
     exact "slurm: srun that starts torchrun" "4="
+
+    begin slurm-pmi
+    submit --nodes=2 --ntasks-per-node=2 --wrap "srun --mpi=pmi2 $PROGRAM" && goes || return
+    same "slurm: PMI's variables beside those of Slurm" "$(tr '\0' '\n' <"/proc/$(rank SLURM_PROCID 2)/environ" |
+        grep -E '^PMI_(RANK|SIZE)=' | sort)" "$(printf '%s\n' PMI_RANK=2 PMI_SIZE=4)"
+    named "slurm: tasks with PMI" "$log" '\([0-9]*\): ' "$(tasks)"
+    scancel "$id"
+    gone || return
 
     begin slurm-forgotten
     submit --wrap "$PROGRAM" --ntasks=2 || return

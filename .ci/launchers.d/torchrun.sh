@@ -27,7 +27,7 @@ launch_torchrun() {
     exact "torchrun: a killed rank, SIGTERM, SIGUSR1 to a rank, kill of all" "4? 4= 2= 2? 3="
 
     # An agent per node; the first one holds the rendezvous. Another one is killed.
-    # None joins: torchrun 2 gives up when its ranks end by themselves before it has seen the new agent.
+    # None joins: torchrun 2.15 then sends SIGTERM to one rank, takes the code 75 of the others for a failure, and times out.
     local agents=() agent
     begin torchrun-agents
     torchrun_agent && agents+=("$job")
