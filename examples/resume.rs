@@ -16,13 +16,23 @@
 //! supervisor:   SIGKILL, SIGTERM  ──►   reads the logs            └─ or ───┘ over all ranks, by a socket pair per rank
 //! ```
 //!
-//! Three rules make it exact. A real training script has to follow them, too:
+//! A launcher can take the supervisor's place: torchrun, srun, mpirun, an Indexed Job (`examples/jobs/`). It starts
+//! `--join DIR` as every rank, in a folder that all ranks share. Rank 0 is then the network, too. `--check DIR` is the judge:
+//!
+//! ```text
+//! srun resume --join /shared/run        # again, with any number of ranks, until the exit code is 0
+//! resume --check /shared/run
+//! ```
+//!
+//! Four rules make it exact. A real training script has to follow them, too:
 //!
 //! - **Save a state after a step that all ranks have finished.** Here the all-reduce of the stop flag ensures that (a
 //!   byte to the supervisor and back). In a real script any collective operation of the step does. Weights belong to
 //!   the same step: save them together with the state.
 //! - **Ranks agree on the step at which they stop.** SIGTERM may reach one rank, or all ranks at different steps. Every
 //!   step reduces the flag, so all ranks see it after the same step, save, and exit with code 75.
+//! - **No rank exits before the state is saved.** A launcher kills the other ranks as soon as one has failed, and 75 counts as
+//!   failed. So a last all-reduce follows the save.
 //! - **The batch size counts all ranks** (`.global_batch(n)`). So another world size has the same batches, and each
 //!   rank another part of them.
 //!
@@ -39,6 +49,7 @@ use std::error::Error;
 use std::fs::File;
 use std::hint::black_box;
 use std::io::{BufWriter, Read, Write, stdin};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
@@ -61,7 +72,8 @@ macro_rules! say {
 /// Kills a training run on several ranks again and again, resumes it with another number of ranks, and checks that no
 /// sample was lost or doubled.
 ///
-/// Exit code: 0 if the samples are exact, 1 for a difference or an error, 130 when interrupted.
+/// Exit code: 0 if the samples are exact, 1 for a difference or an error, 130 when interrupted. With --join: 0 at the end of
+/// the run, 75 if a signal stopped it and the state is saved.
 #[derive(Parser)]
 #[command(version, args_override_self = true)]
 struct Args {
@@ -98,6 +110,15 @@ struct Args {
     /// Keep the folder with data, logs and saved state
     #[arg(long)]
     keep: bool,
+    /// Be a rank that a launcher started, of the run in this folder, which all ranks share; exit code 75: start it again
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["worlds", "kills", "keep"])]
+    join: Option<PathBuf>,
+    /// Compare the samples of the finished run in this folder, whose ranks were started with --join
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["join", "worlds", "kills", "keep"])]
+    check: Option<PathBuf>,
+    /// Seconds that a rank started with --join waits for the others
+    #[arg(long, default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    wait: u64,
     /// Run as a rank of the run in this folder
     #[arg(long, hide = true)]
     rank_in: Option<PathBuf>,
@@ -131,9 +152,11 @@ const STATE: &str = "state.json";
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let result = match &args.rank_in {
-        Some(folder) => run_rank(&args, folder),
-        None => supervise(args),
+    let result = match (&args.rank_in, &args.join, &args.check) {
+        (Some(folder), ..) => run_rank(&args, folder),
+        (_, Some(folder), _) => join(&args, folder),
+        (_, _, Some(folder)) => check(&args, folder),
+        _ => supervise(args),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error}");
@@ -179,15 +202,26 @@ fn saved_in(folder: &Path) -> Anyhow<Option<State>> {
 fn run_rank(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
     // The ranks must not outlive the supervisor.
     set_parent_process_death_signal(Some(Number::KILL))?;
-    let mut peers = Peers::new()?;
-    let shard = Shard::from_env()?;
+    let peers = Peers(File::from(stdin().as_fd().try_clone_to_owned()?));
+    let attempt = std::env::var(RESTARTS)?.parse()?;
+    train_all(args, folder, Shard::from_env()?, Stop::on_signals()?, peers, attempt)
+}
+
+/// Trains up to the last step, or to a signal. `Peers` is closed at the end.
+fn train_all(
+    args: &Args,
+    folder: &Path,
+    shard: Shard,
+    stop: Stop,
+    mut peers: Peers,
+    attempt: usize,
+) -> Anyhow<ExitCode> {
     let first = shard.rank() == 0;
-    let mut builder = args.loader_in(folder)?.shard(shard).stop(Stop::on_signals()?).workers(1);
+    let mut builder = args.loader_in(folder)?.shard(shard).stop(stop).workers(1);
     if let Some(state) = saved_in(folder)? {
         builder = builder.resume(state);
     }
     let loader = builder.build()?;
-    let attempt = std::env::var(RESTARTS)?.parse()?;
     let mut log = File::options().append(true).create_new(true).open(log_of(folder, attempt, shard.rank()))?;
     let mut weights = vec![0.0_f32; args.record_bytes()];
     for batch in loader.epochs(loader.next_epoch()..args.epochs)? {
@@ -201,6 +235,8 @@ fn run_rank(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
             loader.state()?.save(folder.join(STATE))?;
         }
         if stopping {
+            // A launcher kills rank 0 in its save when another rank has failed, and 75 is a failure to it.
+            peers.any(true)?;
             return Ok(SAVED.into());
         }
     }
@@ -222,21 +258,181 @@ fn train(weights: &mut [f32], batch: &Batch, step_ms: u64) -> Anyhow<()> {
     Ok(())
 }
 
-/// Connection to the other ranks through the supervisor, whose socket is this rank's standard input.
-struct Peers(UnixStream);
+/// Connection to the other ranks: a socket whose other end reduces. The supervisor's is the standard input.
+struct Peers(File);
 
 impl Peers {
-    fn new() -> Anyhow<Self> {
-        Ok(Self(UnixStream::from(stdin().as_fd().try_clone_to_owned()?)))
-    }
-
     /// Whether any rank's flag is set. Returns the same value on all ranks, after all have called it.
     fn any(&mut self, flag: bool) -> Anyhow<bool> {
         let mut answer = [0];
         let reduced = self.0.write_all(&[flag.into()]).and_then(|()| self.0.read_exact(&mut answer));
-        reduced.map_err(|error| format!("the supervisor has ended: {error}"))?;
+        reduced.map_err(|error| format!("another rank or the supervisor has ended: {error}"))?;
         Ok(answer != [0])
     }
+}
+
+// A rank that a launcher started.
+
+/// Name of the file with the address of rank 0.
+const ADDRESS: &str = "rank-0";
+
+fn join(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
+    // From here on a signal is a request. Before, it ends the process.
+    let stop = Stop::on_signals()?;
+    let shard = Shard::from_env()?;
+    std::fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+    let until = Instant::now() + Duration::from_secs(args.wait);
+    let met = match shard.rank() {
+        0 => {
+            if args.data.is_none() && !args.data_in(folder).exists() {
+                make_records(&folder.join("new"), args)?;
+                std::fs::rename(folder.join("new"), args.data_in(folder))?;
+            }
+            meet(folder, shard.world(), &stop, until)?
+        }
+        _ => find(folder, shard, &stop, until)?,
+    };
+    let Some((peers, attempt, hub)) = met else { return Ok(SAVED.into()) };
+    let from = saved_in(folder)?.map_or(0, |state| state.steps());
+    say!("attempt {}: {shard}, from step {from}", attempt + 1);
+    let end = train_all(args, folder, shard, stop, peers, attempt);
+    // Other ranks may still wait for the last answer.
+    drop(hub.map(JoinHandle::join));
+    end
+}
+
+/// The file of an attempt: ranks, step of the state that it started from.
+fn start_of(folder: &Path, attempt: usize) -> PathBuf {
+    folder.join(format!("attempt-{attempt}.txt"))
+}
+
+/// The other ranks, the number of the attempt and, on rank 0, the thread that reduces for all; `None` after a signal.
+type Met = Option<(Peers, usize, Option<JoinHandle<()>>)>;
+
+/// Rank 0: publishes an address, waits for the other ranks, and numbers the attempt.
+fn meet(folder: &Path, world: u32, stop: &Stop, until: Instant) -> Anyhow<Met> {
+    let listener = TcpListener::bind(("0.0.0.0", 0))?;
+    listener.set_nonblocking(true)?;
+    // An address of an earlier attempt may lead anywhere. The key shows whether it leads here.
+    let key = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_nanos() as u64;
+    let host = std::env::var("MASTER_ADDR").or_else(|_| std::fs::read_to_string("/proc/sys/kernel/hostname"))?;
+    let address = format!("{}:{} {key}", host.trim(), listener.local_addr()?.port());
+    std::fs::write(folder.join("new"), address)?;
+    std::fs::rename(folder.join("new"), folder.join(ADDRESS))?;
+    let mut ranks: Vec<Option<TcpStream>> = (1..world).map(|_| None).collect();
+    while ranks.iter().any(Option::is_none) {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+                let Ok([its_key, rank, its_world]) = receive(&stream) else { continue };
+                if its_key != key || rank == 0 || rank >= its_world {
+                    continue;
+                }
+                if its_world != u64::from(world) {
+                    return Err(format!("rank {rank} counts {its_world} ranks, rank 0 counts {world}").into());
+                }
+                // A rank that was started again replaces the one that ended.
+                ranks[rank as usize - 1] = Some(stream);
+            }
+            Err(_) if stop.requested() => return Ok(None),
+            Err(_) if Instant::now() < until => thread::sleep(Duration::from_millis(10)),
+            Err(_) => {
+                let missing = ranks.iter().zip(1..).filter(|(stream, _)| stream.is_none());
+                let missing: Vec<_> = missing.map(|(_, rank)| rank.to_string()).collect();
+                return Err(format!("of {world} ranks these did not come in time: {}", missing.join(", ")).into());
+            }
+        }
+    }
+    let attempt = (0..).take_while(|number| start_of(folder, *number).exists()).count();
+    let from = saved_in(folder)?.map_or(0, |state| state.steps());
+    std::fs::write(start_of(folder, attempt), format!("{world} {from}"))?;
+    let (own, theirs) = UnixStream::pair()?;
+    let mut sockets = vec![File::from(OwnedFd::from(theirs))];
+    for stream in ranks.into_iter().flatten() {
+        stream.set_read_timeout(None)?;
+        stream.set_nodelay(true)?;
+        let mut socket = File::from(OwnedFd::from(stream));
+        // A rank that has ended meanwhile fails the first all-reduce.
+        let _ = socket.write_all(&[key, attempt as u64].map(u64::to_le_bytes).concat());
+        sockets.push(socket);
+    }
+    let hub = thread::spawn(move || all_reduce(&sockets, &AtomicU64::new(0)));
+    Ok(Some((Peers(File::from(OwnedFd::from(own))), attempt, Some(hub))))
+}
+
+/// Another rank: connects to rank 0, which may not yet have published its address.
+fn find(folder: &Path, shard: Shard, stop: &Stop, until: Instant) -> Anyhow<Met> {
+    let try_once = || -> Anyhow<Met> {
+        let text = std::fs::read_to_string(folder.join(ADDRESS))?;
+        let (address, key) = text.split_once(' ').ok_or("an address without a key")?;
+        let key = key.parse()?;
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        let hello = [key, u64::from(shard.rank()), u64::from(shard.world())];
+        stream.write_all(&hello.map(u64::to_le_bytes).concat())?;
+        stream.set_read_timeout(Some(until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))))?;
+        let [its_key, attempt] = receive(&stream)?;
+        stream.set_read_timeout(None)?;
+        match its_key == key {
+            true => Ok(Some((Peers(File::from(OwnedFd::from(stream))), attempt as usize, None))),
+            false => Err("another process answered".into()),
+        }
+    };
+    loop {
+        match try_once() {
+            Err(_) if stop.requested() => return Ok(None),
+            Err(_) if Instant::now() < until => thread::sleep(Duration::from_millis(50)),
+            Err(error) => {
+                return Err(format!("{shard}: rank 0 was not found in time by {}: {error}", folder.display()).into());
+            }
+            found => return found,
+        }
+    }
+}
+
+fn receive<const N: usize>(mut stream: &TcpStream) -> std::io::Result<[u64; N]> {
+    let mut numbers = [0; N];
+    for number in &mut numbers {
+        let mut bytes = [0; 8];
+        stream.read_exact(&mut bytes)?;
+        *number = u64::from_le_bytes(bytes);
+    }
+    Ok(numbers)
+}
+
+/// The judge of ranks that a launcher started.
+fn check(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
+    let expected = expected(args, folder)?;
+    let mut attempts: Vec<Attempt> = Vec::new();
+    for number in (0..).take_while(|number| start_of(folder, *number).exists()) {
+        let text = std::fs::read_to_string(start_of(folder, number))?;
+        let (world, from) = text.split_once(' ').ok_or_else(|| format!("attempt {}: {text:?}", number + 1))?;
+        let from = from.parse()?;
+        if let Some(last) = attempts.last_mut() {
+            last.kept = from;
+        }
+        attempts.push(Attempt { world: world.parse()?, from, kept: 0 });
+    }
+    let kept = saved_in(folder)?.map_or(0, |state| state.steps());
+    match attempts.last_mut() {
+        Some(last) => last.kept = kept,
+        None => return Err(format!("{} holds no attempt: start ranks with --join", folder.display()).into()),
+    }
+    say!("attempt  ranks  from step  to step  done again");
+    for (number, Attempt { world, from, kept }) in attempts.iter().enumerate() {
+        if kept < from {
+            return Err(format!("not exact: the state of step {from} was followed by one of step {kept}").into());
+        }
+        let logs = (0..*world).map(|rank| entries(folder, number, rank)).collect::<Anyhow<Vec<_>>>()?;
+        let to = logs.iter().flatten().map(|entry| entry.step).max().unwrap_or(*from);
+        say!("{:>7}  {world:>5}  {from:>9}  {to:>7}  {:>10}", number + 1, to.saturating_sub(*kept));
+    }
+    let found = union(folder, &attempts, &expected)?;
+    if kept < expected.len() as u64 {
+        return Err(format!("not finished: step {kept} of {}; start the ranks again", expected.len()).into());
+    }
+    judge(args, &expected, &found)
 }
 
 /// The samples of a step, of all ranks or of one, each with a hash of its bytes.
@@ -308,11 +504,15 @@ fn supervise(mut args: Args) -> Anyhow<ExitCode> {
             return Ok(INTERRUPTED.into());
         }
     }
-    let found = run.union(&expected)?;
-    if let Some(difference) = difference(&expected, &found) {
+    let found = union(run.folder, &run.attempts, &expected)?;
+    judge(&run.args, &expected, &found)
+}
+
+fn judge(args: &Args, expected: &[Entry], found: &[Entry]) -> Anyhow<ExitCode> {
+    if let Some(difference) = difference(expected, found) {
         return Err(format!("not exact: {difference}").into());
     }
-    say!("exact: {} samples in {} epochs, hash {:016x}", samples(&found), run.args.epochs, hash(&found));
+    say!("exact: {} samples in {} epochs, hash {:016x}", samples(found), args.epochs, hash(found));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -441,7 +641,7 @@ impl Run<'_> {
             return Err(format!("not exact: the state of step {from} was followed by one of step {kept}").into());
         }
         self.attempts.push(Attempt { world, from, kept });
-        let logs = (0..world).map(|rank| self.log(number, rank)).collect::<Anyhow<Vec<_>>>()?;
+        let logs = (0..world).map(|rank| entries(self.folder, number, rank)).collect::<Anyhow<Vec<_>>>()?;
         let to = logs.iter().flatten().map(|entry| entry.step).max().unwrap_or(from);
         let again = to.saturating_sub(kept);
         say!("{:>7}  {world:>5}  {from:>9}  {to:>7}  {again:>10}  {ended_by}", number + 1);
@@ -463,44 +663,44 @@ impl Run<'_> {
         let most = if steps == 0 { 50_000 } else { 1000 * step_ms.saturating_add(1).min(10_000) };
         Some(Kill { end, steps, delay: Duration::from_micros(self.draws.below(most)) })
     }
+}
 
-    /// The entries of a log, without a last line that a kill cut.
-    fn log(&self, attempt: usize, rank: u32) -> Anyhow<Vec<Entry>> {
-        let path = log_of(self.folder, attempt, rank);
-        if !path.exists() {
-            return Ok(Vec::new()); // killed before it created the log
-        }
-        let text = std::fs::read_to_string(&path)?;
-        let lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
-        let entry = |line| Entry::from_line(line).ok_or_else(|| format!("{}: {line:?}", path.display()).into());
-        lines.map(entry).collect()
+/// The entries of a log, without a last line that a kill cut.
+fn entries(folder: &Path, attempt: usize, rank: u32) -> Anyhow<Vec<Entry>> {
+    let path = log_of(folder, attempt, rank);
+    if !path.exists() {
+        return Ok(Vec::new()); // killed before it created the log
     }
+    let text = std::fs::read_to_string(&path)?;
+    let lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+    let entry = |line| Entry::from_line(line).ok_or_else(|| format!("{}: {line:?}", path.display()).into());
+    lines.map(entry).collect()
+}
 
-    /// The counted samples of all ranks and attempts, joined step by step.
-    fn union(&self, expected: &[Entry]) -> Anyhow<Vec<Entry>> {
-        let mut union: Vec<Entry> = Vec::new();
-        for (number, Attempt { world, from, kept }) in self.attempts.iter().enumerate() {
-            let mut logs = Vec::new();
-            for rank in 0..*world {
-                let log = self.log(number, rank)?;
-                let of_rank = format!("not exact: attempt {}, rank {rank}", number + 1);
-                let last = from + log.len() as u64;
-                if !log.iter().map(|entry| entry.step).eq(from + 1..=last) || last < *kept {
-                    let (count, first) = (log.len(), log.first().map_or(0, |entry| entry.step));
-                    return Err(format!("{of_rank}: {count} steps from {first} on, not {} to {kept}", from + 1).into());
-                }
-                for entry in log.iter().skip_while(|entry| entry.step <= *kept) {
-                    let again = expected.get(entry.step as usize - 1).map(|expected| expected.part(rank, *world));
-                    if again.as_ref() != Some(entry) {
-                        return Err(format!("{of_rank}: step {} was repeated with other samples", entry.step).into());
-                    }
-                }
-                logs.push(log);
+/// The counted samples of all ranks and attempts, joined step by step.
+fn union(folder: &Path, attempts: &[Attempt], expected: &[Entry]) -> Anyhow<Vec<Entry>> {
+    let mut union: Vec<Entry> = Vec::new();
+    for (number, Attempt { world, from, kept }) in attempts.iter().enumerate() {
+        let mut logs = Vec::new();
+        for rank in 0..*world {
+            let log = entries(folder, number, rank)?;
+            let of_rank = format!("not exact: attempt {}, rank {rank}", number + 1);
+            let last = from + log.len() as u64;
+            if !log.iter().map(|entry| entry.step).eq(from + 1..=last) || last < *kept {
+                let (count, first) = (log.len(), log.first().map_or(0, |entry| entry.step));
+                return Err(format!("{of_rank}: {count} steps from {first} on, not {} to {kept}", from + 1).into());
             }
-            union.extend((0..(kept - from) as usize).map(|step| together(logs.iter().map(|log| &log[step]))));
+            for entry in log.iter().skip_while(|entry| entry.step <= *kept) {
+                let again = expected.get(entry.step as usize - 1).map(|expected| expected.part(rank, *world));
+                if again.as_ref() != Some(entry) {
+                    return Err(format!("{of_rank}: step {} was repeated with other samples", entry.step).into());
+                }
+            }
+            logs.push(log);
         }
-        Ok(union)
+        union.extend((0..(kept - from) as usize).map(|step| together(logs.iter().map(|log| &log[step]))));
     }
+    Ok(union)
 }
 
 /// The samples of all ranks in the order of the epoch: sample k of rank r is number k × world + r.
@@ -516,7 +716,7 @@ struct World {
     ranks: Vec<Child>,
     ended: Vec<Option<ExitStatus>>,
     /// Open until all ranks have ended, so that a rank whose peer died waits until it is killed.
-    sockets: Arc<Vec<UnixStream>>,
+    sockets: Arc<Vec<File>>,
     /// Completed all-reduces.
     rounds: Arc<AtomicU64>,
     hub: Option<JoinHandle<()>>,
@@ -535,7 +735,7 @@ impl World {
             let variables = [("RANK", rank), ("WORLD_SIZE", world), ("LOCAL_RANK", rank), (RESTARTS, attempt as u32)];
             command.envs(variables.map(|(name, value)| (name, value.to_string())));
             started.ranks.push(command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).spawn()?);
-            sockets.push(socket);
+            sockets.push(File::from(OwnedFd::from(socket)));
         }
         started.sockets = Arc::new(sockets);
         let (sockets, rounds) = (started.sockets.clone(), started.rounds.clone());
@@ -644,7 +844,7 @@ fn is_failure(status: ExitStatus) -> bool {
 }
 
 /// Reduces a byte of every rank to whether any is not 0, and sends it to all, until a rank ends.
-fn all_reduce(sockets: &[UnixStream], rounds: &AtomicU64) {
+fn all_reduce(sockets: &[File], rounds: &AtomicU64) {
     loop {
         let mut any = [0];
         for mut socket in sockets {
