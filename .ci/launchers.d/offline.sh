@@ -45,9 +45,13 @@ killer() { # seconds between
 
 launch_offline() {
     offline_data || { bad "offline: the data or one process fails" && return; }
-    if command -v slurmctld >/dev/null && [ -n "${SLURM_CONF:-}" ]; then offline_slurm; else skip offline-slurm "Slurm does not run"; fi
-    if "$venv/bin/python" -c 'import ray' 2>/dev/null; then offline_ray; else skip offline-ray "Ray is not installed"; fi
-    if "$venv/bin/python" -c 'import yaml' 2>/dev/null; then offline_pods; else skip offline-kubernetes "PyYAML is not installed"; fi
+    if [ -n "${SLURM_CONF:-}" ] || { [ "$(id -u)" = 0 ] && debian slurmctld slurm-wlm && slurm_up; }; then
+        offline_slurm
+    else
+        skip offline-slurm "Slurm cannot be had"
+    fi
+    if pip 'ray[train]'; then offline_ray; else skip offline-ray "it cannot be installed"; fi
+    if pip pyyaml; then offline_pods; else skip offline-kubernetes "PyYAML cannot be installed"; fi
 }
 
 offline_slurm() {
