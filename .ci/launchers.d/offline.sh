@@ -30,17 +30,14 @@ programs() { # processes of the job
         [ "$(readlink "/proc/$pid/exe")" != "$(readlink -f "$prepare")" ] || echo "$pid"
     done
 }
-# Kills a random process of the job now and then, and requeues an element, until the job ends.
+# Kills a random process of the job, or asks it to stop, again and again.
 killer() { # seconds between
     local pid
     while sleep "$1"; do
         pid="$(programs | shuf -n 1)"
         [ -n "$pid" ] || continue
-        case $((RANDOM % 3)) in
-            0) kill -USR1 "$pid" ;;
-            *) kill -9 "$pid" ;;
-        esac 2>/dev/null
-    done
+        [ $((RANDOM % 3)) = 0 ] && kill -USR1 "$pid" || kill -9 "$pid"
+    done 2>/dev/null
 }
 
 launch_offline() {
@@ -50,28 +47,24 @@ launch_offline() {
     else
         skip offline-slurm "Slurm cannot be had"
     fi
-    if pip 'ray[train]'; then offline_ray; else skip offline-ray "it cannot be installed"; fi
+    if "$venv/bin/python" -c 'import ray' 2>/dev/null; then offline_ray; else skip offline-ray "Ray is not installed"; fi
     if pip pyyaml; then offline_pods; else skip offline-kubernetes "PyYAML cannot be installed"; fi
 }
 
 offline_slurm() {
     planned offline-slurm || return
-    local tasks="0-$((${FEEDLINE_TASKS:-1000} - 1))" rounds=0 killers element
-    export PROGRAM="$prepare"
-    killer 0.15 &
-    killers=$!
+    local tasks="0-$((${FEEDLINE_TASKS:-1000} - 1))" rounds=0 hits
+    export PROGRAM="$parts/chaos $prepare"
     # As a user does: submit what finish names, until it is satisfied.
     while [ -n "$tasks" ] && [ $((rounds += 1)) -le 20 ]; do
         sbatch --parsable --array="$tasks" --cpus-per-task=1 --output="$work/offline-%a.log" "$jobs/prepare.sbatch" "$out" >/dev/null || return
-        # Some elements are requeued by hand while they run.
-        for element in $(squeue -h -t R -o %i | shuf -n 3); do scontrol requeue "$element" 2>/dev/null || true; done
         wait_for 300 "the array of round $rounds" offline_idle || return
-        [ "$rounds" -lt 3 ] || { kill "$killers" 2>/dev/null && killers=""; }
         tasks="$("$prepare" finish "$out" 2>/dev/null | sed -n 's/^missing *--array=//p')" || true
     done
-    [ -z "$killers" ] || kill "$killers" 2>/dev/null || true
+    hits="$(grep -c 'WEXITSTATUS 137' "$work/slurm/ctld.log") killed, $(cat "$work"/offline-[0-9]*.log | grep -c ^stopped) stopped,"
+    hits+=" $(cat "$work"/offline-[0-9]*.log | grep -c ^requeued) requeued"
     [ "$rounds" -gt 1 ] || bad "offline-slurm: no kill hit a task"
-    offline_same "offline: an array of Slurm, $rounds rounds"
+    offline_same "offline: an array of Slurm, $rounds rounds, $hits"
     once "offline: an array of Slurm" "$work"/offline-*.log
 }
 offline_idle() {
@@ -93,8 +86,7 @@ offline_ray() {
     sleep 3
     kill "$killers" 2>/dev/null || true
     code_of "$job"
-    # A killed program is a result for the script; the rest runs here.
-    [ "$code" = 0 ] || "$prepare" run "$out" >/dev/null
+    same "offline: code of the script for Ray" "$code" 0
     offline_same "offline: Ray with a killed worker"
 }
 some_program() { [ -n "$(programs)" ]; }

@@ -25,8 +25,8 @@ def ends_with_the_worker():
 def part(program, plan, part, parts, cpus):
     command = [program, "run", plan, "--part", f"{part}/{parts}", "--workers", str(cpus)]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=ends_with_the_worker)
-    if done.returncode == 75:
-        raise RuntimeError(f"part {part} was stopped: it runs again")
+    if done.returncode == 75 or done.returncode < 0:
+        raise RuntimeError(f"part {part} was stopped (code {done.returncode}): it runs again")
     # Another code is the result: the same input would fail again.
     return part, done.returncode, done.stdout + done.stderr
 
