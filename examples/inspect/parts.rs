@@ -155,7 +155,7 @@ fn lost(error: Box<dyn std::error::Error>) -> feedline::Result<Checked> {
 /// Merges the results. With --seek-points it joins the points; with --index it writes the index of all files.
 pub fn finish(args: &FinishArgs) -> Outcome<ExitCode> {
     let (plan, mut planned) = open(&args.plan)?;
-    let code = job::finish(&plan)?;
+    let code = job::finish(&plan, args)?;
     if code != ExitCode::SUCCESS {
         return Ok(code);
     }

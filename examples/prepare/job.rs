@@ -2,7 +2,7 @@
 
 use clap::{ArgGroup, Args};
 use feedline::Stop;
-use feedline::prepare::{Event, Plan, Ran, Tasks};
+use feedline::prepare::{Check, Event, Plan, Ran, Tasks};
 use indicatif::HumanBytes;
 use std::error::Error;
 use std::num::NonZeroUsize;
@@ -47,6 +47,9 @@ pub struct Chosen {
 pub struct FinishArgs {
     /// plan.fdp, or its folder
     pub plan: PathBuf,
+    /// Compare the lengths of shards, do not read them: for output that a second `run` has read
+    #[arg(long)]
+    pub quick: bool,
 }
 
 impl Chosen {
@@ -108,8 +111,8 @@ pub fn ended(ran: Ran) -> ExitCode {
 }
 
 /// Finishes a plan, and prints the outcome.
-pub fn finish(plan: &Plan) -> Result<ExitCode, Box<dyn Error>> {
-    let finished = plan.finish()?;
+pub fn finish(plan: &Plan, args: &FinishArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let finished = plan.finish(if args.quick { Check::Lengths } else { Check::Bytes })?;
     println!("{finished}");
     if let Some(index) = &finished.index {
         println!("index       {}", index.display());

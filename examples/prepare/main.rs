@@ -113,7 +113,9 @@ fn main() -> ExitCode {
     let done = match (args.verb, args.shards.zip(args.options)) {
         (Some(Verb::Plan(args)), _) => shards::plan(&args),
         (Some(Verb::Run(args)), _) => shards::run(&args),
-        (Some(Verb::Finish(args)), _) => Plan::open(&args.plan).map_err(Into::into).and_then(|plan| job::finish(&plan)),
+        (Some(Verb::Finish(args)), _) => {
+            Plan::open(&args.plan).map_err(Into::into).and_then(|plan| job::finish(&plan, &args))
+        }
         #[cfg(all(feature = "remote", feature = "signals"))]
         (Some(Verb::Warm(args)), _) => warm::run(&args),
         (None, Some((args, options))) => run(&args, &options).map(|()| ExitCode::SUCCESS),

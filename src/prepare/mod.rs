@@ -44,7 +44,7 @@ mod shards;
 mod tar;
 mod transcode;
 
-pub use job::{Event, Finished, Plan, Ran, Tasks};
+pub use job::{Check, Event, Finished, Plan, Ran, Tasks};
 pub use shards::{Format, Progress, Shards, Summary};
 
 use self::huffman::Codes;

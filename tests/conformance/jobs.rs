@@ -2,7 +2,7 @@
 
 use crate::common::Dir;
 use feedline::dataset::{Dataset, DatasetExt, Images, Tar, Verified, Verify};
-use feedline::prepare::{Event, Format, Plan, Ran, Shards, Tasks};
+use feedline::prepare::{Check, Event, Format, Plan, Ran, Shards, Tasks};
 use feedline::{Error, ErrorKind, Result, Stop};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -64,7 +64,7 @@ fn any_split_among_processes_gives_the_bytes_of_one() {
         let plan = shards.plan(&from, &one, 7).unwrap();
         assert_eq!((plan.tasks(), plan.inputs()), (7, 90));
         run(&plan, &Tasks::all()).unwrap();
-        assert_eq!(plan.finish().unwrap().samples, 90);
+        assert_eq!(plan.finish(Check::Bytes).unwrap().samples, 90);
         for parts in [2, 3, 10] {
             let many = dir.path(&format!("many-{format:?}-{shuffle}-{parts}"));
             let plan = shards.plan(&from, &many, 7).unwrap();
@@ -73,7 +73,7 @@ fn any_split_among_processes_gives_the_bytes_of_one() {
                 let tasks = Tasks::part(part, parts).unwrap();
                 Plan::open(&many).unwrap().run(&tasks, workers, &Stop::new(), |_| {}).unwrap();
             }
-            plan.finish().unwrap();
+            plan.finish(Check::Bytes).unwrap();
             assert!(content(&one) == content(&many), "{format:?}, shuffle {shuffle}, {parts} parts");
         }
     }
@@ -90,7 +90,7 @@ fn shards_of_a_plan_equal_those_of_one_call() {
         whole.write(&from, &call, |_| ControlFlow::Continue(())).unwrap();
         let plan = shards.plan(&from, &job, 6).unwrap();
         run(&plan, &Tasks::all()).unwrap();
-        plan.finish().unwrap();
+        plan.finish(Check::Bytes).unwrap();
         for entry in std::fs::read_dir(&call).unwrap() {
             let name = entry.unwrap().file_name();
             assert!(std::fs::read(call.join(&name)).unwrap() == std::fs::read(job.join(&name)).unwrap(), "{name:?}");
@@ -103,17 +103,17 @@ fn finish_names_the_missing_tasks_and_merges_nothing() {
     let dir = Dir::new();
     let plan = Shards::new(Format::Tar).plan(folder(&dir, 10), dir.path("out"), 10).unwrap();
     run(&plan, &Tasks::list("0,2-4,9").unwrap()).unwrap();
-    let finished = plan.finish().unwrap();
+    let finished = plan.finish(Check::Bytes).unwrap();
     assert_eq!(finished.missing_list(), "1,5-8");
     assert!(finished.to_string().ends_with("missing     --array=1,5-8"), "{finished}");
     assert!(!dir.path("out/manifest.tsv").exists() && !dir.path("out/index.fdx").exists());
     let ran = run(&plan, &Tasks::list(&finished.missing_list()).unwrap()).unwrap();
     assert_eq!((ran.done, ran.skipped, ran.failed), (5, 0, 0));
-    let finished = plan.finish().unwrap();
+    let finished = plan.finish(Check::Bytes).unwrap();
     assert_eq!((finished.missing.len(), finished.samples), (0, 30));
     let manifest = std::fs::read_to_string(dir.path("out/manifest.tsv")).unwrap();
     assert_eq!(manifest.lines().count(), 31);
-    let again = plan.finish().unwrap();
+    let again = plan.finish(Check::Bytes).unwrap();
     assert_eq!((again.samples, again.missing.len()), (30, 0), "a second call does the same");
 }
 
@@ -122,7 +122,7 @@ fn the_index_of_all_shards_needs_no_scan() {
     let dir = Dir::new();
     let plan = Shards::new(Format::Tar).plan(folder(&dir, 10), dir.path("out"), 4).unwrap();
     run(&plan, &Tasks::all()).unwrap();
-    let index = plan.finish().unwrap().index.unwrap();
+    let index = plan.finish(Check::Bytes).unwrap().index.unwrap();
     for entry in std::fs::read_dir(dir.path("out")).unwrap() {
         let path = entry.unwrap().path();
         if path.to_str().unwrap().ends_with(".fdx") && path != index {
@@ -146,7 +146,8 @@ fn whole_output_is_skipped_and_damaged_output_made_again() {
     std::fs::remove_file(shard(2)).unwrap();
     std::fs::write(dir.path("out/tasks/000003.tsv"), "w\tcut").unwrap();
     std::fs::remove_file(dir.path("out/tasks/000004.tsv")).unwrap();
-    assert_eq!(plan.finish().unwrap().missing_list(), "1-4");
+    assert_eq!(plan.finish(Check::Bytes).unwrap().missing_list(), "1-4");
+    assert_eq!(plan.finish(Check::Lengths).unwrap().missing_list(), "2-4", "another bit has no other length");
     let mut again = Vec::new();
     let watch = |event: Event<'_>| {
         if let Event::Again(task) = event {
@@ -174,13 +175,13 @@ fn a_file_of_somebody_else_is_kept_and_named() {
     for name in ["extra.tar", "shard-000005.tar", "shard-2.tar"] {
         let path = dir.path("out").join(name);
         std::fs::rename(dir.path("out/extra.tar"), &path).unwrap();
-        let error = plan.finish().unwrap_err();
+        let error = plan.finish(Check::Bytes).unwrap_err();
         assert_eq!((error.kind(), error.site().path.as_deref()), (ErrorKind::Config, Some(&*path)), "{error}");
         std::fs::rename(&path, dir.path("out/extra.tar")).unwrap();
     }
     std::fs::remove_file(dir.path("out/extra.tar")).unwrap();
     dir.write("out/.shard-000001.tar.77.0.tmp", b"of a killed process");
-    plan.finish().unwrap();
+    plan.finish(Check::Bytes).unwrap();
     assert!(!dir.path("out/.shard-000001.tar.77.0.tmp").exists(), "leftovers are removed");
 }
 
@@ -193,7 +194,7 @@ fn a_record_of_another_plan_is_refused() {
     assert_ne!(one.id(), two.id());
     run(&one, &Tasks::all()).unwrap();
     std::fs::copy(dir.path("one/tasks/000001.tsv"), dir.path("two/tasks/000001.tsv")).unwrap();
-    for error in [run(&two, &Tasks::all()).unwrap_err(), two.finish().unwrap_err()] {
+    for error in [run(&two, &Tasks::all()).unwrap_err(), two.finish(Check::Bytes).unwrap_err()] {
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert!(error.to_string().contains("use a folder per plan"), "{error}");
     }
@@ -225,7 +226,7 @@ fn a_changed_input_fails_its_task_and_no_other() {
         (6, ErrorKind::Changed, path("class2")),
     ];
     assert_eq!(failed, expected);
-    assert_eq!(plan.finish().unwrap().missing_list(), "0,3,6");
+    assert_eq!(plan.finish(Check::Bytes).unwrap().missing_list(), "0,3,6");
 }
 
 #[test]
@@ -242,7 +243,7 @@ fn damaged_pictures_are_in_the_ledger_of_all_tasks() {
     let plan = Shards::new(Format::Tar).skip_damaged(true).plan(&from, dir.path("out"), 15).unwrap();
     assert_eq!(run(&plan, &Tasks::all()).unwrap().done, 15);
     assert!(!dir.path("out/shard-000014.tar").exists());
-    let finished = plan.finish().unwrap();
+    let finished = plan.finish(Check::Bytes).unwrap();
     assert_eq!((finished.samples, finished.damaged), (12, 3));
     let ledger = std::fs::read_to_string(dir.path("out/damaged.tsv")).unwrap();
     let names: Vec<_> = ledger.lines().skip(1).map(|line| line.split('\t').next().unwrap()).collect();
@@ -266,7 +267,7 @@ fn a_stop_leaves_nothing_of_the_unfinished_task() {
     assert_eq!(names, ["plan.fdp", "shard-000000.tar", "tasks/000000.tsv"]);
     let ran = run(&plan, &Tasks::all()).unwrap();
     assert_eq!((ran.done, ran.skipped, ran.stopped), (1, 1, false));
-    assert_eq!(plan.finish().unwrap().samples, 1200);
+    assert_eq!(plan.finish(Check::Bytes).unwrap().samples, 1200);
 }
 
 #[test]
@@ -351,7 +352,7 @@ fn files_are_worked_on_once_each_and_in_order() {
     seen.sort();
     let expected = (0..9).map(|number| (number, dir.path(&format!("tars/shard-{number:06}.tar")))).collect::<Vec<_>>();
     assert_eq!(seen, expected);
-    assert_eq!(plan.finish().unwrap().samples, 30);
+    assert_eq!(plan.finish(Check::Bytes).unwrap().samples, 30);
     let manifest = std::fs::read_to_string(dir.path("out/manifest.tsv")).unwrap();
     assert_eq!(manifest.lines().count(), 10);
     assert!(manifest.lines().nth(1).unwrap().contains("shard-000000.tar\t1\t"), "{manifest}");
@@ -372,7 +373,7 @@ fn pictures_are_worked_on_together() {
     };
     plan.run_files(&Tasks::all(), &Stop::new(), |_| {}, work).unwrap();
     assert_eq!(firsts, [(0, 1024), (1024, 476)]);
-    let finished = plan.finish().unwrap();
+    let finished = plan.finish(Check::Bytes).unwrap();
     assert_eq!((finished.samples, finished.damaged), (1500, 1));
     let ledger = std::fs::read_to_string(dir.path("out/damaged.tsv")).unwrap();
     assert!(ledger.lines().nth(1).unwrap().contains("class1/0123.jpg\t"), "{ledger}");
@@ -388,7 +389,7 @@ fn an_error_of_the_work_fails_its_task() {
     };
     let ran = plan.run_files(&Tasks::all(), &Stop::new(), |_| {}, work).unwrap();
     assert_eq!((ran.done, ran.failed), (2, 1));
-    assert_eq!(plan.finish().unwrap().missing_list(), "1");
+    assert_eq!(plan.finish(Check::Bytes).unwrap().missing_list(), "1");
 }
 
 #[test]

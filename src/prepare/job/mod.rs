@@ -25,7 +25,7 @@ mod record;
 mod run;
 mod tasks;
 
-pub use finish::Finished;
+pub use finish::{Check, Finished};
 pub use plan::Plan;
 pub use run::{Event, Ran};
 pub use tasks::Tasks;

@@ -58,16 +58,18 @@ impl Output {
         }
     }
 
-    /// Whether the file in `dir` has these bytes. Errors: those of the system, except a missing file.
-    pub(super) fn is_in(&self, dir: &Path) -> Result<bool> {
-        let path = dir.join(&self.name);
-        match Blob::open(&path) {
-            Ok(blob) if blob.len() != self.bytes => return Ok(false),
-            Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
-            Err(error) => return Err(error),
+    /// Whether the file in `dir` has this length. Errors: those of the system, except a missing file.
+    pub(super) fn has_length(&self, dir: &Path) -> Result<bool> {
+        match Blob::open(dir.join(&self.name)) {
+            Ok(blob) => Ok(blob.len() == self.bytes),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
         }
-        Ok(Self::of(&path, self.name.clone())? == *self)
+    }
+
+    /// Whether the file in `dir` has these bytes. Errors: as of [`has_length`](Self::has_length).
+    pub(super) fn is_in(&self, dir: &Path) -> Result<bool> {
+        Ok(self.has_length(dir)? && Self::of(&dir.join(&self.name), self.name.clone())? == *self)
     }
 }
 
