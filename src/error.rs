@@ -305,7 +305,8 @@ impl Error {
 
     /// Appends a note, such as advice, to the message.
     pub(crate) fn with_note(mut self, note: &str) -> Self {
-        self.0.message += &format!("; {note}");
+        let link = if self.0.message.is_empty() { "" } else { "; " };
+        self.0.message += &format!("{link}{note}");
         self
     }
 

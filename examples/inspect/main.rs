@@ -9,8 +9,8 @@
 //! cargo run --release --features remote --example inspect -- cache /nvme/feedline --verify --trim 100GiB
 //! ```
 //!
-//! Exit code: 0 for an intact dataset, 1 for an error, 2 for damaged samples or missing tasks, 75 for a `run` that a signal
-//! stopped, 130 when interrupted.
+//! Exit code: 0 for an intact dataset, 1 for an error, 2 for damaged samples, 3 for missing tasks of a plan, 75 for a `run` that
+//! a signal stopped, 130 when interrupted.
 
 #[path = "../prepare/job.rs"]
 mod job;

@@ -36,9 +36,17 @@ pub fn plan(args: &PlanArgs) -> Outcome<ExitCode> {
     if source.checked.is_some() || source.in_memory {
         return Err("--checked and --in-memory concern a whole dataset: leave them out of a plan".into());
     }
-    // The options are kept as they were written, and read again by each process.
-    let options: Option<Vec<String>> = std::env::args_os().skip(1).map(|arg| arg.into_string().ok()).collect();
-    let settings = options.ok_or("a plan needs options that are UTF-8")?.join("\0");
+    if source.index.is_some() && !matches!(source.source, Source::Tar | Source::Tfrecord) {
+        return Err("--index is for tar and TFRecord: the other formats need none".into());
+    }
+    if let Some(place) = source.seek_points.iter().chain(&source.index).find(|place| place.exists()) {
+        return Err(format!("{} exists: name a new file", place.display()).into());
+    }
+    // The options are kept as they were written, with their folder, and read again by each process.
+    let here = std::env::current_dir()?.into_os_string();
+    let options: Option<Vec<String>> =
+        [here].into_iter().chain(std::env::args_os().skip(1)).map(|arg| arg.into_string().ok()).collect();
+    let settings = options.ok_or("a plan needs a folder and options that are UTF-8")?.join("\0");
     let endings: &[&str] = match source.source {
         Source::Images if source.seek_points.is_some() => {
             return Err("--seek-points for a folder of pictures: insert restart markers by `prepare` instead".into());
@@ -59,7 +67,7 @@ pub fn plan(args: &PlanArgs) -> Outcome<ExitCode> {
         Source::Images => Plan::of_pictures(&source.path, &settings, &args.output, args.tasks)?,
         _ => Plan::of_files(&source.path, endings, &settings, &args.output, args.tasks)?,
     };
-    println!("files       {}, {}", plan.inputs(), HumanBytes(plan.bytes()));
+    job::tell!("files       {}, {}", plan.inputs(), HumanBytes(plan.bytes()));
     job::print_tasks(&plan);
     Ok(ExitCode::SUCCESS)
 }
@@ -68,9 +76,20 @@ pub fn plan(args: &PlanArgs) -> Outcome<ExitCode> {
 fn open(path: &Path) -> Outcome<(Plan, PlanArgs)> {
     let plan = Plan::open(path)?;
     let settings = plan.settings().ok_or("a plan of shards: run and finish it by `prepare`")?;
-    let args = Args::try_parse_from(["inspect"].into_iter().chain(settings.split('\0')))?;
-    match args.what {
-        Some(super::What::Plan(args)) => Ok((plan, *args)),
+    let (here, _) = settings.split_once('\0').ok_or("the plan is of another program")?;
+    // The first word is the program for clap, and the folder here.
+    match Args::try_parse_from(settings.split('\0'))?.what {
+        Some(super::What::Plan(mut args)) => {
+            let source = &mut args.source;
+            for path in
+                [Some(&mut source.path), source.index.as_mut(), source.seek_points.as_mut()].into_iter().flatten()
+            {
+                if !path.to_string_lossy().contains("://") {
+                    *path = Path::new(here).join(&*path);
+                }
+            }
+            Ok((plan, *args))
+        }
         _ => Err("the plan is of another program".into()),
     }
 }
@@ -122,6 +141,16 @@ impl PlanArgs {
         Ok((seen, errors))
     }
 
+    /// The dataset of a file, with the points of a task, which are made again if they are damaged.
+    fn points_of(&mut self, file: &Path, part: PathBuf) -> feedline::Result<Arc<dyn Dataset>> {
+        self.source.seek_points = Some(part.clone());
+        let mut opened = self.open_one(&[file.into()]);
+        if opened.is_err() && std::fs::remove_file(part).is_ok() {
+            opened = self.open_one(&[file.into()]);
+        }
+        opened.map(|opened| opened.dataset).map_err(plain)
+    }
+
     fn open_one(&mut self, files: &[PathBuf]) -> Outcome<Opened> {
         if self.source.source == Source::Images {
             let dataset: Arc<dyn Dataset> = Arc::new(Images::open_files(files)?);
@@ -136,6 +165,10 @@ impl PlanArgs {
 
 type Checked = (Verified, Vec<Error>);
 
+fn plain(error: Box<dyn std::error::Error>) -> Error {
+    error.downcast::<Error>().map_or_else(|other| Error::user(other.to_string()), |error| *error)
+}
+
 fn error_of(damage: &Damage) -> Error {
     let error = Error::new(ErrorKind::Decode, Stage::Index, format!("{:?}: {}", damage.kind, damage.message));
     error.with_path(&damage.path).with_range(damage.offset, damage.len)
@@ -143,7 +176,7 @@ fn error_of(damage: &Damage) -> Error {
 
 /// A file whose content cannot be opened is damaged; any other error fails the task.
 fn lost(error: Box<dyn std::error::Error>) -> feedline::Result<Checked> {
-    let error = error.downcast::<Error>().map_or_else(|other| Error::user(other.to_string()), |error| *error);
+    let error = plain(error);
     match error.kind() {
         ErrorKind::Decode | ErrorKind::Truncated | ErrorKind::Empty | ErrorKind::Shape => {
             Ok((Verified { damaged: 1, ..Verified::default() }, vec![error]))
@@ -162,17 +195,17 @@ pub fn finish(args: &FinishArgs) -> Outcome<ExitCode> {
     let place = planned.source.seek_points.take();
     if place.is_some() || planned.source.index.is_some() {
         let whole = planned.source.open_all()?.dataset;
+        if let Some(index) = &planned.source.index {
+            job::tell!("index       {}", index.display());
+        }
         if let Some(place) = place {
             let points = folder_of(&args.plan).join("points");
+            std::fs::create_dir_all(&points)?;
             let files: Vec<PathBuf> = whole.sources().ids().map(|id| whole.sources().path(id)).collect();
             planned.source.index = None;
-            let parts = (0..).zip(files).map(|(input, file)| {
-                planned.source.seek_points = Some(part_in(&points, input));
-                let opened = planned.open_one(&[file]);
-                opened.map(|opened| opened.dataset).map_err(|error| Error::user(error.to_string()))
-            });
+            let parts = (0..).zip(files).map(|(input, file)| planned.points_of(&file, part_in(&points, input)));
             let joined = whole.seekable_from(&place, parts)?;
-            println!("points      {}, {}", place.display(), HumanBytes(joined.bytes()));
+            job::tell!("points      {}, {}", place.display(), HumanBytes(joined.bytes()));
         }
     }
     // Damage is a result, not a failure of the job.

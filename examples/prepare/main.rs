@@ -8,7 +8,7 @@
 //! cargo run --release --features remote --example prepare -- warm --path 's3://bucket/train-{0000..1023}.tar' --cache /nvme/cache
 //! ```
 //!
-//! Exit code: 0 when everything is done, 1 for an error, 2 if bytes (`warm`) or tasks (`finish`) are missing, 75 for a
+//! Exit code: 0 when everything is done, 1 for an error, 2 if bytes are missing (`warm`), 3 if tasks are (`finish`), 75 for a
 //! `run` that a signal stopped, 130 for a `warm` that was interrupted.
 
 mod job;
@@ -20,7 +20,7 @@ mod source;
 mod warm;
 
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
-use feedline::prepare::{Format, Plan, RestartOptions, Shards};
+use feedline::prepare::{Format, RestartOptions, Shards};
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::error::Error;
 use std::io::IsTerminal;
@@ -84,12 +84,13 @@ struct Options {
     #[arg(long)]
     interval: Option<NonZeroU16>,
     /// Maximum megapixels (of 2^20) of a picture
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     megapixels: u32,
     /// Shuffle the samples over all shards with this seed [default: in the order of the folder]
     #[arg(long)]
     shuffle: Option<u64>,
-    /// Skip damaged pictures and list them in damaged.tsv [default: stop at the first]
+    /// Skip damaged pictures and list them in damaged.tsv [default: the first ends the
+    /// work, or fails its task of a plan]
     #[arg(long)]
     skip_damaged: bool,
 }
@@ -101,7 +102,7 @@ enum Kind {
     /// Parquet shards
     #[cfg(feature = "parquet")]
     Parquet,
-    /// The same tree of files
+    /// The same tree of files; not in a plan
     Files,
 }
 
@@ -113,9 +114,7 @@ fn main() -> ExitCode {
     let done = match (args.verb, args.shards.zip(args.options)) {
         (Some(Verb::Plan(args)), _) => shards::plan(&args),
         (Some(Verb::Run(args)), _) => shards::run(&args),
-        (Some(Verb::Finish(args)), _) => {
-            Plan::open(&args.plan).map_err(Into::into).and_then(|plan| job::finish(&plan, &args))
-        }
+        (Some(Verb::Finish(args)), _) => shards::finish(&args),
         #[cfg(all(feature = "remote", feature = "signals"))]
         (Some(Verb::Warm(args)), _) => warm::run(&args),
         (None, Some((args, options))) => run(&args, &options).map(|()| ExitCode::SUCCESS),

@@ -1,6 +1,6 @@
 //! `plan` and `run`: shards by any number of processes.
 
-use super::job::{self, RunArgs};
+use super::job::{self, FinishArgs, RunArgs};
 use super::{Kind, Options};
 use clap::Args;
 use feedline::prepare::Plan;
@@ -30,9 +30,9 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode, Box<dyn Error>> {
         format => format,
     });
     let plan = shards.plan(&args.input, &args.output, args.tasks)?;
-    println!("pictures    {}, {}", plan.inputs(), HumanBytes(plan.bytes()));
+    job::tell!("pictures    {}, {}", plan.inputs(), HumanBytes(plan.bytes()));
     for (ending, count) in plan.left_out() {
-        println!("left out    {count}: {ending}, not pictures");
+        job::tell!("left out    {count}: {ending}, not pictures");
     }
     job::print_tasks(&plan);
     Ok(ExitCode::SUCCESS)
@@ -43,4 +43,12 @@ pub fn run(args: &RunArgs) -> Result<ExitCode, Box<dyn Error>> {
     let stop = job::stop()?;
     let ran = plan.run(&args.choice.tasks()?, args.workers.map_or(0, NonZeroUsize::get), &stop, job::watch)?;
     Ok(job::ended(ran))
+}
+
+pub fn finish(args: &FinishArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let plan = Plan::open(&args.plan)?;
+    match plan.settings() {
+        None => job::finish(&plan, args),
+        Some(_) => Err("a plan of files: finish it by `inspect finish`".into()),
+    }
 }

@@ -25,6 +25,10 @@ pub(super) fn commit_new(pending: Pending) -> Result<()> {
             let message = "the file exists, and the plan gives other bytes: move it away, and run the task again";
             Error::new(ErrorKind::Config, Stage::Write, message).with_path(&target)
         }
+        io::ErrorKind::NotFound => {
+            let message = "the hidden file of the output is gone; `finish` removes those of a finished job: run again";
+            Error::os(Stage::Write, message, source).with_path(&target)
+        }
         _ => failed(source, &target),
     })
 }
@@ -44,7 +48,7 @@ pub(super) fn commit(pending: Pending, sync: bool) -> Result<()> {
 /// The error of an output that could not be written.
 pub(super) fn failed(source: io::Error, path: &Path) -> Error {
     let message = match source.kind() {
-        io::ErrorKind::StorageFull => "the disk is full; the incomplete file is removed",
+        io::ErrorKind::StorageFull => "the disk is full (bytes or inodes); the incomplete file is removed",
         io::ErrorKind::QuotaExceeded => "the quota is used up; the incomplete file is removed",
         _ => "cannot write the output",
     };

@@ -240,13 +240,13 @@ impl Shards {
     }
 
     /// Creates the folder. With `overwrite`, also removes the output of an earlier call.
-    pub(super) fn prepare_folder(&self, to: &Path) -> Result<()> {
+    fn prepare_folder(&self, to: &Path) -> Result<()> {
         make_folder(to).map_err(|source| output::failed(source, to))?;
         let names = names_in(to)?.into_iter().map(|(name, _)| name);
         // Partial files of a killed call have no owner.
         let (partial, others): (Vec<_>, Vec<_>) = names.partition(|name| is_partial(&name.to_string_lossy()));
         if others.iter().any(|name| name == PLAN) {
-            let message = "the output folder holds a plan: run and finish it, or choose another folder";
+            let message = "the output folder holds a plan: choose another folder";
             return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(to.join(PLAN)));
         }
         if let (false, Some(other)) = (self.overwrite, others.first()) {

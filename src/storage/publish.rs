@@ -71,15 +71,16 @@ impl Pending {
     pub(crate) fn commit_new(mut self) -> io::Result<()> {
         self.close(true)?;
         match std::fs::hard_link(&self.hidden, &self.target) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                if equal(&self.hidden, &self.target)? {
-                    Ok(())
-                } else {
-                    Err(error)
-                }
-            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match equal(&self.hidden, &self.target) {
+                Ok(true) => Ok(()),
+                // Also a link without a target.
+                Ok(false) => Err(error),
+                Err(other) if other.kind() == io::ErrorKind::NotFound => Err(error),
+                Err(other) => Err(other),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(error),
             // A file system without links: the name is looked up first.
-            Err(_) if !self.target.try_exists()? => std::fs::rename(&self.hidden, &self.target),
+            Err(_) if self.target.symlink_metadata().is_err() => std::fs::rename(&self.hidden, &self.target),
             linked => linked,
         }
     }
@@ -138,9 +139,32 @@ fn equal(one: &Path, other: &Path) -> io::Result<bool> {
     }
 }
 
-/// Whether the file name is that of a [`Pending`].
+/// Whether the file name comes from [`Pending::create_alone`].
 pub(crate) fn is_partial(name: &str) -> bool {
-    name.starts_with('.') && (name.ends_with(SUFFIX) || name.ends_with(SHARED_SUFFIX))
+    name.starts_with('.') && name.ends_with(SUFFIX)
+}
+
+/// The target of a hidden file of [`Pending::create`], by its name; its end is cut off if it is long.
+pub(crate) fn target_of(name: &str) -> Option<&str> {
+    let (name, number) = name.strip_prefix('.')?.strip_suffix(SHARED_SUFFIX)?.rsplit_once('.')?;
+    let (target, process) = name.rsplit_once('.')?;
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    (digits(number) && digits(process)).then_some(target)
+}
+
+/// A lock on a file, held by this process until it is dropped; none where the file system has no locks.
+pub(crate) struct Lock(#[expect(dead_code, reason = "the open file holds the lock")] Option<File>);
+
+impl Lock {
+    /// Locks the file. `None`: another process holds the lock.
+    pub(crate) fn try_of(path: &Path) -> io::Result<Option<Self>> {
+        let file = File::open(path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Self(Some(file)))),
+            Err(std::fs::TryLockError::WouldBlock) => Ok(None),
+            Err(std::fs::TryLockError::Error(_)) => Ok(Some(Self(None))),
+        }
+    }
 }
 
 /// Writes `bytes` to `target`, and creates its folder if it is missing.
@@ -156,6 +180,12 @@ pub(crate) fn publish(target: &Path, bytes: &[u8], sync: bool) -> io::Result<()>
 /// Creates a folder and its parents.
 pub(crate) fn make_folder(dir: &Path) -> io::Result<()> {
     std::fs::create_dir_all(dir)
+}
+
+/// Removes a folder if it is empty.
+pub(crate) fn remove_folder(dir: &Path) {
+    // A folder with files is not ours alone, and stays.
+    let _ = std::fs::remove_dir(dir);
 }
 
 /// Removes a file that an earlier run published.

@@ -145,9 +145,12 @@ fn whole_output_is_skipped_and_damaged_output_made_again() {
     std::fs::write(shard(1), bytes).unwrap();
     std::fs::remove_file(shard(2)).unwrap();
     std::fs::write(dir.path("out/tasks/000003.tsv"), "w\tcut").unwrap();
+    let mut edited = std::fs::read(dir.path("out/tasks/000000.tsv")).unwrap();
+    edited[10] ^= 1;
+    std::fs::write(dir.path("out/tasks/000000.tsv"), edited).unwrap();
     std::fs::remove_file(dir.path("out/tasks/000004.tsv")).unwrap();
-    assert_eq!(plan.finish(Check::Bytes).unwrap().missing_list(), "1-4");
-    assert_eq!(plan.finish(Check::Lengths).unwrap().missing_list(), "2-4", "another bit has no other length");
+    assert_eq!(plan.finish(Check::Bytes).unwrap().missing_list(), "0-4");
+    assert_eq!(plan.finish(Check::Lengths).unwrap().missing_list(), "0,2-4", "another bit has no other length");
     let mut again = Vec::new();
     let watch = |event: Event<'_>| {
         if let Event::Again(task) = event {
@@ -155,8 +158,8 @@ fn whole_output_is_skipped_and_damaged_output_made_again() {
         }
     };
     let ran = plan.run(&Tasks::all(), 1, &Stop::new(), watch).unwrap();
-    assert_eq!((ran.done, ran.skipped), (4, 1));
-    assert_eq!(again, [1, 2, 3], "the fourth has no record that could be wrong");
+    assert_eq!((ran.done, ran.skipped), (5, 0));
+    assert_eq!(again, [0, 1, 2, 3], "the fourth has no record that could be wrong");
     assert!(content(&dir.path("out")) == right);
     assert_eq!(run(&plan, &Tasks::all()).unwrap().skipped, 5);
 }
@@ -180,9 +183,12 @@ fn a_file_of_somebody_else_is_kept_and_named() {
         std::fs::rename(&path, dir.path("out/extra.tar")).unwrap();
     }
     std::fs::remove_file(dir.path("out/extra.tar")).unwrap();
-    dir.write("out/.shard-000001.tar.77.0.tmp", b"of a killed process");
+    let leftovers = ["out/.shard-000001.tar.77.0.tmp", "out/tasks/.000003.tsv.77.12.tmp", "out/.names.1.2.tmp"];
+    let others = ["out/.mine.tmp", "out/.notes.partial", "out/tasks/.x.1.2.tmp"];
+    leftovers.iter().chain(&others).for_each(|name| drop(dir.write(name, b"x")));
     plan.finish(Check::Bytes).unwrap();
-    assert!(!dir.path("out/.shard-000001.tar.77.0.tmp").exists(), "leftovers are removed");
+    assert!(leftovers.iter().all(|name| !dir.path(name).exists()), "what killed processes left is removed");
+    assert!(others.iter().all(|name| dir.path(name).exists()), "what others hide stays");
 }
 
 #[test]
@@ -198,6 +204,9 @@ fn a_record_of_another_plan_is_refused() {
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert!(error.to_string().contains("use a folder per plan"), "{error}");
     }
+    std::fs::copy(dir.path("one/tasks/000000.tsv"), dir.path("one/tasks/000001.tsv")).unwrap();
+    let error = run(&one, &Tasks::all()).unwrap_err();
+    assert!(error.to_string().contains("the record of task 0: remove it, and run task 1 again"), "{error}");
 }
 
 #[test]
@@ -284,14 +293,18 @@ fn wrong_plans_are_refused() {
     refused(shards.plan(&from, dir.path("out"), 0), "at least 1");
     refused(Shards::new(Format::Files).plan(&from, dir.path("out"), 1), "files need no plan");
     refused(shards.plan(&from, from.join("out"), 1), "overlap");
+    refused(shards.plan(&from, "s3://bucket/out", 1), "a folder, not a bucket");
+    assert!(!dir.path("out").exists(), "a refused plan leaves no folder");
     shards.plan(&from, dir.path("out"), 12).unwrap();
     refused(shards.plan(&from, dir.path("out"), 12), "holds a plan");
     refused(shards.clone().overwrite(true).plan(&from, dir.path("out"), 12), "holds a plan");
     let over = shards.clone().overwrite(true).write(&from, dir.path("out"), |_| ControlFlow::Continue(()));
     assert_eq!(over.unwrap_err().kind(), ErrorKind::Config);
-    refused(Plan::of_pictures(&from, "", dir.path("out"), 1), "not empty");
+    refused(Plan::of_pictures(&from, "", dir.path("out"), 1), "holds a plan");
+    dir.write("used/notes", b"x");
+    refused(shards.plan(&from, dir.path("used"), 1), "not empty");
     let plan = Plan::open(dir.path("out")).unwrap();
-    for (tasks, words) in [("12", "task 12 of a plan of 12"), ("0-12", "task 12")] {
+    for (tasks, words) in [("12", "task 12 of a plan of 12"), ("0-12", "task 0-12 of")] {
         let error = run(&plan, &Tasks::list(tasks).unwrap()).unwrap_err();
         assert!(error.kind() == ErrorKind::Config && error.to_string().contains(words), "{error}");
     }
@@ -377,6 +390,30 @@ fn pictures_are_worked_on_together() {
     assert_eq!((finished.samples, finished.damaged), (1500, 1));
     let ledger = std::fs::read_to_string(dir.path("out/damaged.tsv")).unwrap();
     assert!(ledger.lines().nth(1).unwrap().contains("class1/0123.jpg\t"), "{ledger}");
+}
+
+#[test]
+fn damage_in_every_file_is_a_result() {
+    let dir = Dir::new();
+    let plan = Plan::of_pictures(folder(&dir, 1), "", dir.path("out"), 3).unwrap();
+    let work = |_: u64, _: &[PathBuf]| Ok((Verified { damaged: 1, ..Verified::default() }, vec![Error::user("bad")]));
+    plan.run_files(&Tasks::all(), &Stop::new(), |_| {}, work).unwrap();
+    let finished = plan.finish(Check::Bytes).unwrap();
+    assert_eq!((finished.samples, finished.damaged), (0, 3));
+    assert_eq!(std::fs::read_to_string(dir.path("out/damaged.tsv")).unwrap().lines().count(), 4);
+}
+
+#[test]
+fn two_calls_of_finish_do_not_mix() {
+    let dir = Dir::new();
+    let plan = Shards::new(Format::Tar).plan(folder(&dir, 10), dir.path("out"), 5).unwrap();
+    run(&plan, &Tasks::all()).unwrap();
+    let held = std::fs::File::open(dir.path("out/plan.fdp")).unwrap();
+    held.lock().unwrap();
+    let error = plan.finish(Check::Bytes).unwrap_err();
+    assert!(error.to_string().contains("another process finishes this plan"), "{error}");
+    drop(held);
+    plan.finish(Check::Bytes).unwrap();
 }
 
 #[test]

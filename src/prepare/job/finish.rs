@@ -2,14 +2,17 @@
 
 use super::super::Format;
 use super::super::output;
-use super::super::shards::{LEDGER, LEDGER_HEADING, MANIFEST, MANIFEST_HEADING, TaskLists, pool, shard_name};
+use super::super::shards::{
+    LEDGER, LEDGER_HEADING, MANIFEST, MANIFEST_HEADING, PLAN, TaskLists, is_ours, pool, shard_name,
+};
+use super::listing::NAMES;
 use super::plan::{Plan, Work};
 use super::record::{self, Done, Found};
 use super::tasks::Numbers;
 use crate::dataset::Tar;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::names_in;
-use crate::storage::publish::{Folder, Pending, is_partial, remove};
+use crate::storage::listing::{Kind, names_in};
+use crate::storage::publish::{Folder, Lock, Pending, remove, target_of};
 use rayon::prelude::*;
 use std::fmt;
 use std::ops::Range;
@@ -52,9 +55,15 @@ impl Plan {
     /// order of the tasks, writes the index of tar shards, and removes leftovers of killed processes. A second call does
     /// the same again.
     ///
-    /// Errors: [`ErrorKind::Config`] for shards in the folder that the plan does not write, or records of another plan;
-    /// [`ErrorKind::Empty`] if every input is damaged; those of the system.
+    /// Errors: [`ErrorKind::Config`] for shards in the folder that the plan does not write, records of another plan, or
+    /// another call at work; [`ErrorKind::Empty`] for shards without a sample, after the ledger is written; those of the
+    /// system.
     pub fn finish(&self, check: Check) -> Result<Finished> {
+        let path = self.reader.path();
+        let Some(_lock) = Lock::try_of(path).map_err(|source| output::failed(source, path))? else {
+            let message = "another process finishes this plan: wait for its end";
+            return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(path));
+        };
         let mut finished = Finished { tasks: self.tasks(), ..Finished::default() };
         let mut shards = 0;
         let pool = pool(0)?;
@@ -75,13 +84,15 @@ impl Plan {
         if !finished.missing.is_empty() {
             return Ok(finished);
         }
-        if finished.samples == 0 {
-            let message = format!("all {} inputs are damaged", self.inputs());
-            return Err(Error::new(ErrorKind::Empty, Stage::Write, message).with_path(self.reader.path()));
-        }
         self.clean(shards)?;
-        finished.index = self.index()?;
+        if finished.samples > 0 {
+            finished.index = self.index()?;
+        }
         self.merge()?;
+        if finished.samples == 0 && self.settings().is_none() {
+            let message = format!("all {} pictures are damaged; damaged.tsv names them", self.inputs());
+            return Err(Error::new(ErrorKind::Empty, Stage::Write, message).with_path(path));
+        }
         // Tasks sync bytes, not names: a task whose names a crash takes back is missing, and done again.
         let names = Folder::of(&self.record(0)).and_then(|folder| folder.sync());
         let names = names.and_then(|()| Folder::of(self.reader.path())?.sync());
@@ -92,6 +103,9 @@ impl Plan {
     /// The outcome of a task, if its output is whole.
     fn whole(&self, task: u64, check: Check) -> Result<Option<Done>> {
         let Found::Done(done) = record::read(&self.record(task), &self.id_text(), task)? else { return Ok(None) };
+        if !record::is_sound(&self.record(task), &done)? {
+            return Ok(None);
+        }
         match &done.shard {
             Some(shard) if check == Check::Bytes && !shard.is_in(&self.dir)? => Ok(None),
             Some(shard) if !shard.has_length(&self.dir)? => Ok(None),
@@ -106,17 +120,17 @@ impl Plan {
         }
     }
 
-    /// Removes leftovers, and refuses shards that are not of this plan.
+    /// Removes hidden files of killed processes, and refuses shards that are not of this plan.
     fn clean(&self, shards: u64) -> Result<()> {
+        let ours = |name: &str| is_ours(name) || [PLAN, NAMES, INDEX].contains(&name);
+        sweep(&self.dir, ours)?;
+        let records = self.record(0);
+        sweep(records.parent().unwrap_or(&self.dir), |name| name.ends_with(".tsv"))?;
         let format = self.format()?;
         let ending = format.map(|format| shard_name(format, 0).replace("shard-000000", ""));
         let mut found = 0;
         for (name, _) in names_in(&self.dir)? {
             let text = name.to_string_lossy();
-            if is_partial(&text) {
-                let path = self.dir.join(&name);
-                remove(&path).map_err(|source| output::failed(source, &path))?;
-            }
             let (Some(format), Some(ending)) = (format, &ending) else { continue };
             let Some(stem) = text.strip_suffix(ending.as_str()) else { continue };
             let number = stem.strip_prefix("shard-").and_then(|number| number.parse::<u64>().ok());
@@ -163,6 +177,21 @@ impl Plan {
         // The manifest last: a folder with one is complete.
         [lists.ledger, lists.manifest].into_iter().flatten().try_for_each(|list| output::commit(list, true))
     }
+}
+
+/// Removes the hidden files in a folder whose targets are ours.
+fn sweep(dir: &Path, ours: impl Fn(&str) -> bool) -> Result<()> {
+    for (name, kind) in names_in(dir)? {
+        if kind == Kind::File && target_of(&name.to_string_lossy()).is_some_and(&ours) {
+            let path = dir.join(name);
+            match remove(&path) {
+                // Its process has just ended.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                removed => removed.map_err(|source| output::failed(source, &path))?,
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The merged lists.

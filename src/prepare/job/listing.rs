@@ -24,6 +24,8 @@ use std::path::{Path, PathBuf};
 /// Bytes of names in memory; each name also takes `NAME_COST`.
 const NAMES_BYTES: usize = 64 << 20;
 const NAME_COST: usize = 48;
+/// Target of the hidden files of sorted names, which never get it.
+pub(super) const NAMES: &str = "names";
 const BATCH: usize = 16_384;
 const STAT_CHUNK: usize = 512;
 
@@ -137,7 +139,7 @@ impl Sorter<'_> {
     }
 
     fn spill(&mut self) -> Result<()> {
-        let mut run = output::create_shared(self.spill.join("names"))?;
+        let mut run = output::create_shared(self.spill.join(NAMES))?;
         self.names.sort_unstable();
         let mut write = |name: OsString| {
             run.write_all(&(name.len() as u32).to_le_bytes())?;

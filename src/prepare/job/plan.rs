@@ -9,8 +9,8 @@ use super::listing::each_picture;
 use super::tasks::{bad, share};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::is_url;
-use crate::storage::listing::{expand, names_in, real_path, regular};
-use crate::storage::publish::{is_partial, make_folder};
+use crate::storage::listing::{expand, look, names_in, real_path, regular};
+use crate::storage::publish::{make_folder, remove_folder, target_of};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
@@ -107,8 +107,7 @@ impl Shards {
         let work = Work::Shards(Kept::of(self)?);
         check_apart(from, to)?;
         let root = root_of(from)?;
-        self.prepare_folder(to)?;
-        write_pictures(&root, to, tasks, work)
+        in_empty(to, || write_pictures(&root, to, tasks, work))
     }
 
     /// As [`plan`](Self::plan), of so many inputs: the pictures of the folder over and over. For measurements of size.
@@ -116,7 +115,7 @@ impl Shards {
     #[doc(hidden)]
     pub fn plan_repeated(&self, from: impl AsRef<Path>, to: impl AsRef<Path>, tasks: u64, inputs: u64) -> Result<Plan> {
         let (root, to) = (root_of(from.as_ref())?, to.as_ref());
-        self.prepare_folder(to)?;
+        check_empty(to)?;
         let mut pictures = Vec::new();
         each_picture(&root, to, &mut |input| {
             pictures.push(input);
@@ -134,9 +133,13 @@ impl Plan {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let reader = match Reader::open(path) {
-            Err(error) if error.kind() == ErrorKind::NotAFile => Reader::open(&path.join(PLAN))?,
-            reader => reader?,
+            Err(error) if error.kind() == ErrorKind::NotAFile => Reader::open(&path.join(PLAN)),
+            reader => reader,
         };
+        let reader = reader.map_err(|error| match error.kind() {
+            ErrorKind::NotFound => error.with_note("name the folder or the file of a plan; `plan` makes one"),
+            _ => error,
+        })?;
         let head: Head = serde_json::from_str(&reader.settings).map_err(|source| {
             let message = "the settings of the plan are of another version of this program";
             Error::new(ErrorKind::Decode, Stage::Index, message).with_source(source).with_path(reader.path())
@@ -145,7 +148,8 @@ impl Plan {
             let message = format!("a plan of {} tasks for {} inputs", head.tasks, reader.inputs);
             return Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_path(reader.path()));
         }
-        let dir = reader.path().parent().unwrap_or(Path::new("")).to_path_buf();
+        let dir =
+            reader.path().parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf();
         Ok(Self { reader, head, dir })
     }
 
@@ -162,15 +166,13 @@ impl Plan {
         tasks: u64,
     ) -> Result<Self> {
         let (files, to) = (expand(pattern, endings)?, to.as_ref());
-        check_empty(to)?;
         let head = Head::new(String::new(), tasks, Work::Files { settings: settings.into() });
-        write(to, head, |writer, _| {
-            files.iter().try_for_each(|file| {
-                let name = absolute(file)?;
-                let meta = regular(&name)?;
-                writer.add(&Input { name, class: None, len: meta.len, version: meta.version })
-            })
-        })
+        let add = |writer: &mut Writer, file: &PathBuf| {
+            let name = absolute(file)?;
+            let meta = regular(&name)?;
+            writer.add(&Input { name, class: None, len: meta.len, version: meta.version })
+        };
+        in_empty(to, || write(to, head, |writer, _| files.iter().try_for_each(|file| add(writer, file))))
     }
 
     /// As [`of_files`](Self::of_files), for the pictures of a folder in the order of
@@ -178,8 +180,8 @@ impl Plan {
     pub fn of_pictures(folder: impl AsRef<Path>, settings: &str, to: impl AsRef<Path>, tasks: u64) -> Result<Self> {
         let (root, to) = (root_of(folder.as_ref())?, to.as_ref());
         check_apart(folder.as_ref(), to)?;
-        check_empty(to)?;
-        write_pictures(&root, to, tasks, Work::Pictures { settings: settings.into() })
+        let work = Work::Pictures { settings: settings.into() };
+        in_empty(to, || write_pictures(&root, to, tasks, work))
     }
 
     /// Number of tasks, at least 1.
@@ -238,10 +240,14 @@ fn write(dir: &Path, mut head: Head, list: impl FnOnce(&mut Writer, &mut Head) -
     list(&mut writer, &mut head)?;
     let (tasks, inputs) = (head.tasks, writer.inputs());
     if tasks > inputs {
-        return Err(bad(format!("{tasks} tasks for {inputs} inputs: name at most {inputs}")));
+        return Err(bad(format!("{tasks} tasks for {inputs} inputs: name at most {inputs} tasks")));
     }
     let settings = serde_json::to_string(&head);
-    writer.finish(&settings.map_err(|source| bad("the settings cannot be kept").with_source(source))?)?;
+    let settings = settings.map_err(|source| bad("the settings cannot be kept").with_source(source))?;
+    writer.finish(&settings).map_err(|error| match error.kind() {
+        ErrorKind::Config => bad("the output folder holds a plan that another process made just now").with_path(dir),
+        _ => error,
+    })?;
     make_folder(&dir.join(TASKS)).map_err(|source| output::failed(source, dir))?;
     Plan::open(dir.join(PLAN))
 }
@@ -295,12 +301,28 @@ fn root_of(folder: &Path) -> Result<PathBuf> {
     real_path(folder).map_err(failed)
 }
 
-/// Creates the output folder, which must be empty.
+/// Works in the output folder, which must be empty. An error leaves no new folder.
+fn in_empty(to: &Path, work: impl FnOnce() -> Result<Plan>) -> Result<Plan> {
+    if is_url(to) {
+        return Err(bad("the output of a plan is a folder, not a bucket").with_path(to));
+    }
+    let new = look(to).is_err();
+    let planned = check_empty(to).and_then(|()| work());
+    if new && planned.is_err() {
+        remove_folder(to);
+    }
+    planned
+}
+
+/// Creates the output folder, or finds it empty except for hidden files of interrupted plans.
 fn check_empty(to: &Path) -> Result<()> {
     make_folder(to).map_err(|source| output::failed(source, to))?;
-    let Some((name, _)) = names_in(to)?.into_iter().find(|(name, _)| !is_partial(&name.to_string_lossy())) else {
-        return Ok(());
+    let names = names_in(to)?.into_iter().map(|(name, _)| name);
+    let others: Vec<_> = names.filter(|name| target_of(&name.to_string_lossy()).is_none()).collect();
+    let Some(first) = others.first() else { return Ok(()) };
+    let (message, path) = match others.iter().any(|name| name == PLAN) {
+        true => ("the output folder holds a plan: run and finish it, or choose another folder", to.join(PLAN)),
+        false => ("the output folder is not empty: choose another folder", to.join(first)),
     };
-    let message = "the output folder is not empty: choose another, or run the plan that it holds";
-    Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(to.join(name)))
+    Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(path))
 }

@@ -133,13 +133,30 @@ pub(super) fn read(path: &Path, plan: &str, task: u64) -> Result<Found> {
     match line.and_then(|line| serde_json::from_slice::<Done>(line).ok()) {
         Some(done) if done.plan == plan && done.task == task => Ok(Found::Done(done)),
         Some(done) => {
-            let message = format!(
-                "the record of task {} of plan {}, and this is task {task} of plan {plan}: use a folder per plan",
-                done.task, done.plan
-            );
+            let message = match done.plan == plan {
+                true => format!("the record of task {}: remove it, and run task {task} again", done.task),
+                false => format!("a record of plan {}, and this is plan {plan}: use a folder per plan", done.plan),
+            };
             Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(path))
         }
         None => Ok(Found::Damaged),
+    }
+}
+
+/// Whether the lines of a record are as they were written. Errors: those of reading.
+pub(super) fn is_sound(path: &Path, done: &Done) -> Result<bool> {
+    struct Nowhere;
+    impl TaskLists for Nowhere {
+        fn written(&mut self, _: &str) -> Result<()> {
+            Ok(())
+        }
+        fn damaged(&mut self, _: &str) -> Result<()> {
+            Ok(())
+        }
+    }
+    match copy(path, done, &mut Nowhere) {
+        Err(error) if error.kind() == ErrorKind::Decode => Ok(false),
+        copied => copied.map(|()| true),
     }
 }
 
@@ -149,7 +166,11 @@ pub(super) fn copy(path: &Path, done: &Done, lists: &mut dyn TaskLists) -> Resul
     let (mut line, mut crc) = (String::new(), 0);
     loop {
         line.clear();
-        file.read_line(&mut line).map_err(|source| read_failed(source, path))?;
+        match file.read_line(&mut line) {
+            // Not UTF-8: a damaged line, which has no kind.
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => line.clear(),
+            read => drop(read.map_err(|source| read_failed(source, path))?),
+        }
         let (written, damaged) = (line.strip_prefix("w\t"), line.strip_prefix("d\t"));
         if written.or(damaged).is_some() {
             crc = crc32c::crc32c_append(crc, line.as_bytes());

@@ -133,9 +133,10 @@ impl Plan {
         let output = match record::read(&path, &self.id_text(), task)? {
             Found::Nothing => return Ok(false),
             Found::Damaged => None,
-            Found::Done(done) => match done.shard {
-                None => return Ok(true),
-                Some(shard) if shard.is_in(&self.dir)? => return Ok(true),
+            Found::Done(done) => match done.shard.clone() {
+                None if record::is_sound(&path, &done)? => return Ok(true),
+                None => None,
+                Some(shard) if shard.is_in(&self.dir)? && record::is_sound(&path, &done)? => return Ok(true),
                 Some(shard) => Some(self.dir.join(shard.name)),
             },
         };

@@ -15,6 +15,9 @@ enum Choice {
     List(Vec<Range<u64>>),
 }
 
+/// Variables of launchers, as of [`Shard::from_env`].
+const RANKS: [&str; 5] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"];
+
 impl Tasks {
     /// All tasks.
     pub const fn all() -> Self {
@@ -23,9 +26,10 @@ impl Tasks {
 
     /// Part `part` of `parts` equal parts, counted from 0. Errors: [`ErrorKind::Config`] unless `part < parts`.
     pub fn part(part: u64, parts: u64) -> Result<Self> {
-        match part < parts {
-            true => Ok(Self(Choice::Part(part, parts))),
-            false => Err(bad(format!("part {part} of {parts}: parts are counted from 0 to {}", parts.max(1) - 1))),
+        match parts {
+            0 => Err(bad("0 parts: name at least 1")),
+            _ if part < parts => Ok(Self(Choice::Part(part, parts))),
+            _ => Err(bad(format!("part {part} of {parts}: parts are counted from 0 to {}", parts - 1))),
         }
     }
 
@@ -33,23 +37,28 @@ impl Tasks {
     pub fn list(text: &str) -> Result<Self> {
         let range = |item: &str| {
             let (first, last) = item.split_once('-').unwrap_or((item, item));
-            let (first, last) = (first.trim().parse::<u64>().ok()?, last.trim().parse::<u64>().ok()?);
-            (first <= last).then(|| first..last.saturating_add(1))
+            Some((first.trim().parse::<u64>().ok()?, last.trim().parse::<u64>().ok()?))
         };
-        let ranges = text.split(',').map(|item| {
-            range(item).ok_or_else(|| bad(format!("{item:?} in {text:?} is not a task; write tasks as 3,17,40-44")))
+        let ranges = text.split(',').map(|item| match range(item) {
+            Some((first, last)) if first <= last => Ok(first..last.saturating_add(1)),
+            Some(_) => Err(bad(format!("the range {item:?} in {text:?} ends before it begins"))),
+            None => Err(bad(format!("{item:?} in {text:?} is not a task; write tasks as 3,17,40-44"))),
         });
         Ok(Self(Choice::List(ranges.collect::<Result<_>>()?)))
     }
 
     /// The choice of the launcher: the task `SLURM_ARRAY_TASK_ID` in an array job of Slurm; else the part of
-    /// [`Shard::from_env`], which is all tasks without a launcher.
+    /// [`Shard::from_env`].
     ///
-    /// Errors: [`ErrorKind::Config`] as of `Shard::from_env`; an array job whose elements have several ranks each.
+    /// Errors: [`ErrorKind::Config`] as of `Shard::from_env`; an array job whose elements have several ranks each; without a
+    /// launcher, where every process would run all tasks.
     pub fn from_env() -> Result<Self> {
-        let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
+        let variable = |name: &str| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
         let Some(id) = variable("SLURM_ARRAY_TASK_ID") else {
             let shard = Shard::from_env()?;
+            if !RANKS.iter().any(|name| variable(name).is_some()) {
+                return Err(bad("no launcher gives this process a task or a rank: name a part, such as --part 0/8"));
+            }
             return Self::part(shard.rank().into(), shard.world().into());
         };
         if let Some(ranks) = variable("SLURM_NTASKS").filter(|ranks| ranks != "1") {
@@ -68,8 +77,8 @@ impl Tasks {
             Choice::List(ranges) => match ranges.iter().find(|range| range.end > tasks) {
                 None => Ok(ranges.clone()),
                 Some(range) => {
-                    let last = range.end - 1;
-                    Err(bad(format!("task {last} of a plan of {tasks} tasks, counted from 0 to {}", tasks.max(1) - 1)))
+                    let (wrong, last) = (Numbers(std::slice::from_ref(range)), tasks.max(1) - 1);
+                    Err(bad(format!("task {wrong} of a plan of {tasks} tasks, counted from 0 to {last}")))
                 }
             },
         }
