@@ -266,7 +266,7 @@ fn a_stop_leaves_nothing_of_the_unfinished_task() {
     let plan = Shards::new(Format::Tar).plan(folder(&dir, 400), dir.path("out"), 2).unwrap();
     let stop = Stop::new();
     let watch = |event: Event<'_>| {
-        if matches!(event, Event::Inputs(1, _)) {
+        if matches!(event, Event::Inputs { task: 1, .. }) {
             stop.request();
         }
     };

@@ -35,8 +35,13 @@ pub struct Ran {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// This task has so many inputs behind it.
-    Inputs(u64, u64),
+    /// Progress within a task.
+    Inputs {
+        /// The task.
+        task: u64,
+        /// Number of its inputs that are done.
+        done: u64,
+    },
     /// This task is done.
     Done(u64),
     /// This task was done before.
@@ -157,7 +162,7 @@ impl Plan {
         let maker = Maker { shards, pictures: &pictures, to: &self.dir, stop };
         let mut run = Run::new(maker, Target::Task(task, &mut record)).at(self.share(task));
         run.all(|progress| {
-            watch(Event::Inputs(task, progress.pictures));
+            watch(Event::Inputs { task, done: progress.pictures });
             ControlFlow::Continue(())
         })?;
         let summary = run.finish()?;
@@ -209,7 +214,7 @@ impl Plan {
             sum.bytes += bytes;
             sum.damaged += damaged;
             first = end;
-            watch(Event::Inputs(task, first - inputs.start));
+            watch(Event::Inputs { task, done: first - inputs.start });
         }
         record.finish(Done {
             plan: self.id_text(),
