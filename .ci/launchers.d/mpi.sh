@@ -27,7 +27,7 @@ launch_mpi() {
     # Its daemons on the other nodes are tasks of srun, whose variables the ranks see beside those of Open MPI.
     begin mpi-slurm
     command -v slurmctld >/dev/null || { skip mpi-slurm "there is no Slurm" && return; }
-    [ -n "${SLURM_CONF:-}" ] || slurm_up || return
+    [ -n "${SLURM_CONF:-}" ] || slurm_up || { unset SLURM_CONF && skip mpi-slurm "Slurm's daemons do not start here" && return; }
     unset SLURM_LABELIO # mpirun starts its daemons with srun
     submit --nodes=2 --ntasks-per-node=2 --wrap "mpirun --allow-run-as-root --tag-output $PROGRAM" && goes || return
     found="$(sed -n 's/^\[[0-9]*,\([0-9]\)\]<stdout>:attempt 1: \(rank .*\), from .*/\1: \2/p' "$log" | sort)"

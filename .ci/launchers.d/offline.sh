@@ -45,7 +45,8 @@ launch_offline() {
     if [ -n "${SLURM_CONF:-}" ] || { [ "$(id -u)" = 0 ] && debian slurmctld slurm-wlm && slurm_up; }; then
         offline_slurm
     else
-        skip offline-slurm "Slurm cannot be had"
+        unset SLURM_CONF
+        skip offline-slurm "Slurm cannot be had, or its daemons do not start here"
     fi
     if "$venv/bin/python" -c 'import ray' 2>/dev/null; then offline_ray; else skip offline-ray "Ray is not installed"; fi
     if pip pyyaml; then offline_pods; else skip offline-kubernetes "PyYAML cannot be installed"; fi
