@@ -248,13 +248,14 @@ fn a_batch_in_the_steady_state_takes_exactly_these_calls() {
         let ask = "cuStreamIsCapturing stream";
         let later = [ask, ask, mark, ask, wait, ask, mark, ask, mark, ask, mark].repeat(BATCHES as usize - 1);
         assert_eq!(consumer, [vec![ask, ask, wait, ask, mark, ask, mark], later].concat());
-        assert!(read.len() as u64 <= 5 * BATCHES, "{read:?}");
+        // Steps of the first epoch that the device ends late are asked only now.
+        assert!(read.len() as u64 <= 2 * 5 * BATCHES, "{read:?}");
         // Each wake (by a full slot, a bell, a buffer that came back) asks three events of one copy, at most.
         let nots = session.trace().lines().filter(|line| line.ends_with(" = 600")).count() as u64;
         assert!(nots < 30 * BATCHES, "{nots} questions too many");
         // The copying thread keeps its context and mode for life. The caller's are set and restored four times: to look
         // at its streams, to ask, to take and to drop.
-        let own = copy.len() as u64 + 5 + 5 + 6 + 4 * 4;
+        let own = copy.len() as u64 + 5 + 2 * 5 + 6 + 4 * 4;
         assert!(session.calls() - first <= (own + 4) * BATCHES + nots);
     });
 }
