@@ -84,6 +84,11 @@ impl Shard {
         resolve(Env(&environment))
     }
 
+    /// Whether a launcher gives this process a rank.
+    pub(crate) fn is_launched() -> bool {
+        TABLE.iter().any(|row| Env(&environment).has(row.rank))
+    }
+
     /// Reads the variables of this launcher and of no other. `WORLD_SIZE` serves both torchrun and Kubernetes.
     ///
     /// Errors: [`ErrorKind::Config`] when they are unset, or illegal as in [`from_env`](Self::from_env).

@@ -15,9 +15,6 @@ enum Choice {
     List(Vec<Range<u64>>),
 }
 
-/// Variables of launchers, as of [`Shard::from_env`].
-const RANKS: [&str; 5] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"];
-
 impl Tasks {
     /// All tasks.
     pub const fn all() -> Self {
@@ -56,7 +53,7 @@ impl Tasks {
         let variable = |name: &str| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
         let Some(id) = variable("SLURM_ARRAY_TASK_ID") else {
             let shard = Shard::from_env()?;
-            if !RANKS.iter().any(|name| variable(name).is_some()) {
+            if !Shard::is_launched() {
                 return Err(bad("no launcher gives this process a task or a rank: name a part, such as --part 0/8"));
             }
             return Self::part(shard.rank().into(), shard.world().into());
