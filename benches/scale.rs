@@ -7,7 +7,7 @@
 //!                                       those before; each case in a process of its own
 //! ```
 //!
-//! * `plan` writes a plan of n pictures in 10^5 tasks (fewer for small n): 28 bytes and the name for each. The pictures are
+//! * `plan` writes a plan of n pictures in 10^5 tasks (fewer for small n): 24 bytes and the name for each. The pictures are
 //!   those of a small folder over and over, so that `run` finds them. It lists and measures no files; that takes one
 //!   `stat` per file, and 64 MiB for a folder of more names.
 //! * `run` runs one task of that plan, of 64 pictures, in shuffled order.

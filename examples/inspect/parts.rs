@@ -170,7 +170,7 @@ fn plain(error: Box<dyn std::error::Error>) -> Error {
 }
 
 fn error_of(damage: &Damage) -> Error {
-    let error = Error::new(ErrorKind::Decode, Stage::Index, format!("{:?}: {}", damage.kind, damage.message));
+    let error = Error::new(ErrorKind::Decode, Stage::Index, format!("{}: {}", damage.kind.as_str(), damage.message));
     error.with_path(&damage.path).with_range(damage.offset, damage.len)
 }
 

@@ -4,7 +4,9 @@
 //! ```text
 //! cargo run --release --example prepare -- train/ shards/ --format tar --shuffle 7
 //! cargo run --release --example prepare -- train/ restarts/ --format files
-//! prepare plan train/ shards/ --tasks 1000 --format tar --shuffle 7; prepare run shards/ --part 0/8; prepare finish shards/
+//! cargo run --release --example prepare -- plan train/ shards/ --tasks 1000 --format tar --shuffle 7
+//! cargo run --release --example prepare -- run shards/ --part 0/8
+//! cargo run --release --example prepare -- finish shards/
 //! cargo run --release --features remote --example prepare -- warm --path 's3://bucket/train-{0000..1023}.tar' --cache /nvme/cache
 //! ```
 //!
@@ -89,8 +91,7 @@ struct Options {
     /// Shuffle the samples over all shards with this seed [default: in the order of the folder]
     #[arg(long)]
     shuffle: Option<u64>,
-    /// Skip damaged pictures and list them in damaged.tsv [default: the first ends the
-    /// work, or fails its task of a plan]
+    /// Skip damaged pictures and list them in damaged.tsv [default: the first ends the work, or fails its task of a plan]
     #[arg(long)]
     skip_damaged: bool,
 }

@@ -107,12 +107,10 @@ impl<D: Dataset> Seekable<D> {
                 format!("the parts have {samples} samples, in other files than the dataset's {}", inner.len());
             return Err(other_parts(message).with_path(place));
         }
-        let words = seal_entries(identity(&inner), &[all])?;
+        let (identity, entries) = (identity(&inner), all.lens.len() as u64);
         // As in `open`: a file of another dataset, or of another kind, is never replaced.
-        if load(place, identity(&inner), samples * width_of(&inner) as u64)
-            .map_err(|error| error.with_path(place))?
-            .is_none()
-        {
+        if load(place, identity, entries).map_err(|error| error.with_path(place))?.is_none() {
+            let words = seal_entries(identity, &[all])?;
             publish(place, bytemuck::cast_slice(&words), true).map_err(|error| unwritable(error, place))?;
         }
         Self::open(inner, place)
@@ -173,11 +171,6 @@ fn unwritable(error: std::io::Error, place: &Path) -> Error {
 
 fn other_parts(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, Stage::Index, message)
-}
-
-/// Number of fields with points.
-fn width_of(dataset: &dyn Dataset) -> usize {
-    dataset.schema().iter().filter(|field| has_points(&field.encoding)).count()
 }
 
 /// Whether values of this encoding may be pictures.

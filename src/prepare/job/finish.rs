@@ -124,8 +124,7 @@ impl Plan {
     fn clean(&self, shards: u64) -> Result<()> {
         let ours = |name: &str| is_ours(name) || [PLAN, NAMES, INDEX].contains(&name);
         sweep(&self.dir, ours)?;
-        let records = self.record(0);
-        sweep(records.parent().unwrap_or(&self.dir), |name| name.ends_with(".tsv"))?;
+        sweep(&self.records(), |name| name.ends_with(".tsv"))?;
         let format = self.format()?;
         let ending = format.map(|format| shard_name(format, 0).replace("shard-000000", ""));
         let mut found = 0;

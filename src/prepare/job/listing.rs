@@ -12,7 +12,7 @@ use crate::dataset::images::{Taken, beside_classes, check_depth, no_pictures, ta
 use crate::dataset::parallel;
 use crate::error::{Error, Result, Stage};
 use crate::storage::Blob;
-use crate::storage::listing::{Kind, each_name, real_path, regular};
+use crate::storage::listing::{Kind, each_name, regular};
 use crate::storage::publish::Pending;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -29,7 +29,7 @@ pub(super) const NAMES: &str = "names";
 const BATCH: usize = 16_384;
 const STAT_CHUNK: usize = 512;
 
-/// Calls `each` for all pictures of `root`; gives the counts of other files, by ending. Sorted runs are kept in the
+/// Calls `each` for all pictures of `root`, a path without links; gives the counts of other files, by ending. Sorted runs are kept in the
 /// folder `spill`, and removed.
 ///
 /// Errors: as of `Images::open`.
@@ -38,18 +38,13 @@ pub(super) fn each_picture(
     spill: &Path,
     each: &mut dyn FnMut(Input) -> Result<()>,
 ) -> Result<BTreeMap<String, u64>> {
-    let real =
-        real_path(root).map_err(|source| Error::os(Stage::Index, "cannot open the folder", source).with_path(root))?;
-    let mut walk =
-        Walk { root, real: &real, spill, names_bytes: NAMES_BYTES, batch: Vec::new(), left_out: BTreeMap::new(), each };
+    let mut walk = Walk { root, spill, names_bytes: NAMES_BYTES, batch: Vec::new(), left_out: BTreeMap::new(), each };
     walk.all()?;
     Ok(walk.left_out)
 }
 
 struct Walk<'a> {
     root: &'a Path,
-    /// The root without links.
-    real: &'a Path,
     spill: &'a Path,
     names_bytes: usize,
     /// Paths below the root that wait for their sizes.
@@ -89,9 +84,9 @@ impl Walk<'_> {
         let path = if dir.as_os_str().is_empty() { self.root.to_path_buf() } else { self.root.join(dir) };
         let mut names =
             Sorter { spill: self.spill, limit: self.names_bytes, bytes: 0, names: Vec::new(), runs: Vec::new() };
-        let (mut folders, left_out, real) = (Vec::new(), &mut self.left_out, self.real);
+        let (mut folders, left_out, root) = (Vec::new(), &mut self.left_out, self.root);
         each_name(&path, |name, kind: Kind| {
-            match take(&path, &name, kind, real)? {
+            match take(&path, &name, kind, root)? {
                 Taken::Picture => names.push(name)?,
                 Taken::Folder => folders.push(dir.join(name)),
                 Taken::LeftOut(ending) => *left_out.entry(ending).or_default() += 1,
@@ -196,8 +191,10 @@ mod tests {
     #[test]
     fn any_limit_of_memory_gives_the_order_of_the_dataset() {
         let dir = std::env::temp_dir().join(format!("feedline-listing-{}", std::process::id()));
-        let (root, spill) = (dir.join("in"), dir.join("spill"));
+        let spill = dir.join("spill");
+        std::fs::create_dir_all(dir.join("in")).unwrap();
         std::fs::create_dir_all(&spill).unwrap();
+        let root = dir.join("in").canonicalize().unwrap();
         for (index, class) in ["b", "a/z", "a", "a/k/deep", "c"].iter().enumerate() {
             std::fs::create_dir_all(root.join(class)).unwrap();
             for number in 0..40 {
@@ -213,10 +210,8 @@ mod tests {
                 found.push(input);
                 Ok(())
             };
-            let real = root.canonicalize().unwrap();
             let mut walk = Walk {
                 root: &root,
-                real: &real,
                 spill: &spill,
                 names_bytes: limit,
                 batch: Vec::new(),

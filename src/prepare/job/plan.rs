@@ -224,12 +224,17 @@ impl Plan {
 
     /// The path of a task's record.
     pub(super) fn record(&self, task: u64) -> PathBuf {
-        self.dir.join(TASKS).join(format!("{task:06}.tsv"))
+        self.records().join(format!("{task:06}.tsv"))
+    }
+
+    /// The folder of the records.
+    pub(super) fn records(&self) -> PathBuf {
+        self.dir.join(TASKS)
     }
 }
 
 /// The folder of the records.
-pub(super) const TASKS: &str = "tasks";
+const TASKS: &str = "tasks";
 
 /// Writes the inputs that `list` adds, then the settings, and opens the plan.
 fn write(dir: &Path, mut head: Head, list: impl FnOnce(&mut Writer, &mut Head) -> Result<()>) -> Result<Plan> {

@@ -92,10 +92,9 @@ impl Record {
         Ok(())
     }
 
-    /// Completes the record and gives it its name.
-    pub(super) fn finish(mut self, mut done: Done) -> Result<()> {
-        done.lines_crc32c = self.crc;
-        let json = serde_json::to_string(&done).map_err(std::io::Error::from);
+    /// Completes the record and gives it its name. `done`: the outcome, for the CRC of the lines.
+    pub(super) fn finish(mut self, done: impl FnOnce(u32) -> Done) -> Result<()> {
+        let json = serde_json::to_string(&done(self.crc)).map_err(std::io::Error::from);
         let written = json.and_then(|json| writeln!(self.file, "{json}"));
         written.map_err(|source| output::failed(source, self.file.target()))?;
         output::commit_new(self.file)
@@ -167,9 +166,10 @@ pub(super) fn copy(path: &Path, done: &Done, lists: &mut dyn TaskLists) -> Resul
     loop {
         line.clear();
         match file.read_line(&mut line) {
+            Ok(_) => {}
             // Not UTF-8: a damaged line, which has no kind.
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => line.clear(),
-            read => drop(read.map_err(|source| read_failed(source, path))?),
+            Err(source) => return Err(read_failed(source, path)),
         }
         let (written, damaged) = (line.strip_prefix("w\t"), line.strip_prefix("d\t"));
         if written.or(damaged).is_some() {

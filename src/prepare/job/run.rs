@@ -99,9 +99,8 @@ impl Plan {
         mut one: impl FnMut(u64, &mut W) -> Result<()>,
     ) -> Result<Ran> {
         let mut ran = Ran::default();
-        let records = self.record(0);
-        let records = records.parent().unwrap_or(&self.dir);
-        make_folder(records).map_err(|source| output::failed(source, records))?;
+        let records = self.records();
+        make_folder(&records).map_err(|source| output::failed(source, &records))?;
         for task in tasks.of(self.tasks())?.into_iter().flatten() {
             if stop.requested() {
                 ran.stopped = true;
@@ -173,15 +172,9 @@ impl Plan {
             // Its first open scans the shard, while it is in the page cache, and saves the index.
             Tar::open(&path)?;
         }
-        record.finish(Done {
-            plan: self.id_text(),
-            task,
-            samples: summary.pictures - summary.damaged,
-            damaged: summary.damaged,
-            bytes: summary.bytes,
-            shard,
-            lines_crc32c: 0,
-        })
+        let (plan, samples) = (self.id_text(), summary.pictures - summary.damaged);
+        let (damaged, bytes) = (summary.damaged, summary.bytes);
+        record.finish(|lines_crc32c| Done { plan, task, samples, damaged, bytes, shard, lines_crc32c })
     }
 
     fn files(
@@ -216,15 +209,9 @@ impl Plan {
             first = end;
             watch(Event::Inputs { task, done: first - inputs.start });
         }
-        record.finish(Done {
-            plan: self.id_text(),
-            task,
-            samples: sum.samples,
-            damaged: sum.damaged,
-            bytes: (sum.bytes, sum.bytes),
-            shard: None,
-            lines_crc32c: 0,
-        })
+        let (plan, bytes) = (self.id_text(), (sum.bytes, sum.bytes));
+        let Verified { samples, damaged, .. } = sum;
+        record.finish(|lines_crc32c| Done { plan, task, samples, damaged, bytes, shard: None, lines_crc32c })
     }
 
     /// The path of an input, which has not changed.
