@@ -194,6 +194,15 @@ impl State {
         self
     }
 
+    /// The same run, `batches` further in its epoch, at most at the epoch's end: for a run that skips batches on purpose.
+    /// The skipped batches are no [`steps`](Self::steps).
+    pub fn advance(mut self, batches: u64) -> Self {
+        let Checkpoint { cursor, global_batch, order, .. } = &mut self.checkpoint;
+        cursor.position = cursor.position.saturating_add(batches.saturating_mul(*global_batch)).min(order.positions);
+        cursor.batch = cursor.batch.saturating_add(batches).min(cursor.position);
+        self
+    }
+
     /// Batches received since the beginning of the run, over all epochs and resumes.
     pub fn steps(&self) -> u64 {
         self.checkpoint.cursor.steps

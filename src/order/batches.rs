@@ -3,11 +3,14 @@
 //! ```text
 //! positions  start ─────────── one order for all ranks ─────────────── len
 //!            │ global batch i  │ i + 1           │ …      │ the last  ┊ past the end
-//! rank       │ 0 1 2 0 1 2 0 1 2 0 1 2 …                  │ 0 1 2 0 1 ┊ 2 0 1 2
+//! rank       │ 0 0 0 1 1 1 2 2 2 0 0 0 1 1 1 2 2 2 …      │ 0 0 0 1 1 ┊ 1 2 2 2
+//! in lanes   │ 0 1 2 0 1 2 0 1 2 0 1 2 0 1 2 0 1 2 …      │ 0 1 2 0 1 ┊ 2 0 1 2
 //! ```
 //!
-//! Row *k* of rank *r* in batch *i* stands at position first(*i*) + *k* × world + *r*. So a global batch holds the same
-//! samples for any world size, every rank gets its part of each, and all ranks get the same number of batches.
+//! A rank's rows of a batch are consecutive positions, so that the rows of all ranks one after the other, as an all-gather
+//! has them, are in the order of the epoch, with padding at the end. In an order of several lanes row *k* of rank *r*
+//! stands at position first + *k* × world + *r* instead, so that a rank reads its own lanes. Either way a global batch
+//! holds the same samples for any world size, and all ranks get the same number of batches.
 //!
 //! A resumed epoch starts at any position, and its global batches are counted from there. `start` is a multiple of the global
 //! batch unless the global batch was changed on the way.
@@ -58,6 +61,8 @@ pub(crate) struct Batches {
     last: LastBatch,
     rank: u64,
     world: u64,
+    /// Ranks take positions in turn.
+    in_turn: bool,
 }
 
 impl Batches {
@@ -82,7 +87,12 @@ impl Batches {
                 global.div_ceil(world)
             ));
         }
-        Ok(Self { len, start: 0, first: 0, global, last, rank, world })
+        Ok(Self { len, start: 0, first: 0, global, last, rank, world, in_turn: false })
+    }
+
+    /// The same batches, for an order with this number of lanes.
+    pub(crate) fn in_lanes(self, lanes: u64) -> Self {
+        Self { in_turn: lanes > 1, ..self }
     }
 
     /// The same epoch from `position` on, where batch `batch` begins. Positions past the end are the end.
@@ -136,18 +146,29 @@ impl Batches {
 
     /// The position of `row` of this rank. Padding rows stand past the end.
     pub(crate) fn position(&self, batch: u64, row: u32) -> u64 {
-        let row = u64::from(row).saturating_mul(self.world).saturating_add(self.rank);
+        let row = u64::from(row).saturating_mul(self.stride()).saturating_add(self.offset(batch));
         self.first_position(batch).saturating_add(row)
+    }
+
+    /// Positions of `batch` before the first one of this rank.
+    fn offset(&self, batch: u64) -> u64 {
+        let size = self.size(batch);
+        if self.in_turn { self.rank } else { self.rank * (size / self.world) + self.rank.min(size % self.world) }
     }
 
     /// Positions from one row of a rank to its next.
     pub(crate) fn stride(&self) -> u64 {
+        if self.in_turn { self.world } else { 1 }
+    }
+
+    /// Number of ranks.
+    pub(crate) fn world(&self) -> u64 {
         self.world
     }
 
     /// All positions of a rank are congruent to its first one modulo this.
     pub(crate) fn step(&self) -> u64 {
-        gcd(self.world, self.global)
+        if self.in_turn { gcd(self.world, self.global) } else { 1 }
     }
 
     /// The range of positions that the first `most` batches visit; past `len` where the epoch is filled up.
@@ -173,6 +194,14 @@ impl Batches {
         (self.len - self.first_position(batch)).min(self.global)
     }
 
+    /// Rows of `batch` on all ranks together.
+    fn size(&self, batch: u64) -> u64 {
+        match self.last {
+            LastBatch::Keep => self.real(batch).div_ceil(self.world).saturating_mul(self.world).min(self.global),
+            _ => self.global,
+        }
+    }
+
     /// This rank's part of `rows` of a global batch.
     fn share(&self, rows: u64) -> u32 {
         // Fits: `new` has checked the largest.
@@ -186,18 +215,17 @@ impl Batches {
 
     /// Rows of `batch`; 0 past the end.
     pub(crate) fn rows(&self, batch: u64) -> u32 {
-        let real = self.real(batch);
-        match self.last {
-            _ if real == 0 => 0,
-            // At most the rows of a full batch, so it fits.
-            LastBatch::Keep => self.rows_max().min(real.div_ceil(self.world) as u32),
-            _ => self.rows_max(),
-        }
+        if self.real(batch) == 0 { 0 } else { self.share(self.size(batch)) }
     }
 
     /// Rows of `batch` with samples of the epoch; they come first.
     pub(crate) fn valid(&self, batch: u64) -> u32 {
-        self.share(self.real(batch))
+        let real = self.real(batch);
+        if self.in_turn {
+            return self.share(real);
+        }
+        // At most the rows, so it fits.
+        real.saturating_sub(self.offset(batch)).min(self.rows(batch).into()) as u32
     }
 
     /// Rows of `batch` with a sample; the others are blank.
@@ -216,8 +244,21 @@ mod tests {
 
     const ALL: [LastBatch; 4] = [LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
 
+    /// Half of the cases have lanes.
     fn batches(len: u64, global: u64, last: LastBatch, rank: u32, world: u32) -> Batches {
-        Batches::new(len, global, last, Shard::new(rank, world).unwrap()).unwrap()
+        Batches::new(len, global, last, Shard::new(rank, world).unwrap()).unwrap().in_lanes(1 + len % 2)
+    }
+
+    /// Rank and row of place `index` of `size`, when each rank takes as many as it has rows.
+    fn consecutive(size: u64, world: u64, index: u64) -> (u64, u64) {
+        let rows = |rank| (0..size).filter(|place| place % world == rank).count() as u64;
+        let mut before = 0;
+        let rank = (0..world).find(|rank| {
+            before += rows(*rank);
+            index < before
+        });
+        let rank = rank.unwrap();
+        (rank, index + rows(rank) - before)
     }
 
     /// The rows of all ranks by the naive rule: (batch, rank, row, position, whether it is valid).
@@ -239,7 +280,11 @@ mod tests {
                 let index = index as u64;
                 let valid = index < real;
                 let position = (valid || last == LastBatch::Pad).then_some(*position);
-                out.push((batch, index % world, index / world, position, valid));
+                let (rank, row) = match len % 2 {
+                    1 => (index % world, index / world),
+                    _ => consecutive(size, world, index),
+                };
+                out.push((batch, rank, row, position, valid));
             }
             batch += 1;
         }

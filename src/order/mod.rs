@@ -127,6 +127,11 @@ impl Order {
         Self { source: Source::Dataset, seed: 0, shuffled: false, window: None, lanes: 1 }
     }
 
+    /// Parts of the sequence that are walked at once.
+    pub(crate) fn lane_count(&self) -> u64 {
+        self.lanes.into()
+    }
+
     /// Whether samples that follow each other mostly lie side by side in the dataset.
     pub(crate) fn is_dense(&self) -> bool {
         !self.shuffled && matches!(self.source, Source::Dataset)
@@ -454,7 +459,7 @@ impl EpochOrder {
     /// For datasets in chunks: samples in the chunks that all ranks open in an epoch, per sample of the dataset.
     pub(crate) fn amplification(&self, batches: &Batches) -> Option<f64> {
         self.chunks.as_ref()?;
-        let world = batches.stride();
+        let world = batches.world();
         let planned = self.lanes.as_ref().filter(|_| self.needs.is_some());
         Some(planned.map_or(world as f64, |lanes| lanes.amplification(world, batches.step())))
     }

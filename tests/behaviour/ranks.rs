@@ -304,7 +304,7 @@ fn any_world_gives_the_global_batches_of_one_rank() {
             let mut of = |world| {
                 let loaders = Ranks { global: 10, last, world }.build(&run, &mut draws);
                 let ranks: Vec<_> = loaders.iter().map(|loader| parts(loader.epochs(1..3).unwrap())).collect();
-                union(&ranks)
+                union(&ranks, run.naive.in_turn())
             };
             let alone = of(1);
             assert!(alone.len() >= 8);
@@ -335,7 +335,7 @@ fn a_mix_keeps_its_proportions_over_any_world() {
                 ranks.push(parts(loader.epochs(0..3).unwrap()));
             }
             let mix = mix();
-            for batch in union(&ranks) {
+            for batch in union(&ranks, false) {
                 let what = format!("batch {} of epoch {}, {global} {world} {last:?}", batch.index, batch.epoch);
                 let real: Vec<u64> = batch.rows.iter().filter(|row| row.status == 0).map(|row| row.id).collect();
                 let right: Vec<u64> = (batch.index * global..168.min((batch.index + 1) * global))
@@ -671,7 +671,7 @@ fn check_format(make: impl Fn() -> Arc<dyn Dataset>, check: impl Fn(&Batch, usiz
                             ..part(&batch)
                         });
                     }
-                    let right = |epoch| cut.parts(epoch, &naive.ids(&starts, epoch), shard.rank(), |_| vec![]);
+                    let right = |epoch| cut.parts(epoch, &naive.ids(&starts, epoch), shard.rank(), naive.in_turn(), |_| vec![]);
                     same(&parts, &[right(0), right(1)].concat(), &format!("{naive:?}, {cut:?}, {len} samples"));
                 }
             }

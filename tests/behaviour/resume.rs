@@ -84,7 +84,7 @@ impl Case {
     fn right(&self) -> Vec<Global> {
         let cut = Cut::whole(self.global, self.last, self.world);
         let of_rank = |rank| (0..self.epochs).flat_map(|epoch| self.run.parts(&cut, epoch, rank)).collect();
-        union(&(0..self.world).map(of_rank).collect::<Vec<_>>())
+        union(&(0..self.world).map(of_rank).collect::<Vec<_>>(), self.run.naive.in_turn())
     }
 
     /// Place of the run after `batch` of an epoch: epoch, position, batch.
@@ -196,7 +196,7 @@ fn uninterrupted(case: &Case, draws: &mut Draws) -> (Vec<Global>, Vec<State>) {
         let right = (0..case.epochs).flat_map(|epoch| case.run.parts(&cut, epoch, rank)).collect::<Vec<_>>();
         same(found, &right, &format!("rank {rank}, without an interruption"));
     }
-    (union(&found), between)
+    (union(&found, case.run.naive.in_turn()), between)
 }
 
 /// Resumes at every boundary; gives the number of resumes.
@@ -214,7 +214,7 @@ fn resume_everywhere(case: &Case, all: &[Global], states: &[State], draws: &mut 
             // Without any batch, only some calls ask for epochs, which are then over.
             assert!(all.is_empty() || loader.state().unwrap() == states[all.len()], "where all others end");
         }
-        same(&union(&ranks), &all[done..], &format!("resumed after {done} batches by {world} ranks"));
+        same(&union(&ranks, case.run.naive.in_turn()), &all[done..], &format!("resumed after {done} batches by {world} ranks"));
     }
     states.len() as u64
 }
@@ -234,7 +234,7 @@ fn resume_in_a_chain(case: &Case, all: &[Global], states: &[State], draws: &mut 
             ranks.push(case.take(&loader, steps as u64, left as u64, draws));
             after.push(loader.state().unwrap());
         }
-        same(&union(&ranks), &all[done..done + steps], &format!("link {link} after {done} batches by {world} ranks"));
+        same(&union(&ranks, case.run.naive.in_turn()), &all[done..done + steps], &format!("link {link} after {done} batches by {world} ranks"));
         State::agree(&after).unwrap();
         done += steps;
         state = stored(&after[0]);
@@ -566,13 +566,14 @@ fn an_epoch_ended_by_a_transform_resumes_at_its_place() {
                         }
                     }
                     // One rank has the sample, the other one repeats the first three as padding.
-                    let hit = fails_at as u32 % 2 == shard.rank() || fails_at < 3;
+                    let owner = if run.naive.in_turn() { fails_at % 2 } else { fails_at / 6 % 2 };
+                    let hit = owner as u32 == shard.rank() || fails_at < 3;
                     assert_eq!(errors, usize::from(hit), "{fails_at} {shard}");
                     let right = (0..3).flat_map(|epoch| run.parts(&cut, epoch, shard.rank())).collect::<Vec<_>>();
                     same(&received, &right, &format!("{:?}, {fails_at}, {shard}", run.naive));
                     found.push(received);
                 }
-                assert_eq!(union(&found).len(), 18);
+                assert_eq!(union(&found, run.naive.in_turn()).len(), 18);
             }
         }
     }
@@ -738,7 +739,7 @@ fn rebatched(case: &Case, state: &State, cut: Cut) -> Vec<Global> {
             .flat_map(|epoch| case.run.parts(if epoch == state.epoch() { &first } else { &cut }, epoch, rank));
         rest.collect()
     };
-    union(&(0..cut.world).map(of_rank).collect::<Vec<_>>())
+    union(&(0..cut.world).map(of_rank).collect::<Vec<_>>(), case.run.naive.in_turn())
 }
 
 #[test]
@@ -782,8 +783,8 @@ fn a_run_resumes_in_batches_of_another_size() {
                 some.push(parts(loader.steps(steps).unwrap()));
                 after.push(loader.state().unwrap());
             }
-            same(&union(&ranks), &right, &what);
-            same(&union(&some), &right[..steps as usize], &what);
+            same(&union(&ranks, case.run.naive.in_turn()), &right, &what);
+            same(&union(&some, case.run.naive.in_turn()), &right[..steps as usize], &what);
             State::agree(&after).unwrap();
             assert_eq!(after[0].steps(), state.steps() + steps);
             let rebatched = Case { global, last, ..case.clone() };
@@ -792,7 +793,7 @@ fn a_run_resumes_in_batches_of_another_size() {
             for loader in rebatched.resumed(&stored(&after[0]), world, &mut draws) {
                 ranks.push(parts(loader.steps(right.len() as u64 - steps).unwrap()));
             }
-            same(&union(&ranks), &right[steps as usize..], &format!("{what}, {steps} steps later"));
+            same(&union(&ranks, case.run.naive.in_turn()), &right[steps as usize..], &format!("{what}, {steps} steps later"));
             // The same samples as in the unchanged run, except for padding and dropped samples.
             if last != LastBatch::Drop && state.epoch() < case.epochs {
                 let real: Vec<u64> = right

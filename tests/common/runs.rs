@@ -2,7 +2,8 @@
 //! plain values.
 //!
 //! The oracle consists of definitions alone: an order is a list of ids; a batch is some positions of it by the rule
-//! *row k of rank r in batch i stands at i × G + k × world + r*. From the crate it uses only the keyed permutation and
+//! *the rows of a rank in a batch are consecutive positions; with several lanes row k of rank r in batch i stands at
+//! i × G + k × world + r*. From the crate it uses only the keyed permutation and
 //! the keyed draws, which have tests of their own.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
@@ -260,7 +261,7 @@ impl Run {
 
     /// Expected batches of a rank in an epoch.
     pub fn parts(&self, cut: &Cut, epoch: u64, rank: u32) -> Vec<Part> {
-        cut.parts(epoch, &self.ids(epoch), rank, |spot| self.row(spot))
+        cut.parts(epoch, &self.ids(epoch), rank, self.naive.in_turn(), |spot| self.row(spot))
     }
 }
 
@@ -317,6 +318,11 @@ impl Naive {
             Self::Indices { ids, shuffled } => then(Order::indices(ids.clone()), shuffled),
             Self::Sampler { steps, shuffled } => then(Order::sampler(steps.clone()), shuffled),
         }
+    }
+
+    /// Whether the order has several lanes, and so the ranks take positions in turn.
+    pub fn in_turn(&self) -> bool {
+        matches!(self, Self::Sequential { lanes: 2.. } | Self::Windowed { lanes: 2.., .. })
     }
 
     pub fn seed(&self) -> u64 {
@@ -475,8 +481,8 @@ impl Cut {
         self.batches(len).len() as u64
     }
 
-    /// Expected batches of `rank` in the epoch with these `ids`.
-    pub fn parts(&self, epoch: u64, ids: &[u64], rank: u32, content: impl Fn(Spot) -> Vec<u8>) -> Vec<Part> {
+    /// Expected batches of `rank` in the epoch with these `ids`. In lanes the ranks take positions in turn.
+    pub fn parts(&self, epoch: u64, ids: &[u64], rank: u32, in_turn: bool, content: impl Fn(Spot) -> Vec<u8>) -> Vec<Part> {
         let (len, world) = (ids.len() as u64, u64::from(self.world));
         let mut parts = Vec::new();
         for (number, (first, real)) in self.batches(len).into_iter().enumerate() {
@@ -487,8 +493,12 @@ impl Cut {
             };
             let mut rows = Vec::new();
             let mut valid = 0;
-            let position = first + u64::from(rank);
-            for offset in (u64::from(rank)..size).step_by(world as usize) {
+            let taken = |rank: u64| (rank..size).step_by(world as usize);
+            let before: usize = (0..u64::from(rank)).map(|rank| taken(rank).count()).sum();
+            let consecutive = before as u64..(before + taken(rank.into()).count()) as u64;
+            let offsets: Vec<u64> = if in_turn { taken(rank.into()).collect() } else { consecutive.collect() };
+            let position = first + offsets[0];
+            for offset in offsets {
                 valid += usize::from(offset < real);
                 let status = if offset < real { Status::Real } else { Status::Padding } as u8;
                 let blank = offset >= real && self.last != LastBatch::Pad;
@@ -503,7 +513,7 @@ impl Cut {
 }
 
 /// Joins the parts of all ranks, in order; they must be consistent.
-pub fn union(ranks: &[Vec<Part>]) -> Vec<Global> {
+pub fn union(ranks: &[Vec<Part>], in_turn: bool) -> Vec<Global> {
     let count = ranks[0].len();
     assert!(ranks.iter().all(|parts| parts.len() == count), "not as many batches on every rank");
     let global = |number: usize| {
@@ -511,8 +521,11 @@ pub fn union(ranks: &[Vec<Part>]) -> Vec<Global> {
         let (epoch, index) = (parts[0].epoch, parts[0].index);
         assert!(parts.iter().all(|part| (part.epoch, part.index) == (epoch, index)));
         let longest = parts.iter().map(|part| part.rows.len()).max().unwrap();
-        let rows = (0..longest).flat_map(|row| parts.iter().filter_map(move |part| part.rows.get(row)));
-        Global { epoch, index, rows: rows.filter(|row| row.id != u64::MAX).cloned().collect() }
+        let rows: Vec<&Sample> = match in_turn {
+            true => (0..longest).flat_map(|row| parts.iter().filter_map(move |part| part.rows.get(row))).collect(),
+            false => parts.iter().flat_map(|part| &part.rows).collect(),
+        };
+        Global { epoch, index, rows: rows.into_iter().filter(|row| row.id != u64::MAX).cloned().collect() }
     };
     (0..count).map(global).collect()
 }

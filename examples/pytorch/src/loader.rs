@@ -3,7 +3,7 @@
 use crate::error::{config, exception};
 use crate::given::Given;
 use crate::python::{self, Code, Declared};
-use crate::source::{Paths, Pictures, Source};
+use crate::source::{Opened, Paths, Pictures, Source};
 use crate::stream::Handle;
 use crate::tensor::Tensor;
 use feedline::device::DeviceKind;
@@ -19,7 +19,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -27,14 +27,24 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The native part of `feedline.Loader`, which has the documentation.
+///
+/// Rank and world are asked of the process when something depends on them. A loader that has said nothing of the kind is
+/// built again where they differ from those that it was built with; one that has is an error.
 #[pyclass(frozen, subclass, module = "feedline")]
 pub struct Loader {
-    /// `None` while it is dropped.
-    inner: Option<feedline::Loader>,
-    code: Arc<Code>,
-    ids: bool,
+    recipe: Recipe,
+    /// Locked with the GIL only, and for no call.
+    built: Mutex<Built>,
+}
+
+/// A loader, and the ranks that it was built for.
+struct Built {
+    /// `None` while it is dropped or built again.
+    loader: Option<Arc<feedline::Loader>>,
     device: String,
-    stop: Option<Stop>,
+    shard: Shard,
+    /// Lengths, batches or states of this rank were given.
+    told: bool,
 }
 
 #[pymethods]
@@ -47,63 +57,87 @@ impl Loader {
         let source = Source::of(source, path, &mut given, &code)?;
         let pictures = Pictures::of(&mut given)?;
         let settings = Settings::of(&mut given, &code)?;
+        let found = given.take("ranks")?;
         given.finish()?;
+        let recipe = Recipe { source, pictures, settings, code, opened: OnceLock::new() };
+        // A launcher's variables that contradict each other count when a rank is needed: until then there may be better ones.
+        let shard = recipe.settings.shard(found).or_else(|error| match recipe.settings.shard {
+            Some(ShardArg::From(ref launcher)) if launcher == "env" => Ok(Shard::single()),
+            _ => Err(exception(py, &error)),
+        })?;
         // Opening may read much of the dataset, and building takes memory: other threads go on meanwhile.
-        let built = py.detach(|| {
-            let ids = settings.ids;
-            let (builder, mixed) = source.builder(&pictures, settings.seed)?;
-            let (builder, device, stop) = settings.apply(builder, mixed)?;
-            let loader = builder.build()?;
-            no_doubled_names(&loader, ids)?;
-            Ok(Self { inner: Some(loader), code, ids, device, stop })
-        });
-        built.map_err(|error| exception(py, &error))
+        let built = py.detach(|| recipe.build(shard)).map_err(|error| exception(py, &error))?;
+        Ok(Self { recipe, built: Mutex::new(built) })
     }
 
     /// The batches of epoch `epoch`, by default of the one that comes next; an iterator. Only one may be open at a time:
     /// one that was not read to its end ends by `close()`, `with`, or with its last reference.
     #[pyo3(signature = (epoch=None))]
-    fn epoch(&self, py: Python<'_>, epoch: Option<u64>) -> PyResult<Epoch> {
-        let loader = self.inner();
+    fn epoch(slf: &Bound<'_, Self>, epoch: Option<u64>) -> PyResult<Epoch> {
+        let (py, loader) = (slf.py(), Self::settled(slf)?);
         let started = py.detach(|| loader.epoch(epoch.unwrap_or_else(|| loader.next_epoch())));
         let inner = started.map_err(|error| exception(py, &error))?;
-        Ok(Epoch { inner: Mutex::new(Some(inner)), next: Mutex::new(()), code: self.code.clone(), ids: self.ids })
+        let Recipe { settings, code, .. } = &slf.get().recipe;
+        // One rank that leaves its loop alone would keep the others waiting in their next collective operation.
+        let stop = settings.stop.clone().filter(|_| loader.shard().world() == 1);
+        let (inner, next) = (Mutex::new(Some(inner)), Mutex::new(()));
+        Ok(Epoch { inner, next, code: code.clone(), ids: settings.ids, stop })
     }
 
-    /// Where the run stands, after the last batch received, or at the beginning of `epoch`: bytes (under 1 KiB) for a
+    /// Where the run stands, after the last batch received, or `advance` batches into `epoch`: bytes (under 1 KiB) for a
     /// checkpoint. The same on every rank.
-    #[pyo3(signature = (epoch=None))]
-    fn state<'py>(&self, py: Python<'py>, epoch: Option<u64>) -> PyResult<Bound<'py, PyBytes>> {
-        let state = self.inner().state().map_err(|error| exception(py, &error))?;
-        Ok(PyBytes::new(py, &epoch.into_iter().fold(state, State::at_epoch).to_bytes()))
+    #[pyo3(signature = (epoch=None, advance=0))]
+    fn state<'py>(slf: &Bound<'py, Self>, epoch: Option<u64>, advance: u64) -> PyResult<Bound<'py, PyBytes>> {
+        let py = slf.py();
+        let state = Self::settled(slf)?.state().map_err(|error| exception(py, &error))?;
+        Ok(PyBytes::new(py, &epoch.into_iter().fold(state, State::at_epoch).advance(advance).to_bytes()))
     }
 
     /// Goes on from what `state()` gave, with the same settings on any number of ranks: the next epoch (`next_epoch`) starts
     /// after the last batch that was received. With `rebatched`, the global batch and `last_batch` may differ.
     #[pyo3(signature = (state, rebatched=false))]
-    fn resume(&self, py: Python<'_>, state: &[u8], rebatched: bool) -> PyResult<()> {
-        let loader = self.inner();
+    fn resume(slf: &Bound<'_, Self>, state: &[u8], rebatched: bool) -> PyResult<()> {
+        let (py, loader) = (slf.py(), Self::settled(slf)?);
         let go = |state| if rebatched { loader.resume_rebatched(&state) } else { loader.resume(&state) };
         py.detach(|| State::from_bytes(state).and_then(go)).map_err(|error| exception(py, &error))
     }
 
-    /// Whether a signal of `stop_on` arrived: finish the step, save, and leave.
+    /// Asks for the end of loops, as a signal does with `stop_on_signals`.
+    fn _request_stop(&self) {
+        self.recipe.settings.stop.iter().for_each(Stop::request);
+    }
+
+    /// Whether a signal of `stop_on_signals` arrived: finish the step, save, and leave.
     #[getter]
     fn stop_requested(&self) -> bool {
-        self.stop.as_ref().is_some_and(Stop::requested)
+        self.recipe.settings.stop.as_ref().is_some_and(Stop::requested)
     }
 
     /// Rank and world.
     #[getter]
-    fn shard(&self) -> (u32, u32) {
-        let shard = self.inner().shard();
-        (shard.rank(), shard.world())
+    fn shard(slf: &Bound<'_, Self>) -> PyResult<(u32, u32)> {
+        let shard = Self::settled(slf)?.shard();
+        Ok((shard.rank(), shard.world()))
     }
 
     /// Samples of an epoch, of all ranks together.
     #[getter]
-    fn samples_per_epoch(&self) -> u64 {
-        self.inner().samples_per_epoch()
+    fn samples_per_epoch(slf: &Bound<'_, Self>) -> PyResult<u64> {
+        Ok(Self::settled(slf)?.samples_per_epoch())
+    }
+
+    /// Rows of a full batch of this rank, and of all ranks together.
+    #[getter]
+    fn _batch_sizes(slf: &Bound<'_, Self>) -> PyResult<(u64, u64)> {
+        let loader = Self::settled(slf)?;
+        let (global, shard) = (loader.global_batch(), loader.shard());
+        Ok((global.saturating_sub(shard.rank().into()).div_ceil(shard.world().into()), global))
+    }
+
+    /// Ids of the first `count` samples of an epoch, in the order of all ranks together.
+    fn _preview(&self, py: Python<'_>, epoch: u64, count: u64) -> PyResult<Vec<u64>> {
+        let loader = self.inner();
+        py.detach(|| loader.preview(epoch, count)).map_err(|error| exception(py, &error))
     }
 
     /// What the loader did so far and what limits it, as text.
@@ -174,8 +208,9 @@ impl Loader {
 
     /// Where batches are handed out, as `torch.device` takes it: "cpu" or "cuda:N".
     #[getter]
-    fn device(&self) -> &str {
-        &self.device
+    fn device(slf: &Bound<'_, Self>) -> PyResult<String> {
+        Self::settled(slf)?;
+        Ok(slf.get().built().device.clone())
     }
 
     /// The epoch of the batch that comes next.
@@ -185,8 +220,8 @@ impl Loader {
     }
 
     /// Batches of one epoch.
-    fn __len__(&self) -> usize {
-        usize::try_from(self.inner().batches_per_epoch()).unwrap_or(usize::MAX)
+    fn __len__(slf: &Bound<'_, Self>) -> PyResult<usize> {
+        Ok(usize::try_from(Self::settled(slf)?.batches_per_epoch()).unwrap_or(usize::MAX))
     }
 
     fn __repr__(&self) -> String {
@@ -195,8 +230,52 @@ impl Loader {
 }
 
 impl Loader {
-    fn inner(&self) -> &feedline::Loader {
-        self.inner.as_ref().expect("it is there until the drop")
+    fn built(&self) -> MutexGuard<'_, Built> {
+        self.built.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn inner(&self) -> Arc<feedline::Loader> {
+        self.built().loader.clone().expect("it is there until the drop")
+    }
+
+    /// The loader of this process's rank, which does not change from here on.
+    fn settled(slf: &Bound<'_, Self>) -> PyResult<Arc<feedline::Loader>> {
+        let (py, own) = (slf.py(), slf.get());
+        let found = match own.recipe.settings.shard {
+            Some(ShardArg::From(_)) => slf.call_method0("_ranks")?.extract()?,
+            _ => None,
+        };
+        let Built { shard, told, .. } = *own.built();
+        let now = own.recipe.settings.shard(found).map_err(|error| exception(py, &error))?;
+        // A group of processes that ended says nothing of the ranks of this one.
+        let same = (now.rank(), now.world()) == (shard.rank(), shard.world()) || (told && found.is_none());
+        if same {
+            own.built().told = true;
+            return Ok(own.inner());
+        }
+        if told {
+            let message = format!(
+                "this loader has said its length, or handed out a state or batches, as {shard}; now this process is {now}: use \
+                 the loader only after the processes know each other (torch.distributed.init_process_group), or give it \
+                 shard=(rank, world)"
+            );
+            return Err(exception(py, &config(message)));
+        }
+        let old = own.built().loader.take();
+        let again = py.detach(|| {
+            drop(old);
+            own.recipe.build(now)
+        });
+        *own.built() = match again {
+            Ok(built) => Built { told: true, ..built },
+            // It stays as it was, so that what follows is this error, too.
+            Err(error) => {
+                let before = py.detach(|| own.recipe.build(shard)).map_err(|error| exception(py, &error))?;
+                *own.built() = before;
+                return Err(exception(py, &error));
+            }
+        };
+        Ok(own.inner())
     }
 
     fn names<'a>(&self, name: &'a str) -> Names<'a> {
@@ -206,12 +285,38 @@ impl Loader {
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        let Some(inner) = self.inner.take() else { return };
-        if self.code.kept.load(Ordering::SeqCst) {
+        let built = self.built.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Some(inner) = built.loader.take() else { return };
+        if self.recipe.code.kept.load(Ordering::SeqCst) {
             // Python has an array in its memory.
             return std::mem::forget(inner);
         }
         without_the_gil(inner);
+    }
+}
+
+/// Everything that a loader is built of. The dataset is opened once.
+struct Recipe {
+    source: Source,
+    pictures: Pictures,
+    settings: Settings,
+    code: Arc<Code>,
+    opened: OnceLock<Opened>,
+}
+
+impl Recipe {
+    fn build(&self, shard: Shard) -> Result<Built> {
+        let settings = &self.settings;
+        if self.opened.get().is_none() {
+            let opened = self.source.open(settings.seed)?;
+            let _ = self.opened.set(opened);
+        }
+        let opened = self.opened.get().expect("it was just opened");
+        let builder = self.source.builder(opened, &self.pictures, settings.seed)?;
+        let (builder, device) = settings.apply(builder, opened.1.clone(), shard)?;
+        let loader = builder.build()?;
+        no_doubled_names(&loader, settings.ids)?;
+        Ok(Built { loader: Some(Arc::new(loader)), device, shard, told: false })
     }
 }
 
@@ -237,6 +342,8 @@ pub struct Epoch {
     next: Mutex<()>,
     code: Arc<Code>,
     ids: bool,
+    /// Ends the loop after a whole batch.
+    stop: Option<Stop>,
 }
 
 impl Drop for Epoch {
@@ -282,7 +389,11 @@ impl Epoch {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let next = self.wait(py, |epoch| epoch.as_mut().map_or(Poll::Ready(None), |epoch| epoch.next_within(LOOK)))?;
+        let stops = || self.stop.as_ref().is_some_and(Stop::requested);
+        let next = self.wait(py, |epoch| match epoch {
+            Some(epoch) if !stops() => epoch.next_within(LOOK),
+            _ => Poll::Ready(None),
+        })?;
         match next.transpose().map_err(|error| self.exception(py, &error))? {
             Some(batch) => Ok(Some(dict(py, batch, self.ids)?)),
             None => Ok(None),
@@ -352,7 +463,7 @@ struct Settings {
     shard: Option<ShardArg>,
     device: Option<Words>,
     gds: Option<String>,
-    stop: bool,
+    stop: Option<Stop>,
     order: OrderArgs,
     last: Option<LastBatch>,
     steps: Vec<Step>,
@@ -366,7 +477,7 @@ struct OrderArgs {
 }
 
 /// A setting that needs no other.
-type Step = Box<dyn FnOnce(LoaderBuilder) -> Result<LoaderBuilder> + Send>;
+type Step = Box<dyn Fn(LoaderBuilder) -> Result<LoaderBuilder> + Send + Sync>;
 
 #[derive(FromPyObject)]
 enum ShardArg {
@@ -424,14 +535,14 @@ impl Settings {
             Ok(builder.keep(names.iter().map(String::as_str)))
         }));
         let adds: Option<Vec<Declared>> = given.take("adds")?;
-        let function: Option<Py<PyAny>> = given.take("map_batch")?;
+        let function: Option<Arc<Py<PyAny>>> = given.take("map_batch")?.map(Arc::new);
         if adds.is_some() && function.is_none() {
             return Err(PyValueError::new_err("adds are fields that map_batch writes: say map_batch, too"));
         }
         let code = code.clone();
         steps.extend(step(function, move |builder, function| {
             let adds = adds.iter().flatten().map(Declared::field).collect::<Result<Vec<_>>>()?;
-            Ok(builder.map_batch_adding(adds, python::map_batch(code, function)))
+            Ok(builder.map_batch_adding(adds, python::map_batch(code.clone(), function)))
         }));
         let last_batch: Option<String> = given.take("last_batch")?;
         Ok(Self {
@@ -441,7 +552,7 @@ impl Settings {
             shard: given.take("shard")?,
             device: given.take("device")?,
             gds: given.take("gds")?,
-            stop: given.take("stop_on_signals")?.unwrap_or(false),
+            stop: given.take("stop_on_signals")?.unwrap_or(false).then(Stop::new),
             order: OrderArgs {
                 window: given.take("window")?,
                 lanes: given.take("lanes")?,
@@ -451,50 +562,50 @@ impl Settings {
         })
     }
 
-    /// The builder with all settings, the device's name and the stop.
-    fn apply(self, builder: LoaderBuilder, mixed: Option<Order>) -> Result<(LoaderBuilder, String, Option<Stop>)> {
-        let shard = match &self.shard {
-            None => Shard::single(),
-            Some(ShardArg::From(launcher)) if launcher == "env" => Shard::from_env()?,
-            Some(ShardArg::From(other)) => {
-                return Err(config(format!("shard {other:?}: there are \"env\", (rank, world) and None")));
+    /// Rank and world: those given, else those `found` in the process, else the launcher's.
+    fn shard(&self, found: Option<(u32, u32)>) -> Result<Shard> {
+        match (&self.shard, found) {
+            (None, _) => Ok(Shard::single()),
+            (Some(ShardArg::From(launcher)), None) if launcher == "env" => Shard::from_env(),
+            (Some(ShardArg::From(launcher)), Some((rank, world))) if launcher == "env" => Shard::new(rank, world),
+            (Some(ShardArg::From(other)), _) => {
+                Err(config(format!("shard {other:?}: there are \"env\", (rank, world) and None")))
             }
-            Some(ShardArg::Of(rank, world)) => Shard::new(*rank, *world)?,
-        };
+            (Some(ShardArg::Of(rank, world)), _) => Shard::new(*rank, *world),
+        }
+    }
+
+    /// The builder with all settings, and the device's name.
+    fn apply(&self, builder: LoaderBuilder, mixed: Option<Order>, shard: Shard) -> Result<(LoaderBuilder, String)> {
         let last = last_or_default(self.last, shard, self.ids)?;
         let mut builder = builder.order(self.order.order(self.seed, mixed)?).shard(shard).last_batch(last);
-        for step in self.steps {
+        for step in &self.steps {
             builder = step(builder)?;
         }
-        let stop = if self.stop { Some(Stop::on_signals()?) } else { None };
-        if let Some(stop) = &stop {
-            builder = builder.stop(stop.clone());
-        }
-        let device = self.device.map_or_else(|| String::from("auto"), |device| device.0);
-        let (builder, device) = place(builder, &device, self.gds.as_deref().unwrap_or("auto"))?;
-        Ok((builder, device, stop))
+        let device = self.device.as_ref().map_or("auto", |device| &device.0);
+        place(builder, device, self.gds.as_deref().unwrap_or("auto"))
     }
 }
 
 /// What is done to the builder if the setting is given.
-fn step<T: Send + 'static>(
+fn step<T: Clone + Send + Sync + 'static>(
     value: Option<T>,
-    set: impl FnOnce(LoaderBuilder, T) -> Result<LoaderBuilder> + Send + 'static,
+    set: impl Fn(LoaderBuilder, T) -> Result<LoaderBuilder> + Send + Sync + 'static,
 ) -> Option<Step> {
-    value.map(|value| Box::new(move |builder| set(builder, value)) as Step)
+    value.map(|value| Box::new(move |builder| set(builder, value.clone())) as Step)
 }
 
 impl OrderArgs {
-    fn order(self, seed: Option<u64>, mixed: Option<Order>) -> Result<Order> {
+    fn order(&self, seed: Option<u64>, mixed: Option<Order>) -> Result<Order> {
         let other = self.window.is_some() || self.lanes.is_some();
-        match (mixed, self.indices) {
+        match (mixed, &self.indices) {
             (Some(_), Some(_)) => return Err(config("weights give the order: indices are not for a mix")),
             (Some(_), None) | (None, Some(_)) if other => {
                 return Err(config("window and lanes are not for a mix or indices"));
             }
             (Some(mixed), None) => return Ok(mixed),
             (None, Some(ids)) => {
-                let order = Order::indices(ids);
+                let order = Order::indices(ids.clone());
                 return Ok(seed.into_iter().fold(order, Order::then_shuffled));
             }
             (None, None) => {}
@@ -509,7 +620,7 @@ impl OrderArgs {
     }
 }
 
-#[derive(FromPyObject)]
+#[derive(Clone, FromPyObject)]
 enum NumaArg {
     Node(u32),
     Named(String),

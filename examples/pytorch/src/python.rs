@@ -138,7 +138,7 @@ impl Declared {
 /// A transform of whole batches: `function(arrays, seed, epoch, batch, valid)`.
 pub fn map_batch(
     code: Arc<Code>,
-    function: Py<PyAny>,
+    function: Arc<Py<PyAny>>,
 ) -> impl Fn(&mut BatchMut<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync + 'static {
     move |batch, ctx| {
         let seed = ctx.draws("python").next_u64();

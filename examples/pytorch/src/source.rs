@@ -59,6 +59,9 @@ pub struct Pictures {
 /// Settings of one kind of source: the name, whether it is given, and the sources that have it.
 type Owned<'a> = (&'a str, bool, &'a [&'a str]);
 
+/// A dataset, and its order if it is a mix.
+pub type Opened = (Arc<dyn Dataset>, Option<Order>);
+
 /// One path, or several whose samples are those of one dataset.
 #[derive(FromPyObject)]
 pub enum Paths {
@@ -98,14 +101,14 @@ impl Source {
         })
     }
 
-    /// The dataset in a builder, with a decoder for each field that needs one, and the order of a mix.
-    pub fn builder(&self, pictures: &Pictures, seed: Option<u64>) -> Result<(LoaderBuilder, Option<Order>)> {
+    /// The dataset in a builder, with a decoder for each field that needs one.
+    pub fn builder(&self, opened: &Opened, pictures: &Pictures, seed: Option<u64>) -> Result<LoaderBuilder> {
         let random = pictures.random(seed.is_some());
-        let (dataset, order) = self.open(seed)?;
+        let dataset = opened.0.clone();
         if let Some(samples) = &self.samples {
             pictures.refuse()?;
             let decoder = Python::attach(|py| samples.decoder(py, self.code.clone()))?;
-            return Ok((Loader::builder(dataset).decode(decoder), order));
+            return Ok(Loader::builder(dataset).decode(decoder));
         }
         let (schema, longest) = (dataset.schema().to_vec(), dataset.sample_bytes_max());
         let longest = usize::try_from(longest).unwrap_or(usize::MAX);
@@ -118,7 +121,7 @@ impl Source {
             let names: Vec<_> = schema.iter().map(|field| field.name.as_str()).collect();
             return Err(config(format!("decoders: the source has no field {name:?}; it has {}", names.join(", "))));
         }
-        let builder = schema.into_iter().try_fold(Loader::builder(dataset), |builder, field| {
+        schema.into_iter().try_fold(Loader::builder(dataset), |builder, field| {
             if let Some((function, declared)) = self.decoders.iter().find(|(_, of)| of.0 == field.name) {
                 let decoder = Python::attach(|py| python::decoder(py, &self.code, function, declared))?;
                 return Ok::<_, feedline::Error>(builder.decode_field(&field.name, decoder));
@@ -131,11 +134,10 @@ impl Source {
                 Encoding::Bytes => builder.decode_field(&field.name, Bytes::up_to(self.up_to.unwrap_or(longest))),
                 _ => builder,
             })
-        })?;
-        Ok((builder, order))
+        })
     }
 
-    fn open(&self, seed: Option<u64>) -> Result<(Arc<dyn Dataset>, Option<Order>)> {
+    pub fn open(&self, seed: Option<u64>) -> Result<Opened> {
         self.refuse_foreign()?;
         let (dataset, order) = self.joined(seed)?;
         let part = |(fraction, key), first: bool| -> Result<Arc<dyn Dataset>> {
@@ -156,7 +158,7 @@ impl Source {
     }
 
     /// The dataset of all paths, and its order if they are mixed.
-    fn joined(&self, seed: Option<u64>) -> Result<(Arc<dyn Dataset>, Option<Order>)> {
+    fn joined(&self, seed: Option<u64>) -> Result<Opened> {
         let parts = self.paths.iter().map(|path| self.format(path)).collect::<Result<Vec<_>>>()?;
         let Some(weights) = &self.weights else {
             return Ok(match <[_; 1]>::try_from(parts) {

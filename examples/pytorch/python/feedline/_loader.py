@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, Iterator, Literal, Mapping, Sequence, TypedDict, TypeVar
 
-from . import _code, _html
+from . import _code, _html, _signals
 from ._native import Loader as _Native
 from ._tensors import Batch
-from .errors import EpochLiveError
+from .errors import BatchesHeldError, EpochLiveError
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -57,9 +58,10 @@ class Settings(TypedDict, total=False):
     lanes: int | None
     """So many sequences side by side, for shuffled chunks and many ranks."""
     shard: Literal["env"] | tuple[int, int] | None
-    """"env", the default: rank and world from torchrun, Slurm, MPI or Kubernetes. (rank, world): these. None: all data.
+    """"env", the default: rank and world of torch.distributed where it is initialised (feedline.jax: of a jax with several
+    processes), else of the launcher: torchrun, Slurm, MPI, Kubernetes and others. (rank, world): these. None: all data.
 
-    feedline.torch takes those of torch.distributed if it is initialised, feedline.jax those of a jax with several processes."""
+    They are asked for when a length, state or batch is. If they change after that, the next use is an error."""
     last_batch: Literal["keep", "mask", "pad", "drop"] | None
     """What becomes of samples that fill no batch.
 
@@ -106,7 +108,11 @@ class Settings(TypedDict, total=False):
     stall_deadline: float | None
     """Seconds that one read, decode or copy may take; 300 by default."""
     stop_on_signals: bool | None
-    """Ends the loop after a whole batch when SIGTERM or the like arrives, see `stop_requested`."""
+    """SIGTERM and SIGUSR1 set `stop_requested`. On one rank the loop ends after a whole batch, and each later one before its
+    first; on several each rank goes on, since they hear signals at different steps: leave where all of them say so.
+
+    For loaders that the main thread builds. An earlier handler of Python is called, too; all is as it was when the last
+    such loader is gone."""
     device: Any
     """"auto" (a GPU where one is usable), "cpu", "cuda" (of several GPUs, that of the local rank), "cuda:N" or N, a torch.device."""
     device_batches: int | None
@@ -147,12 +153,31 @@ class Source(Settings, Pictures, total=False):
     Called as function(bytes, seed) for each sample, with the GIL: the last resort."""
 
 
+class _Nothing:
+    """What is left of an epoch that a loaded state has behind it."""
+
+    def __next__(self) -> Any:
+        raise StopIteration
+
+    def __len__(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
 class Epoch(Generic[Out]):
     """The batches of an epoch, in order; an iterator. A wait leaves the GIL to others, and hears Ctrl-C."""
+
+    end_of_dataloader = False
+    """Whether the last batch was handed out, for Accelerate."""
+    remainder = -1
+    """Samples in the last batch of all ranks together if they do not fill it, else 0; for Accelerate."""
 
     def __init__(self, loader: Loader[Out], number: int | None = None):
         self._loader = loader
         self._ended_by = ""
+        self._left, self._number = 0, -1
         self._native = None if number is None else loader._open(self, number)
 
     def __iter__(self) -> Self:
@@ -161,6 +186,8 @@ class Epoch(Generic[Out]):
     def __next__(self) -> Out:
         native = self._native
         if native is None or self._ended_by:
+            if self._loader._stopped:
+                raise StopIteration
             native = self._opened()
         try:
             batch = next(native)
@@ -168,6 +195,18 @@ class Epoch(Generic[Out]):
             self._check()
             self._loader._ended(self)
             raise
+        except (BatchesHeldError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            if len(native) == 0:
+                self._ended_by = (
+                    f"an error ({error}): after `load_state_dict(state_dict())` a new loop goes on behind the last batch; with "
+                    "`substitute` others stand in for bad samples"
+                )
+            raise
+        self._left -= 1
+        if self._left == 0:
+            self._loader._last_is_out(self)
         return self._loader._out(batch)
 
     def __len__(self) -> int:
@@ -185,12 +224,13 @@ class Epoch(Generic[Out]):
     def _check(self) -> None:
         if self._ended_by:
             # Its end would look like that of a whole epoch.
-            raise RuntimeError(f"this epoch was ended by {self._ended_by}: one can be open")
+            raise RuntimeError(f"this epoch was ended by {self._ended_by}")
 
     def close(self) -> None:
         """Ends it, so that the next epoch can start. Batches that were handed out stay."""
         if self._native is not None:
             self._native.close()
+        self._loader._leave(self)
 
     def __enter__(self) -> Self:
         return self
@@ -199,19 +239,103 @@ class Epoch(Generic[Out]):
         self.close()
 
 
+class Sampler:
+    """What frameworks ask of a loader's sampler. The order itself is the loader's."""
+
+    def __init__(self, loader: Loader[Any]):
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """As `Loader.set_epoch`."""
+        self._loader.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        """The ids of the next epoch, in the order of all ranks together."""
+        return iter(self._loader._preview(self._loader._upcoming(), len(self)))
+
+    def __len__(self) -> int:
+        """Samples of an epoch, of all ranks together."""
+        return self._loader.samples_per_epoch
+
+
+class Batches:
+    """A loader as a `batch_sampler`: an item is the number of a batch in its epoch, in a list.
+
+    With `Samples` it makes a DataLoader of the loader's batches, as Accelerate's `skip_first_batches` does.
+    """
+
+    def __init__(self, loader: Loader[Any]):
+        self._loader = loader
+        self.sampler, self.batch_size, self.drop_last = loader.sampler, loader.batch_size, loader.drop_last
+
+    def set_epoch(self, epoch: int) -> None:
+        """As `Loader.set_epoch`."""
+        self._loader.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number in range(len(self)):
+            yield [number]
+        self._loader._fetched_all()
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+class Samples:
+    """What frameworks ask of a loader's dataset. Samples are read by whole batches."""
+
+    def __init__(self, loader: Loader[Any]):
+        self._loader = loader
+
+    def __len__(self) -> int:
+        """Samples of an epoch, of all ranks together."""
+        return self._loader.samples_per_epoch
+
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        """The batch of an item of `Batches`, in a list."""
+        (number,) = numbers
+        return [self._loader._fetch(number)]
+
+    def __getitem__(self, index: int) -> Any:
+        raise TypeError("feedline reads whole batches: loop over the loader, or set indices=[...] to choose samples")
+
+
+class _OnClass(classmethod):  # type: ignore[type-arg]
+    """A constructor on the class, and `Samples` on a loader: both are called `dataset`."""
+
+    def __get__(self, loader: Any, owner: Any = None) -> Any:
+        return super().__get__(loader, owner) if loader is None else Samples(loader)
+
+
 class Loader(_Native, Generic[Out]):
     """Reads a dataset and hands out batches: the same ones for the same seed, with any number of workers.
 
     `for batch in loader` is the next epoch each time. A loop that breaks leaves its epoch; the next loop is the epoch after it.
     """
 
+    # What PyTorch's DataLoader has; the settings that it does not share are in `batch_size` and below.
+    num_workers = 0
+    """No processes: the setting `workers` is a number of threads."""
+    prefetch_factor = None
+    pin_memory = persistent_workers = False
+
     _layout = "nhwc"
     _array: ClassVar[Callable[[Any], Any]] = staticmethod(_code.numpy_array)
-    _next: int | None
-    _live: weakref.ref[Epoch[Out]] | None
-    _chosen: bool
-    _loaded: bool
+    # The epoch of the next loop, if it is not the one of the next batch.
+    _next: int | None = None
+    _live: weakref.ref[Epoch[Out]] | None = None
+    # `_next` was set by `set_epoch`, so that it counts also against a place in the middle of an epoch.
+    _chosen = False
+    # A state was loaded, and no epoch from its place on was opened since.
+    _loaded = False
+    # The epoch whose last batch was handed out while its loop has not come to its end, now or in the loaded state.
+    _behind: int | None = None
+    # The epoch that `Samples` reads, and the number of its next batch.
+    _read: tuple[Epoch[Out], int] | None = None
     _opening: threading.Lock
+    _shuffled: bool
+    _drop_last: bool
+    _lanes: int
 
     def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
         shuffle = settings.pop("shuffle", None)
@@ -229,20 +353,27 @@ class Loader(_Native, Generic[Out]):
             if settings.get(name) is not None:
                 settings[name] = convert(settings[name])
         paths = os.fspath(path) if isinstance(path, (str, os.PathLike)) else [os.fspath(part) for part in path]
-        loader = super().__new__(cls, source, paths, **settings)
-        # The epoch of the next loop, if it is not the one of the next batch.
-        loader._next = None
-        loader._live = None
-        # `_next` was set by `set_epoch`, so that it counts also against a place in the middle of an epoch.
-        loader._chosen = False
-        # A state was loaded, and no epoch was opened since.
-        loader._loaded = False
+        ranks = cls._ranks() if settings["shard"] == "env" else None
+        loader = super().__new__(cls, source, paths, ranks=ranks, **settings)
+        loader._shuffled = settings.get("shuffle") is not None
+        loader._drop_last = settings.get("last_batch") == "drop"
+        loader._lanes = settings.get("lanes") or 1
         loader._opening = threading.Lock()
+        if settings.get("stop_on_signals"):
+            _signals.watch(loader)
         return loader
 
     def __init__(self, *_args: object, **_settings: object):
         # `__new__` took them.
         pass
+
+    @classmethod
+    def _ranks(cls) -> tuple[int, int] | None:
+        """Rank and world of torch.distributed, where the process has initialised it."""
+        dist: Any = sys.modules.get("torch.distributed")
+        if dist is not None and dist.is_available() and dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+        return None
 
     def _out(self, batch: Batch) -> Any:
         return batch
@@ -253,45 +384,134 @@ class Loader(_Native, Generic[Out]):
         return Epoch(self)
 
     def epoch(self, epoch: int | None = None) -> Epoch[Out]:
-        """The batches of an epoch, by default of the next one. Only one may be open at a time."""
+        """The batches of an epoch, by default of the next one. Only one may be open at a time.
+
+        After `load_state_dict` the epoch of the state is what is left of it, and of an earlier one nothing is.
+        """
         return Epoch(self, self._upcoming() if epoch is None else epoch)
 
     @property
     def next_epoch(self) -> int:
-        """The epoch of the batch that comes next, or the one that `set_epoch` chose."""
-        return self._next if self._chosen and self._next is not None else super().next_epoch
+        """The epoch that `state_dict()` stands in: that of the batch that comes next, or the one that `set_epoch` chose.
+
+        Behind the last batch of an epoch it is the next one when the loop has ended, as after `break`.
+        """
+        if self._is_chosen():
+            return self._upcoming()
+        return super().next_epoch if self._behind is None else self._behind
+
+    def _is_chosen(self) -> bool:
+        """Whether `set_epoch` chose another place than the run has: a loaded place stays if it is behind the chosen epoch."""
+        place = super().next_epoch
+        return self._chosen and self._next is not None and self._next != place and not (self._loaded and self._next < place)
 
     def _upcoming(self) -> int:
-        return super().next_epoch if self._next is None else self._next
+        if self._next is not None:
+            return self._next
+        return super().next_epoch if self._behind is None or not self._loaded else self._behind
 
-    def _open(self, epoch: Epoch[Out], number: int | None) -> Any:
+    def _open(self, epoch: Epoch[Out], number: int | None, batch: int | None = None) -> Any:
+        """Opens an epoch, at its place or at this batch."""
         if number is None:
             # A loop that was left by an exception may live on in its traceback.
-            self._supersede("a newer loop over its loader")
+            self._supersede("a newer loop over its loader: one can be open")
             number = self._upcoming()
-            if self._loaded and number != super().next_epoch:
+        if self._loaded:
+            place = super().next_epoch
+            if number < place:
+                self._next, self._chosen, self._behind = None, False, None
+                return _Nothing()
+            if number > place:
                 self.resume(self.state(number))
+        if batch is not None:
+            at = json.loads(self.state()) if self._loaded else {"epoch": -1, "batch": 0}
+            same = at["epoch"] == number
+            if same and batch < at["batch"]:
+                raise RuntimeError(f"batch {batch} of epoch {number} is behind the loaded state, which is at batch {at['batch']}")
+            self.resume(self.state(None, batch - at["batch"]) if same else self.state(number, batch))
         native = super().epoch(number)
         self._next, self._live, self._chosen, self._loaded = number + 1, weakref.ref(epoch), False, False
+        self._behind, epoch._left, epoch._number = None, len(native), number
+        self._began(epoch)
         return native
 
+    def _began(self, epoch: Epoch[Out]) -> None:
+        """An epoch was opened."""
+
+    def _last_is_out(self, epoch: Epoch[Out]) -> None:
+        """Its last batch is about to be handed out."""
+        epoch.end_of_dataloader = True
+        if self._live is not None and self._live() is epoch:
+            self._behind = epoch._number
+
     def set_epoch(self, epoch: int) -> None:
-        """The next loop is this epoch: what is left of it if the loaded state is in it, else all of it."""
+        """The next loop is this epoch: what is left of it if the loaded state is in it or behind it, else all of it."""
         if epoch < 0:
             raise ValueError(f"epoch {epoch}: epochs are counted from 0")
         self._next, self._chosen = epoch, True
+        if epoch >= super().next_epoch:
+            self._behind = None
+
+    @property
+    def _stopped(self) -> bool:
+        return self.stop_requested and self.shard[1] == 1
+
+    # What frameworks ask of a DataLoader
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a full batch of this rank."""
+        return self._batch_sizes[0]
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether samples that fill no batch are left out."""
+        return self._drop_last
 
     @property
     def sampler(self) -> Sampler:
         """For frameworks that call `loader.sampler.set_epoch`."""
         return Sampler(self)
 
+    @property
+    def batch_sampler(self) -> Batches:
+        """For frameworks that skip batches by it."""
+        return Batches(self)
+
+    @staticmethod
+    def collate_fn(batches: list[Any]) -> Any:
+        """The batch of `Samples`: it is whole."""
+        return batches[0]
+
+    def _fetch(self, number: int) -> Any:
+        """Batch `number` of the epoch that is read, or else of the next one."""
+        if self._read is None or self._read[1] != number:
+            epoch = Epoch(self)
+            epoch._native = self._open(epoch, None, number)
+        else:
+            epoch = self._read[0]
+        self._read = epoch, number + 1
+        try:
+            return next(epoch)
+        except StopIteration:
+            raise IndexError(f"there is no batch {number} in what is left of the epoch") from None
+
+    def _fetched_all(self) -> None:
+        if self._read is not None:
+            epoch, self._read = self._read[0], None
+            next(epoch, None)
+
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run stands after the last batch received: numbers and strings, under 1 KiB; the same on every rank."""
-        chosen = self._chosen and self._next != super().next_epoch
-        return json.loads(self.state(self._next if chosen else None))
+        """Where the run stands after the last batch received: numbers and strings, under 1 KiB; the same on every rank.
+
+        Behind the last batch of an epoch, as long as its loop has not ended, it is the end of that epoch: a loop over the epoch
+        with this state is empty.
+        """
+        if self._is_chosen():
+            return json.loads(self.state(self._next))
+        return json.loads(self.state() if self._behind is None else self.state(self._behind, len(self)))
 
     def load_state_dict(self, state: dict[str, Any], *, rebatched: bool = False) -> None:
         """Goes on from `state_dict()`, with the same settings on any number of ranks and workers.
@@ -304,7 +524,8 @@ class Loader(_Native, Generic[Out]):
         except EpochLiveError:
             self._supersede("load_state_dict")
             self.resume(data, rebatched)
-        self._next, self._chosen, self._loaded = None, False, True
+        self._next, self._chosen, self._loaded, self._read = None, False, True, None
+        self._behind = epoch if (epoch := state["epoch"]) < super().next_epoch else None
 
     # Measurements
 
@@ -339,11 +560,18 @@ class Loader(_Native, Generic[Out]):
 
     def close(self) -> None:
         """Ends the open epoch, if there is one: its iterator raises. The loader can go on."""
-        self._supersede("close")
+        self._supersede("close: one can be open")
 
     def _ended(self, epoch: Epoch[Out]) -> None:
+        """Its loop came to its end."""
         if self._live is not None and self._live() is epoch:
             self._live = None
+            if epoch._left == 0:
+                self._behind = None
+        self._leave(epoch)
+
+    def _leave(self, epoch: Epoch[Out]) -> None:
+        """It hands out no batch any more."""
 
     def _supersede(self, by: str) -> None:
         live = self._live() if self._live is not None else None
@@ -352,6 +580,7 @@ class Loader(_Native, Generic[Out]):
             # First, so that a thread in its loop cannot take the end for that of the epoch.
             live._ended_by = by
             live.close()
+            self._read = None
 
     def __reduce__(self) -> Any:
         raise TypeError("a loader has threads and is not pickled or copied: build it in the process that uses it")
@@ -482,7 +711,7 @@ class Loader(_Native, Generic[Out]):
         """safetensors files: a sample per row of their tensors."""
         return cls("safetensors", path, columns=columns, **settings)
 
-    @classmethod
+    @_OnClass
     def dataset(cls, dataset: Any, **settings: Unpack[Settings]) -> Self:
         """A map-style dataset in Python, as torch.utils.data has them, read by threads: the last resort.
 
@@ -490,19 +719,3 @@ class Loader(_Native, Generic[Out]):
         sample. It is called by several threads and holds the GIL as far as its code does.
         """
         return cls("dataset", [""], samples=_code.samples(dataset, type(dataset).__name__), **settings)
-
-
-class Sampler:
-    """What frameworks ask of a loader's sampler. The order itself is the loader's."""
-
-    def __init__(self, loader: Loader[Any]):
-        self._loader = loader
-
-    def set_epoch(self, epoch: int) -> None:
-        """As `Loader.set_epoch`."""
-        self._loader.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        """Samples of an epoch, of all ranks together."""
-        return self._loader.samples_per_epoch
-

@@ -10,9 +10,6 @@ from ._tensors import Batch, to_jax
 
 if TYPE_CHECKING:
     import jax
-    from typing_extensions import Self
-
-    from ._loader import Paths
 
 __all__ = [
     "IMAGENET",
@@ -36,12 +33,11 @@ __all__ = [
 class Loader(_Loader["dict[str, jax.Array]"]):
     """Hands out JAX arrays."""
 
-    def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
+    @classmethod
+    def _ranks(cls) -> tuple[int, int] | None:
         import jax
 
-        if jax.process_count() > 1:
-            settings.setdefault("shard", (jax.process_index(), jax.process_count()))
-        return super().__new__(cls, source, path, **settings)
+        return (jax.process_index(), jax.process_count()) if jax.process_count() > 1 else super()._ranks()
 
     def _out(self, batch: Batch) -> dict[str, jax.Array]:
         return to_jax(batch)

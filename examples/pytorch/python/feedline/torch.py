@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator
 
 import torch
 
-from . import IMAGENET
-from ._loader import Epoch, Loader as _Loader
+from . import IMAGENET, accelerate as _accelerate
+from ._loader import Epoch, Loader as _Loader, Sampler
 from ._tensors import Batch, to_torch
 
 if TYPE_CHECKING:
@@ -49,6 +49,14 @@ __all__ = [
 ]
 
 
+class _InOrder(Sampler, torch.utils.data.SequentialSampler):
+    """Frameworks look at the class to tell whether a loader shuffles."""
+
+
+class _Shuffled(Sampler, torch.utils.data.RandomSampler):
+    """As `_InOrder`."""
+
+
 class Loader(_Loader[Any]):
     """Hands out PyTorch tensors. Pictures are [rows, channels, height, width] by default."""
 
@@ -57,13 +65,26 @@ class Loader(_Loader[Any]):
     _fields: list[str]
 
     def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
-        settings.setdefault("shard", _shard())
+        device = settings.get("device")
+        if device is not None and str(device) == "cuda" and torch.cuda.is_available() and torch.cuda.current_device() > 0:
+            # Of `torch.cuda.set_device`; else that of the local rank.
+            settings["device"] = f"cuda:{torch.cuda.current_device()}"
         output = settings.pop("output", None)
         if output not in (None, "auto", "dict"):
             raise ValueError(f"output {output!r}: there are auto and dict")
         loader = super().__new__(cls, source, path, **settings)
         loader._fields = [] if output == "dict" else _order(loader, source, settings)
         return loader
+
+    @property
+    def sampler(self) -> Sampler:
+        return (_Shuffled if self._shuffled else _InOrder)(self)
+
+    def _began(self, epoch: Epoch[Any]) -> None:
+        _accelerate.began(self, epoch)
+
+    def _leave(self, epoch: Epoch[Any]) -> None:
+        _accelerate.left(epoch)
 
     def _out(self, batch: Batch) -> Any:
         if not self._fields:
@@ -83,15 +104,6 @@ def _order(loader: _Loader[Any], source: str, settings: dict[str, Any]) -> list[
     # A tfrecord's column may have its type behind a colon.
     columns = [column.split(":")[0] for column in settings.get("columns") or ()]
     return columns if sorted(columns) == sorted(names) else []
-
-
-def _shard() -> Any:
-    """Rank and world of torch.distributed, or of the launcher."""
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        return (dist.get_rank(), dist.get_world_size())
-    return "env"
 
 
 def _mapped(batch: Any, change: Callable[..., Any], *others: Any) -> Any:

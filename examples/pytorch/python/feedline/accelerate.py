@@ -1,0 +1,46 @@
+"""What Accelerate has to know of a loop over a loader of `feedline.torch`.
+
+Nothing is to be called: while a process has an `Accelerator`, each loop tells its `GradientState` when the last batch is out and
+how many samples are in it. So `accumulate` closes its last window, and `gather_for_metrics` leaves padding out and has the
+samples in the order of the epoch. `skip_first_batches(loader, n)` goes to batch n of the epoch without reading those before.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import weakref
+from typing import Any
+
+
+def _state() -> Any:
+    """Accelerate's GradientState, where there is one."""
+    state: Any = sys.modules.get("accelerate.state")
+    known = state is not None and state.GradientState._shared_state
+    return state.GradientState() if known else None
+
+
+def began(loader: Any, epoch: Any) -> None:
+    """A loop of the loader opened this epoch."""
+    state = _state()
+    if state is None:
+        return
+    if loader.drop_last:
+        epoch.remainder = 0
+    elif loader.shard[1] == 1 or loader._lanes == 1:
+        # In lanes the ranks take samples in turn, and padding is not at the end of what is gathered.
+        left = loader.samples_per_epoch - json.loads(loader.state())["position"]
+        epoch.remainder = left % loader._batch_sizes[1]
+    state._add_dataloader(epoch)
+    weakref.finalize(epoch, _forget).atexit = False
+
+
+def _forget() -> None:
+    if (state := _state()) is not None:
+        state.dataloader_references = [None] + [epoch for epoch in state.dataloader_references if epoch is not None]
+
+
+def left(epoch: Any) -> None:
+    """It hands out no batch any more."""
+    if (state := _state()) is not None:
+        state._remove_dataloader(epoch)
