@@ -83,12 +83,18 @@ def test_a_compiled_step_is_compiled_once(data):
 # Whole scripts, killed in the middle and resumed: batches equal those of an uninterrupted run.
 
 
+# Started by torchrun; others start their ranks themselves.
+BY_TORCHRUN = ("plain.py", "accelerate_loop.py", "transformers_loop.py", "every_step.py")
+
+
 def run(script, *arguments, ranks=1):
     command = [sys.executable, str(HERE / "loops" / script), *map(str, arguments)]
-    if ranks > 1:
+    if ranks > 1 and script in BY_TORCHRUN:
         command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    elif ranks > 1:
+        command += ["--ranks", str(ranks)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
 
 
 def lines(folder):
@@ -103,29 +109,52 @@ def lines(folder):
     return ranks
 
 
+def expected(data, ranks):
+    """What each rank sees in two epochs without an interruption."""
+    seen = {}
+    for rank in range(ranks):
+        loader = open_torch(data, shard=(rank, ranks))
+        epochs = [(epoch, number, batch) for epoch in range(2) for number, batch in enumerate(loader.epoch(epoch), 1)]
+        seen[f"seen-{rank}"] = {(str(epoch), str(number)): str(batch.long().sum().item()) for epoch, number, batch in epochs}
+    return seen
+
+
 @pytest.mark.parametrize(
     "script, ranks, needs",
     [
         ("plain.py", 1, "torch"),
         ("plain.py", 2, "torch"),
+        ("spawn.py", 2, "torch"),
         ("lightning_loop.py", 1, "lightning"),
-        ("accelerate_loop.py", 1, "accelerate"),
-        ("transformers_loop.py", 1, "transformers"),
+        ("lightning_loop.py", 2, "lightning"),
+        ("fabric_loop.py", 2, "lightning"),
+        ("accelerate_loop.py", 2, "accelerate"),
+        ("transformers_loop.py", 2, "transformers"),
     ],
 )
 def test_a_killed_training_goes_on_with_the_same_batches(data, tmp_path, script, ranks, needs):
     pytest.importorskip(needs)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    whole.mkdir(), parts.mkdir()
-    done = run(script, data, whole, ranks=ranks)
-    assert done.returncode == 0, done.stderr
-    killed = run(script, data, parts, "--kill-at", 5 if ranks == 1 else 3, ranks=ranks)
-    assert killed.returncode != 0, killed.stdout
-    resumed = run(script, data, parts, ranks=ranks)
-    assert resumed.returncode == 0, resumed.stderr
+    killed = run(script, data, tmp_path, "--kill-at", 5 if ranks == 1 else 3, ranks=ranks)
+    assert killed.returncode != 0 and lines(tmp_path), killed.stdout + killed.stderr
+    resumed = run(script, data, tmp_path, ranks=ranks)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert "resumed" in resumed.stdout
-    assert lines(parts) == lines(whole) and len(lines(whole)) == ranks
-    assert sum(map(len, lines(whole).values())) == 2 * (BATCHES if ranks == 1 else 2 * 4)
+    assert lines(tmp_path) == expected(data, ranks)
+
+
+@pytest.mark.parametrize("kind, ranks", [("plain", 1), ("plain", 2), ("accelerate", 2), ("lightning", 1), ("trainer", 1)])
+def test_a_training_resumes_behind_every_step(data, tmp_path, kind, ranks):
+    pytest.importorskip({"plain": "torch", "trainer": "transformers"}.get(kind, kind))
+    data.write_bytes(data.read_bytes()[: 29 * RECORD])
+    done = run("every_step.py", kind, data, tmp_path, ranks=ranks)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_lightning_has_all_its_stages_and_several_loaders(data, tmp_path):
+    pytest.importorskip("lightning")
+    data.write_bytes(data.read_bytes()[: 29 * RECORD])
+    done = run("stages.py", data, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_batch_is_cut_into_micro_batches_without_a_copy(data):

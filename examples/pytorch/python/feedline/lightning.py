@@ -50,5 +50,9 @@ class LoaderState(Callback):  # type: ignore[misc]
         loaders = self._loaders()
         if saved and len(saved) != len(loaders):
             raise ValueError(f"the checkpoint has states of {len(saved)} loaders, and the training has {len(loaders)}")
+        progress = trainer.fit_loop.epoch_progress.current
         for loader, state in zip(loaders, saved):
             loader.load_state_dict(state)
+            if progress.started == progress.processed:
+                # An epoch begins, which every loader starts anew, whatever pass a shorter one was in.
+                loader.resume(loader.state(0))

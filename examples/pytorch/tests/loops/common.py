@@ -5,6 +5,7 @@ import os
 import signal
 
 import torch
+import torch.distributed as dist
 
 import feedline.torch as fl
 
@@ -12,12 +13,14 @@ parser = argparse.ArgumentParser()
 parser.add_argument("data")
 parser.add_argument("folder")
 parser.add_argument("--kill-at", type=int, default=-1)
+parser.add_argument("--ranks", type=int, default=1)
 arguments = parser.parse_args()
 folder = arguments.folder
 
 
 def records(**settings):
-    return fl.records(arguments.data, record_bytes=48, batch_size=16, shuffle=5, device="cpu", **settings)
+    settings = {"shuffle": 5, **settings}
+    return fl.records(arguments.data, record_bytes=48, batch_size=16, device="cpu", **settings)
 
 
 class Model(torch.nn.Module):
@@ -36,7 +39,8 @@ def log(loader, record):
     """Writes what a batch is; kills the process at the wanted one."""
     global seen
     state = loader.state_dict()
-    with open(f"{folder}/seen-{os.environ.get('RANK', '0')}", "a") as file:
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    with open(f"{folder}/seen-{rank}", "a") as file:
         file.write(f"{state['epoch']} {state['batch']} {record.long().sum().item()}\n")
     seen += 1
     if seen == arguments.kill_at:

@@ -18,7 +18,7 @@ if os.path.exists(place):
     saved = torch.load(place, weights_only=True)
     model.load_state_dict(saved["model"])
     loader.load_state_dict(saved["loader"])
-    epoch = saved["loader"]["epoch"]
+    epoch = saved["epoch"]
     print("resumed")
 for epoch in range(epoch, 2):
     for record in loader:
@@ -27,7 +27,7 @@ for epoch in range(epoch, 2):
         model(record).backward()
         optimiser.step()
         if loader.shard[0] == 0:
-            torch.save({"model": model.state_dict(), "loader": loader.state_dict()}, place + ".new")
+            torch.save({"model": model.state_dict(), "loader": loader.state_dict(), "epoch": epoch}, place + ".new")
             os.replace(place + ".new", place)
 if ddp:
     dist.destroy_process_group()
