@@ -14,7 +14,7 @@ import weakref
 from typing import Any
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-_wanting: weakref.WeakSet[Any] = weakref.WeakSet()
+_wanting: dict[int, weakref.ref[Any]] = {}
 # For each signal Python's handler before ours, and the kernel's: one in C is unknown to Python.
 _before: dict[int, tuple[Any, Any]] = {}
 _came = False
@@ -30,8 +30,7 @@ def watch(loader: Any) -> None:
         for number in _SIGNALS:
             action = _action(number)
             _before[number] = (signal.signal(number, _handle), action)
-    _wanting.add(loader)
-    weakref.finalize(loader, _gone)
+    _wanting[id(loader)] = weakref.ref(loader, lambda _, key=id(loader): _gone(key))
     if _came:
         loader._request_stop()
 
@@ -47,8 +46,9 @@ def _action(number: int, new: Any = None) -> Any:
 def _handle(number: int, frame: Any) -> None:
     global _came
     _came = True
-    for loader in list(_wanting):
-        loader._request_stop()
+    for wanting in list(_wanting.values()):
+        if (loader := wanting()) is not None:
+            loader._request_stop()
     earlier = _before.get(number, (None,))[0]
     if not _wanting and _before:
         # The last loader went in another thread, which cannot set handlers.
@@ -58,7 +58,8 @@ def _handle(number: int, frame: Any) -> None:
         earlier(number, frame)
 
 
-def _gone() -> None:
+def _gone(key: int) -> None:
+    del _wanting[key]
     if not _wanting and threading.current_thread() is threading.main_thread():
         _restore()
 
