@@ -1,6 +1,6 @@
 //! The loader and its iterator as Python classes.
 
-use crate::error::{config, exception};
+use crate::error::{check, config, exception};
 use crate::given::Given;
 use crate::python::{self, Code, Declared};
 use crate::source::{Paths, Pictures, Source};
@@ -11,7 +11,7 @@ use feedline::dlpack::Tensors;
 use feedline::profile::{Change, Names, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{
-    BadSample, Batch, Device, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Result, Shard, State, Stop,
+    BadSample, Batch, Device, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Process, Result, Shard, State, Stop,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -31,6 +31,7 @@ const LOOK: Duration = Duration::from_millis(100);
 pub struct Loader {
     /// `None` while it is dropped.
     inner: Option<feedline::Loader>,
+    process: Process,
     code: Arc<Code>,
     ids: bool,
     device: String,
@@ -55,7 +56,7 @@ impl Loader {
             let (builder, device, stop) = settings.apply(builder, mixed)?;
             let loader = builder.build()?;
             no_doubled_names(&loader, ids)?;
-            Ok(Self { inner: Some(loader), code, ids, device, stop })
+            Ok(Self { inner: Some(loader), process: Process::current(), code, ids, device, stop })
         });
         built.map_err(|error| exception(py, &error))
     }
@@ -64,17 +65,17 @@ impl Loader {
     /// one that was not read to its end ends by `close()`, `with`, or with its last reference.
     #[pyo3(signature = (epoch=None))]
     fn epoch(&self, py: Python<'_>, epoch: Option<u64>) -> PyResult<Epoch> {
-        let loader = self.inner();
+        let (loader, process) = (self.inner(py)?, self.process);
         let started = py.detach(|| loader.epoch(epoch.unwrap_or_else(|| loader.next_epoch())));
-        let inner = started.map_err(|error| exception(py, &error))?;
-        Ok(Epoch { inner: Mutex::new(Some(inner)), next: Mutex::new(()), code: self.code.clone(), ids: self.ids })
+        let inner = Mutex::new(Some(started.map_err(|error| exception(py, &error))?));
+        Ok(Epoch { inner, next: Mutex::new(()), process, code: self.code.clone(), ids: self.ids })
     }
 
     /// Where the run stands, after the last batch received, or at the beginning of `epoch`: bytes (under 1 KiB) for a
     /// checkpoint. The same on every rank.
     #[pyo3(signature = (epoch=None))]
     fn state<'py>(&self, py: Python<'py>, epoch: Option<u64>) -> PyResult<Bound<'py, PyBytes>> {
-        let state = self.inner().state().map_err(|error| exception(py, &error))?;
+        let state = self.inner(py)?.state().map_err(|error| exception(py, &error))?;
         Ok(PyBytes::new(py, &epoch.into_iter().fold(state, State::at_epoch).to_bytes()))
     }
 
@@ -82,58 +83,61 @@ impl Loader {
     /// after the last batch that was received. With `rebatched`, the global batch and `last_batch` may differ.
     #[pyo3(signature = (state, rebatched=false))]
     fn resume(&self, py: Python<'_>, state: &[u8], rebatched: bool) -> PyResult<()> {
-        let loader = self.inner();
+        let loader = self.inner(py)?;
         let go = |state| if rebatched { loader.resume_rebatched(&state) } else { loader.resume(&state) };
         py.detach(|| State::from_bytes(state).and_then(go)).map_err(|error| exception(py, &error))
     }
 
     /// Whether a signal of `stop_on` arrived: finish the step, save, and leave.
     #[getter]
-    fn stop_requested(&self) -> bool {
-        self.stop.as_ref().is_some_and(Stop::requested)
+    fn stop_requested(&self, py: Python<'_>) -> PyResult<bool> {
+        self._check_fork(py)?;
+        Ok(self.stop.as_ref().is_some_and(Stop::requested))
     }
 
     /// Rank and world.
     #[getter]
-    fn shard(&self) -> (u32, u32) {
-        let shard = self.inner().shard();
-        (shard.rank(), shard.world())
+    fn shard(&self, py: Python<'_>) -> PyResult<(u32, u32)> {
+        let shard = self.inner(py)?.shard();
+        Ok((shard.rank(), shard.world()))
     }
 
     /// Samples of an epoch, of all ranks together.
     #[getter]
-    fn samples_per_epoch(&self) -> u64 {
-        self.inner().samples_per_epoch()
+    fn samples_per_epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.inner(py)?.samples_per_epoch())
     }
 
     /// What the loader did so far and what limits it, as text.
-    fn report(&self) -> String {
-        self.inner().report().to_string()
+    fn report(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.inner(py)?.report().to_string())
     }
 
     /// All measurements so far, as JSON.
-    fn _snapshot(&self) -> PyResult<String> {
-        serde_json::to_string(&self.inner().snapshot()).map_err(|error| PyValueError::new_err(error.to_string()))
+    fn _snapshot(&self, py: Python<'_>) -> PyResult<String> {
+        serde_json::to_string(&self.inner(py)?.snapshot()).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
     /// The predicted effect of a change, given and returned as JSON; None when nothing was measured yet.
-    fn _what_if(&self, change: &str) -> PyResult<Option<String>> {
+    fn _what_if(&self, py: Python<'_>, change: &str) -> PyResult<Option<String>> {
         let change: Change = serde_json::from_str(change).map_err(|error| PyTypeError::new_err(error.to_string()))?;
-        let Some(model) = WhatIf::from(&self.inner().snapshot()) else { return Ok(None) };
+        let Some(model) = WhatIf::from(&self.inner(py)?.snapshot()) else { return Ok(None) };
         let said = serde_json::to_string(&model.with(&change));
         said.map(Some).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
     /// The totals so far as text for Prometheus, with `name` as label.
     #[pyo3(signature = (name="train"))]
-    fn metrics(&self, name: &str) -> String {
-        prometheus(&[(self.names(name), &self.inner().snapshot())])
+    fn metrics(&self, py: Python<'_>, name: &str) -> PyResult<String> {
+        let loader = self.inner(py)?;
+        Ok(prometheus(&[(names(loader, name), &loader.snapshot())]))
     }
 
     /// The last batches and the work of each thread as JSON for ui.perfetto.dev.
     #[pyo3(signature = (name="train"))]
-    fn trace(&self, name: &str) -> String {
-        trace(&self.inner().timeline(), &self.inner().snapshot(), self.names(name))
+    fn trace(&self, py: Python<'_>, name: &str) -> PyResult<String> {
+        let loader = self.inner(py)?;
+        Ok(trace(&loader.timeline(), &loader.snapshot(), names(loader, name)))
     }
 
     /// The samples that could not be had and that others stand in for so far, each once, as it was the first time: a list of
@@ -157,51 +161,58 @@ impl Loader {
             dict.set_item("times", bad.times)?;
             Ok(dict)
         };
-        self.inner().ledger().samples.into_iter().map(entry).collect()
+        self.inner(py)?.ledger().samples.into_iter().map(entry).collect()
     }
 
     /// The fields of a batch: (name, element type, shape of one row). Where lengths vary the first size is the largest,
     /// and the batch has the true ones under `name + ".lens"`.
     fn spec<'py>(&self, py: Python<'py>) -> PyResult<Vec<(String, &'static str, Bound<'py, PyTuple>)>> {
-        let spec = self.inner().spec();
+        let spec = self.inner(py)?.spec();
         spec.iter().map(|f| Ok((f.name().to_string(), f.dtype().name(), PyTuple::new(py, f.dims())?))).collect()
     }
 
     /// Whether the lengths of a field vary: then the batch has them under `name + ".lens"`.
-    fn varies(&self, name: &str) -> bool {
-        self.inner().spec().iter().any(|field| field.name() == name && field.is_up_to())
+    fn varies(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        Ok(self.inner(py)?.spec().iter().any(|field| field.name() == name && field.is_up_to()))
     }
 
     /// Where batches are handed out, as `torch.device` takes it: "cpu" or "cuda:N".
     #[getter]
-    fn device(&self) -> &str {
-        &self.device
+    fn device(&self, py: Python<'_>) -> PyResult<&str> {
+        self._check_fork(py)?;
+        Ok(&self.device)
     }
 
     /// The epoch of the batch that comes next.
     #[getter]
-    fn next_epoch(&self) -> u64 {
-        self.inner().next_epoch()
+    fn next_epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.inner(py)?.next_epoch())
     }
 
     /// Batches of one epoch.
-    fn __len__(&self) -> usize {
-        usize::try_from(self.inner().batches_per_epoch()).unwrap_or(usize::MAX)
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(usize::try_from(self.inner(py)?.batches_per_epoch()).unwrap_or(usize::MAX))
     }
 
-    fn __repr__(&self) -> String {
-        format!("{:?}", self.inner())
+    fn __repr__(&self, py: Python<'_>) -> String {
+        self.inner(py).map_or_else(|_| "Loader of the parent process".into(), |loader| format!("{loader:?}"))
+    }
+
+    /// Raises in a forked child.
+    fn _check_fork(&self, py: Python<'_>) -> PyResult<()> {
+        check(py, self.process)
     }
 }
 
 impl Loader {
-    fn inner(&self) -> &feedline::Loader {
-        self.inner.as_ref().expect("it is there until the drop")
+    fn inner(&self, py: Python<'_>) -> PyResult<&feedline::Loader> {
+        self._check_fork(py)?;
+        Ok(self.inner.as_ref().expect("it is there until the drop"))
     }
+}
 
-    fn names<'a>(&self, name: &'a str) -> Names<'a> {
-        Names::new(name, self.inner().shard().rank())
-    }
+fn names<'a>(loader: &feedline::Loader, name: &'a str) -> Names<'a> {
+    Names::new(name, loader.shard().rank())
 }
 
 impl Drop for Loader {
@@ -235,6 +246,7 @@ pub struct Epoch {
     inner: Mutex<Option<feedline::Epoch>>,
     /// Whose turn it is next: a thread that waits again and again must not keep the others out.
     next: Mutex<()>,
+    process: Process,
     code: Arc<Code>,
     ids: bool,
 }
@@ -266,6 +278,7 @@ impl Epoch {
         py: Python<'_>,
         mut f: impl FnMut(&mut Option<feedline::Epoch>) -> Poll<T> + Send,
     ) -> PyResult<T> {
+        check(py, self.process)?;
         loop {
             if let Poll::Ready(out) = py.detach(|| f(&mut self.lock())) {
                 return Ok(out);
@@ -277,8 +290,8 @@ impl Epoch {
 
 #[pymethods]
 impl Epoch {
-    fn __iter__(slf: Py<Self>) -> Py<Self> {
-        slf
+    fn __iter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
+        check(slf.py(), slf.process).map(|()| slf)
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
@@ -302,13 +315,14 @@ impl Epoch {
         })
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
+    fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
+        check(slf.py(), slf.process).map(|()| slf)
     }
 
     #[pyo3(signature = (*_error))]
     fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyTuple>) -> PyResult<()> {
-        self.close(py)
+        // In a forked child nothing is open, and what ends the block, such as `sys.exit`, must get through.
+        if self.process.is_forked() { Ok(()) } else { self.close(py) }
     }
 }
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, Iterator, Li
 from . import _code, _html
 from ._native import Loader as _Native
 from ._tensors import Batch
-from .errors import EpochLiveError
+from .errors import EpochLiveError, ForkedError
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -156,6 +157,7 @@ class Epoch(Generic[Out]):
         self._native = None if number is None else loader._open(self, number)
 
     def __iter__(self) -> Self:
+        self._loader._check_fork()
         return self
 
     def __next__(self) -> Out:
@@ -175,6 +177,7 @@ class Epoch(Generic[Out]):
         return len(self._opened())
 
     def _opened(self) -> Any:
+        self._loader._check_fork()
         if self._native is None:
             with self._loader._opening:
                 if self._native is None:
@@ -189,14 +192,18 @@ class Epoch(Generic[Out]):
 
     def close(self) -> None:
         """Ends it, so that the next epoch can start. Batches that were handed out stay."""
+        self._loader._check_fork()
         if self._native is not None:
             self._native.close()
 
     def __enter__(self) -> Self:
+        self._loader._check_fork()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.close()
+        # In a forked child nothing is open, and what ends the block, such as `sys.exit`, must get through.
+        with contextlib.suppress(ForkedError):
+            self.close()
 
 
 class Loader(_Native, Generic[Out]):
@@ -250,6 +257,7 @@ class Loader(_Native, Generic[Out]):
     # Iteration
 
     def __iter__(self) -> Iterator[Out]:
+        self._check_fork()
         return Epoch(self)
 
     def epoch(self, epoch: int | None = None) -> Epoch[Out]:
@@ -259,6 +267,7 @@ class Loader(_Native, Generic[Out]):
     @property
     def next_epoch(self) -> int:
         """The epoch of the batch that comes next, or the one that `set_epoch` chose."""
+        self._check_fork()
         return self._next if self._chosen and self._next is not None else super().next_epoch
 
     def _upcoming(self) -> int:
@@ -277,6 +286,7 @@ class Loader(_Native, Generic[Out]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next loop is this epoch: what is left of it if the loaded state is in it, else all of it."""
+        self._check_fork()
         if epoch < 0:
             raise ValueError(f"epoch {epoch}: epochs are counted from 0")
         self._next, self._chosen = epoch, True
@@ -284,6 +294,7 @@ class Loader(_Native, Generic[Out]):
     @property
     def sampler(self) -> Sampler:
         """For frameworks that call `loader.sampler.set_epoch`."""
+        self._check_fork()
         return Sampler(self)
 
     # State
@@ -339,6 +350,7 @@ class Loader(_Native, Generic[Out]):
 
     def close(self) -> None:
         """Ends the open epoch, if there is one: its iterator raises. The loader can go on."""
+        self._check_fork()
         self._supersede("close")
 
     def _ended(self, epoch: Epoch[Out]) -> None:
@@ -357,10 +369,12 @@ class Loader(_Native, Generic[Out]):
         raise TypeError("a loader has threads and is not pickled or copied: build it in the process that uses it")
 
     def __enter__(self) -> Self:
+        self._check_fork()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.close()
+        with contextlib.suppress(ForkedError):
+            self.close()
 
     # Sources
 
