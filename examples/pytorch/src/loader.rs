@@ -11,7 +11,8 @@ use feedline::dlpack::Tensors;
 use feedline::profile::{Change, Names, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{
-    BadSample, Batch, Device, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Process, Result, Shard, State, Stop,
+    BadSample, Batch, Device, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Process, Result, Shard, State,
+    Stop,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;

@@ -21,10 +21,14 @@ import threading
 import time
 import traceback
 import typing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+import standin
+from standin import Taken, alone
 
 import feedline
 from feedline import to_numpy
@@ -44,7 +48,7 @@ pytestmark = [
 ]
 
 FIXTURES = Path(__file__).resolve().parents[3] / "tests" / "fixtures"
-RECORD, COUNT, BATCH = 4096, 400, 8
+RECORD, COUNT, BATCH = 24576, 400, 8
 # Only a child that hangs needs so long.
 DEADLINE = 60
 
@@ -159,9 +163,9 @@ def locks_held(things):
         yield
 
 
-def check(things):
+def check(things, work=None):
     with locks_held(things):
-        assert forked(all_tell(things)) == {}
+        assert forked(work or all_tell(things)) == {}
 
 
 # Data
@@ -355,7 +359,7 @@ def test_a_child_has_its_own_copy_of_the_arrays(records, reader, with_torch):
             assert all(right(batch, data) for batch in held)
             if untaken is not None:
                 had += to_numpy(untaken)["ids"].tolist()
-            del held, view, batch, untaken
+            del held, view, untaken
             rest_is_right(batches, data, had)
 
 
@@ -440,8 +444,99 @@ def test_a_child_builds_loaders_of_its_own(tmp_path):
 
         assert forked(work) == len(expected) > 0
         checked.append(name)
-        assert len([batch, *epoch]) == len(loader)
+        del batch
+        assert sum(1 for _ in epoch) == len(loader) - 1
     assert {"pread", "mmap", "pictures", "jpegs", "python"} < set(checked) and len(checked) >= 8, checked
+
+
+class Store(BaseHTTPRequestHandler):
+    """The bytes of `data`, as an object store gives them."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        start, end, asked = 0, len(self.data), self.headers.get("Range")
+        if asked:
+            start, end = (int(number) for number in asked.removeprefix("bytes=").split("-"))
+            end += 1
+        self.send_response(206 if asked else 200)
+        self.send_header("ETag", '"1"')
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(end - start))
+        if asked:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(self.data)}")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(self.data[start:end])
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_child_reads_from_a_store_that_its_parent_reads_from(records):
+    path, data = records
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Store,), {"data": path.read_bytes()}))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/records.bin"
+        loader = opened(url)
+        epoch = loader.epoch(0)
+        had = to_numpy(next(epoch))["ids"].tolist()
+
+        def child(step):
+            step("opens")
+            own = opened(url)
+            step("reads")
+            rest_is_right(own.epoch(0), data, [])
+            step("forks")
+            return forked(lambda step: rest_is_right(opened(url).epoch(0), data, []))
+
+        for _ in range(2):
+            assert forked(child) is None
+        rest_is_right(epoch, data, had)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@alone
+def test_a_child_of_a_loader_on_a_gpu(cuda, folder):
+    data = np.random.default_rng(1).integers(0, 256, (COUNT, 48), dtype=np.uint8)
+    data.tofile(folder / "records.bin")
+    cuda.reset(latency_us=1000)
+    settings = {"record_bytes": 48, "shuffle": 3, "ids": True, "batch_size": BATCH}
+    loader = feedline.Loader("records", folder / "records.bin", device="cuda:0", **settings)
+    epoch = loader.epoch(0)
+    first, second = next(epoch), next(epoch)
+    on_gpu, ids = Taken(first["record"]), np.from_dlpack(first["ids"])
+    expected = ids.tolist()
+
+    things = [loader, loader.sampler, epoch, epoch._native, first, second, *second.values()]
+
+    def work(step):
+        # No call of the driver: in the child, it may wait for threads of the parent for ever.
+        assert ids.tolist() == expected
+        wrong = all_tell(things)(step)
+        step("drops")
+        on_gpu.drop()
+        things.clear()
+        gc.collect()
+        step("a loader of its own")
+        own = feedline.Loader("records", folder / "records.bin", device="cpu", **settings)
+        rest_is_right(own.epoch(0), data, [])
+        return wrong
+
+    for _ in range(5):
+        check(things, work)
+    on_gpu.drop()
+    things.clear()
+    del first, second, ids
+    assert sum(1 for _ in epoch) == len(loader) - 2
 
 
 class Rows:
@@ -522,3 +617,7 @@ def test_a_child_ends_as_it_wants(records, end, code, own):
     assert result.stdout.split() == [str(code)], result
     assert ("mine" in result.stderr) == ("mine" in end) and "Forked" not in result.stderr, result.stderr
     assert code == 1 or result.stderr == ""
+
+
+if __name__ == "__main__":
+    standin.main(globals())
