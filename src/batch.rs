@@ -46,6 +46,7 @@ impl dlpack::Owner for Arc<Batch> {
     }
 
     fn bind_any(&self) -> Result<()> {
+        self.info.process.check()?;
         match self.contents() {
             Contents::Host(_) => Ok(()),
             Contents::Device(on_device) => on_device.memory().bind_any(),
@@ -105,7 +106,10 @@ impl Contents {
     /// The consumer receives the batch. On a device, its slot is released separately.
     fn held(&self, meters: &Meters) {
         match self {
-            Self::Host(filled) => meters.slots.move_to(filled.times(), Stay::Held, meters.clock.now()),
+            Self::Host(filled) => {
+                filled.hand_out();
+                meters.slots.move_to(filled.times(), Stay::Held, meters.clock.now());
+            }
             Self::Device(_) => {}
         }
     }
@@ -144,8 +148,8 @@ impl Contents {
 ///
 /// Owned: it may outlive its [`Epoch`](crate::Epoch) and [`Loader`](crate::Loader).
 ///
-/// A forked child must not touch a batch. Memory pinned for a GPU or registered with io_uring is absent in the child,
-/// where an access ends in SIGSEGV; otherwise a fork would have to copy all of that memory at once.
+/// A forked child has a copy of the batches that its parent held on the host, and may read and write it. The memory of a
+/// GPU is not the child's.
 pub struct Batch {
     /// Taken only by `drop`.
     contents: Option<Contents>,
@@ -265,8 +269,10 @@ impl Batch {
     /// already. Has no effect on a batch on the host.
     ///
     /// Errors: [`ErrorKind::Config`] for a stream of another context, and while a CUDA graph is captured from the
-    /// stream (see [CUDA graphs](crate::device::cuda#cuda-graphs)); [`ErrorKind::Device`] if the device fails.
+    /// stream (see [CUDA graphs](crate::device::cuda#cuda-graphs)); [`ErrorKind::Device`] if the device fails;
+    /// [`ErrorKind::Forked`].
     pub fn bind(&self, stream: impl std::borrow::Borrow<Stream>) -> Result<()> {
+        self.info.process.check()?;
         match self.contents() {
             Contents::Host(_) => Ok(()),
             Contents::Device(on_device) => on_device.memory().bind(stream.borrow()),

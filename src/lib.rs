@@ -189,7 +189,7 @@ pub use device::Device;
 pub use error::{Error, ErrorKind, Result, Site, Stage};
 pub use ledger::{BadSample, Ledger};
 pub use loader::{Epoch, Loader, LoaderBuilder, Report};
-pub use memory::{BatchMut, Budget, Row, Status};
+pub use memory::{BatchMut, Budget, Process, Row, Status};
 pub use order::{LastBatch, Order, Shard};
 pub use pipeline::{FieldRoute, Gds, MemoryPlan, Numa, OnBadSample, Route};
 pub use state::State;

@@ -90,8 +90,8 @@ impl Iterator for Ceiling {
 impl Drop for Ceiling {
     fn drop(&mut self) {
         if self.shared.info.process.is_forked() {
-            // Leaks the channel with the batches in it.
-            return std::mem::forget(self.kept.clone());
+            // Leaks the channel with the batches in it; its locks may be held for ever.
+            return std::mem::forget((self.kept.clone(), self.back.clone()));
         }
         self.shared.set_place(self.place);
     }

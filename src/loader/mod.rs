@@ -22,7 +22,7 @@ use crate::dataset::Dataset;
 use crate::device::{DirectReader, IdleMeter};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::{Ledger, LedgerWriter};
-use crate::meter::{CacheReads, Consumer, Handed, Network, Settings, Snapshot, Timeline};
+use crate::meter::{CacheReads, Consumer, Handed, Network, ReadStats, Settings, Snapshot, Timeline};
 use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
@@ -83,7 +83,8 @@ impl JobMaker {
 /// Turns a dataset into batches. `Send + Sync`; its threads and memory live until it and its [`Epoch`]s are dropped.
 ///
 /// Build it in the process that uses it: a child forked later inherits none of its threads. In such a child, calls fail
-/// with [`ErrorKind::Forked`] and drops return at once; the child can build its own loader.
+/// with [`ErrorKind::Forked`], those that cannot fail have no measurements to tell, and drops return at once; the child can
+/// build its own loader.
 pub struct Loader {
     shared: Life,
 }
@@ -271,6 +272,9 @@ impl Loader {
     ///
     /// After the last batch of an epoch this is the following epoch.
     pub fn next_epoch(&self) -> u64 {
+        if self.shared.info.process.is_forked() {
+            return 0;
+        }
         self.shared.place().cursor.epoch
     }
 
@@ -299,6 +303,7 @@ impl Loader {
     ///
     /// Errors: [`ErrorKind::Config`] if a sampler names a sample that does not exist.
     pub fn preview(&self, epoch: u64, count: u64) -> Result<Vec<u64>> {
+        self.shared.info.process.check()?;
         let jobs = &self.shared.jobs;
         caught(Stage::Order, || jobs.order.epoch_in(jobs.dataset_len, jobs.chunks.as_ref(), epoch)?.first_ids(count))
     }
@@ -385,6 +390,9 @@ impl Loader {
 
     /// The last batches one by one, the fill of the queues, and the activity of each thread.
     pub fn timeline(&self) -> Timeline {
+        if self.shared.info.process.is_forked() {
+            return Timeline::default();
+        }
         let meters = &self.shared.runtime.core().meters;
         let stream = self.shared.idle.as_ref().map(|idle| idle.track());
         Timeline { tracks: meters.rings.read().into_iter().chain(stream).collect(), ..meters.recorder.read() }
@@ -394,7 +402,7 @@ impl Loader {
     ///
     /// See [`LoaderBuilder::on_bad_sample`].
     pub fn ledger(&self) -> Ledger {
-        self.shared.ledger().ledger().clone()
+        self.shared.bad()
     }
 
     /// A report on the run so far. Callable at any time.
@@ -417,6 +425,11 @@ impl Shared {
 
     fn ledger(&self) -> std::sync::MutexGuard<'_, LedgerWriter> {
         self.ledger.hold()
+    }
+
+    /// The ledger so far; in a forked child an empty one, because a lock may be held for ever there.
+    fn bad(&self) -> Ledger {
+        if self.info.process.is_forked() { Ledger::default() } else { self.ledger().ledger().clone() }
     }
 
     fn set_place(&self, place: Place) {
@@ -451,6 +464,9 @@ impl Shared {
     }
 
     fn snapshot(&self) -> Snapshot {
+        if self.info.process.is_forked() {
+            return Snapshot::default();
+        }
         let mut steady = self.steady.hold();
         let now = self.measured();
         let stretch = steady.since.as_ref().map(|since| now.since(since));
@@ -489,7 +505,10 @@ impl Shared {
         let now = meters.clock.now();
         let nanos = |counter: &crate::meter::Counter| Duration::from_nanos(counter.get());
         let shard = self.jobs.shard;
-        let (network, local_cache) = self.remote();
+        // A forked child asks nothing that has a lock.
+        let forked = self.info.process.is_forked();
+        let (network, local_cache) = if forked { (None, None) } else { self.remote() };
+        let reads = if forked { ReadStats::default() } else { meters.reads() };
         Report {
             dataset: core.samples.dataset.describe(),
             device: self.info.device.to_string(),
@@ -507,23 +526,23 @@ impl Shared {
             chunks: core.samples.chunk_starts.as_ref().map(|starts| (meters.chunks.get(), starts.len() as u64 - 1)),
             chunk_samples: meters.chunk_rows.get(),
             planned_amplification: self.facts.planned_amplification,
-            reads: meters.reads(),
             local_cache,
             cache: core.cache.as_deref().map(|cache: &PageCache| (cache.hits(), cache.misses())),
-            copies: (self.facts.plan.device_batches > 0).then(|| meters.device.copies(now)),
+            copies: (self.facts.plan.device_batches > 0 && !forked).then(|| meters.device.copies(now)),
             routes: self.facts.routes.clone(),
-            direct: self.facts.direct.as_ref().map(|reader| meters.device.direct(reader.mode())),
+            direct: self.facts.direct.as_ref().filter(|_| !forked).map(|reader| meters.device.direct(reader.mode())),
             origin: self.facts.before.origin(
-                &meters.reads(),
+                &reads,
                 meters.cached_bytes.get(),
                 meters.device.direct_bytes.get(),
                 network.as_ref().map_or(0, |network| network.bytes),
             ),
+            reads,
             network,
             verdict: Verdict::of(&self.snapshot()),
             plan: self.facts.plan.clone(),
             recovered: core.again.recovered(),
-            bad: self.ledger().ledger().clone(),
+            bad: self.bad(),
             leaked: storage::leaked() + runtime::abandoned() + crate::device::leaked(),
         }
     }

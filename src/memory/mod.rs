@@ -24,7 +24,7 @@ mod slot;
 pub use budget::Budget;
 pub(crate) use budget::{Lease, Part};
 pub use chunk::ChunkBuf;
-pub(crate) use process::Process;
+pub use process::Process;
 #[cfg(feature = "cuda")]
 pub(crate) use region::Pinned;
 pub(crate) use region::{Bytes as RegionBytes, Region, Withheld};

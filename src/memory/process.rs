@@ -6,17 +6,19 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Number of a process, distinct from those of all its ancestors.
+/// A process, distinct from all its ancestors: for wrappers of this crate that have locks of their own, which a forked
+/// child must not wait for.
 ///
-/// The kernel zeroes the number's page in a forked child (`MADV_WIPEONFORK`), so a check is one load. `getpid` would
+/// It is a number. The kernel zeroes the number's page in a forked child (`MADV_WIPEONFORK`), so a check is one load. `getpid` would
 /// cost a system call in each `next()` and each drop. The page also detects a child of a raw `clone`, which skips the
 /// handlers of `pthread_atfork`, and a child with its parent's pid in another pid namespace. Kernels before 4.14 refuse
 /// the advice; there the number is the pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Process(u64);
+pub struct Process(u64);
 
 impl Process {
-    pub(crate) fn current() -> Self {
+    /// The calling process.
+    pub fn current() -> Self {
         static WORD: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
         // Not wiped, so a child counts on from its parent's number.
         static LAST: AtomicU64 = AtomicU64::new(0);
@@ -32,12 +34,12 @@ impl Process {
     }
 
     /// Whether the calling process is a forked child of this one.
-    pub(crate) fn is_forked(self) -> bool {
+    pub fn is_forked(self) -> bool {
         self != Self::current()
     }
 
     /// Errors: [`ErrorKind::Forked`] in a forked child.
-    pub(crate) fn check(self) -> Result<()> {
+    pub fn check(self) -> Result<()> {
         if self.is_forked() {
             let message = "this process was forked after `build()` and lacks the loader's threads: build the loader in \
                            the child";

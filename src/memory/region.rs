@@ -5,9 +5,13 @@
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::sync::Hold;
 use memmap2::{Advice, MmapMut};
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// Size from which regions ask for huge pages: fewer TLB misses, and far fewer pages to pin for a device or io_uring.
 const HUGE_FROM: usize = 4 << 20;
@@ -24,8 +28,77 @@ pub(crate) struct Region {
     len: usize,
     id: u64,
     pin: OnceLock<Box<dyn Pinned>>,
-    /// Number of users that withhold the region from forked children.
-    withheld: Mutex<usize>,
+    /// Whether the user has the batch in it.
+    held: Arc<AtomicBool>,
+}
+
+/// A region that forked children do not inherit.
+struct Kept {
+    len: usize,
+    /// Number of users that withhold it.
+    users: usize,
+    held: Arc<AtomicBool>,
+}
+
+type AllKept = BTreeMap<usize, Kept>;
+
+/// By address. A thread that forks locks it meanwhile, so that it is whole in the child.
+static WITHHELD: Mutex<AllKept> = Mutex::new(BTreeMap::new());
+
+/// What a thread has while it forks: the lock, and copies of what the user holds.
+struct Forking {
+    withheld: MutexGuard<'static, AllKept>,
+    copies: Vec<(usize, MmapMut)>,
+}
+
+thread_local!(static FORKING: RefCell<Option<Forking>> = const { RefCell::new(None) });
+
+unsafe extern "C" {
+    fn pthread_atfork(before: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn()) -> c_int;
+}
+
+/// Copies the withheld regions that the user holds.
+///
+/// The child gets the copies, not the regions themselves: to inherit those, their pages would have to be copied by the
+/// fork, which only kernels from 5.12 on do, and only for pages that the device's driver has pinned by the right call.
+/// Else the parent's next write would move the page, and the device would go on with the old one.
+extern "C" fn before_fork() {
+    let withheld = WITHHELD.hold();
+    let held = withheld.iter().filter(|(_, kept)| kept.held.load(Ordering::Relaxed));
+    let copy = |(start, kept): (&usize, &Kept)| {
+        // Without memory for it, the child lacks the region.
+        let mut copy = Region::map(kept.len, "a forked child").ok()?;
+        let from = std::ptr::with_exposed_provenance::<u8>(*start);
+        // SAFETY: the region is mapped as long as it is listed, which the lock ensures, and the new mapping is as long.
+        // What the user's other threads write meanwhile may come torn, as from any fork.
+        unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), kept.len) };
+        Some((*start, copy))
+    };
+    let copies = held.filter_map(copy).collect();
+    let _ = FORKING.try_with(|forking| forking.replace(Some(Forking { withheld, copies })));
+}
+
+extern "C" fn in_parent() {
+    let _ = FORKING.try_with(RefCell::take);
+}
+
+/// Moves the copies to the places of the regions.
+extern "C" fn in_child() {
+    let Ok(Some(mut forking)) = FORKING.try_with(RefCell::take) else { return };
+    for (start, mut copy) in forking.copies.drain(..) {
+        let (at, from, len) = (start as *mut c_void, copy.as_mut_ptr().cast(), copy.len());
+        // It must not be unmapped.
+        std::mem::forget(copy);
+        // An earlier handler may have mapped something there; kernels before 4.17 then choose another place.
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: a new mapping, which replaces none.
+        if unsafe { mmap_anonymous(at, len, ProtFlags::empty(), flags) } == Ok(at) {
+            // SAFETY: replaces the mapping of the line above by the copy, which nobody else knows.
+            let _ = unsafe { mremap_fixed(from, len, len, MremapFlags::MAYMOVE, at) };
+        }
+    }
+    // The parent's regions are no matter of the child's forks.
+    forking.withheld.clear();
 }
 
 /// A device's registration of a region, for copies without the CPU.
@@ -50,7 +123,7 @@ impl Region {
         let (start, len) = (map.as_mut_ptr(), map.len());
         let start = NonNull::new(start).expect("a mapping is never at address 0");
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { map: Some(map), start, len, id, pin: OnceLock::new(), withheld: Mutex::new(0) })
+        Ok(Self { map: Some(map), start, len, id, pin: OnceLock::new(), held: Arc::default() })
     }
 
     fn map(len: usize, what: &str) -> Result<MmapMut> {
@@ -96,19 +169,34 @@ impl Region {
     /// Starts or ends withholding the region from forked children.
     ///
     /// A fork copies all pinned pages at once, because a page known to a device or the kernel cannot be copied on
-    /// write. A child that accesses a withheld region faults.
+    /// write. A child that accesses a withheld region faults, unless the user [held](Self::hold) it at the fork.
     fn withhold(&self, start: bool) {
-        let mut users = self.withheld.hold();
-        let advice = match (*users, start) {
+        static WATCHED: AtomicBool = AtomicBool::new(false);
+        if !cfg!(miri) && !WATCHED.swap(true, Ordering::Relaxed) {
+            // SAFETY: three functions that live as long as the program. Without memory for them, children lack the regions.
+            unsafe { pthread_atfork(before_fork, in_parent, in_child) };
+        }
+        let (mut all, address) = (WITHHELD.hold(), self.start.as_ptr().expose_provenance());
+        let new = || Kept { len: self.len, users: 0, held: self.held.clone() };
+        let kept = all.entry(address).or_insert_with(new);
+        let advice = match (kept.users, start) {
             (0, true) => Some(Advice::DontFork),
             (1, false) => Some(Advice::DoFork),
             _ => None,
         };
-        *users = if start { *users + 1 } else { users.saturating_sub(1) };
+        kept.users = if start { kept.users + 1 } else { kept.users.saturating_sub(1) };
+        if kept.users == 0 {
+            all.remove(&address);
+        }
         if let (Some(advice), Some(map), false) = (advice, &self.map, cfg!(miri)) {
             // A failure only makes forks slower.
             let _ = map.advise(advice);
         }
+    }
+
+    /// Whether the user has the region: a forked child gets a copy then.
+    pub(crate) fn hold(&self, held: bool) {
+        self.held.store(held, Ordering::Relaxed);
     }
 
     /// Bytes that a region of `len` takes: whole pages, or whole huge pages when large.
@@ -138,8 +226,11 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if self.pin.get().is_some_and(|pin| !pin.release()) {
-            std::mem::forget(self.map.take());
+        if let Some(pin) = self.pin.get() {
+            if !pin.release() {
+                std::mem::forget(self.map.take());
+            }
+            WITHHELD.hold().remove(&self.start.addr().get());
         }
     }
 }

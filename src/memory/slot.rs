@@ -393,6 +393,11 @@ impl Filled {
         &self.slot().times
     }
 
+    /// The user gets the batch.
+    pub(crate) fn hand_out(&self) {
+        self.slot().region.hold(true);
+    }
+
     /// Rows of the batch.
     pub(crate) fn rows(&self) -> usize {
         self.slot().rows.load(Ordering::Relaxed) as usize
@@ -522,6 +527,7 @@ impl Filled {
 impl Drop for Filled {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
+            slot.region.hold(false);
             let plan = slot.plan.clone();
             plan.hooks.free(FreeSlot(slot));
         }

@@ -1,6 +1,6 @@
 //! feedline's errors as Python's: the class of the kind (`feedline.errors`), with the whole line as message.
 
-use feedline::{Error, ErrorKind, Stage};
+use feedline::{Error, ErrorKind, Process, Stage};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -21,6 +21,11 @@ fn of_class(py: Python<'_>, kind: ErrorKind, message: &str) -> PyResult<PyErr> {
     })?;
     let class = classes.bind(py).as_any().get_item(kind.as_str())?;
     Ok(PyErr::from_value(class.call1((message,))?))
+}
+
+/// Errors: in a forked child of the process. First of all, as another thread may have had a lock at the fork.
+pub fn check(py: Python<'_>, process: Process) -> PyResult<()> {
+    process.check().map_err(|error| exception(py, &error))
 }
 
 /// A setting of this package that is not legal.

@@ -29,7 +29,7 @@ mod _native {
     #[pymodule_export]
     use crate::loader::{Epoch, Loader};
     #[pymodule_export]
-    use crate::python::leave;
+    use crate::python::{enter, leave};
     #[pymodule_export]
     use crate::tensor::Tensor;
 

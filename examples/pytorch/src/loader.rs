@@ -1,6 +1,6 @@
 //! The loader and its iterator as Python classes.
 
-use crate::error::{config, exception};
+use crate::error::{check, config, exception};
 use crate::given::Given;
 use crate::python::{self, Code, Declared};
 use crate::source::{Opened, Paths, Pictures, Source};
@@ -11,9 +11,10 @@ use feedline::dlpack::Tensors;
 use feedline::profile::{Change, Names, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{
-    BadSample, Batch, Device, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Result, Shard, State, Stop,
+    BadSample, Batch, Device, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Process, Result, Shard, State,
+    Stop,
 };
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
@@ -33,6 +34,7 @@ const LOOK: Duration = Duration::from_millis(100);
 #[pyclass(frozen, subclass, module = "feedline")]
 pub struct Loader {
     recipe: Recipe,
+    process: Process,
     /// Locked with the GIL only, and for no call.
     built: Mutex<Built>,
 }
@@ -67,7 +69,7 @@ impl Loader {
         })?;
         // Opening may read much of the dataset, and building takes memory: other threads go on meanwhile.
         let built = py.detach(|| recipe.build(shard)).map_err(|error| exception(py, &error))?;
-        Ok(Self { recipe, built: Mutex::new(built) })
+        Ok(Self { recipe, process: Process::current(), built: Mutex::new(built) })
     }
 
     /// The batches of epoch `epoch`, by default of the one that comes next; an iterator. Only one may be open at a time:
@@ -81,7 +83,7 @@ impl Loader {
         // One rank that leaves its loop alone would keep the others waiting in their next collective operation.
         let stop = settings.stop.clone().filter(|_| loader.shard().world() == 1);
         let (inner, next) = (Mutex::new(Some(inner)), Mutex::new(()));
-        Ok(Epoch { inner, next, code: code.clone(), ids: settings.ids, stop })
+        Ok(Epoch { inner, next, process: slf.get().process, code: code.clone(), ids: settings.ids, stop })
     }
 
     /// Where the run stands, after the last batch received, or `advance` batches into `epoch`: bytes (under 1 KiB) for a
@@ -109,8 +111,9 @@ impl Loader {
 
     /// Whether a signal of `stop_on_signals` arrived: finish the step, save, and leave.
     #[getter]
-    fn stop_requested(&self) -> bool {
-        self.recipe.settings.stop.as_ref().is_some_and(Stop::requested)
+    fn stop_requested(&self, py: Python<'_>) -> PyResult<bool> {
+        self._check_fork(py)?;
+        Ok(self.recipe.settings.stop.as_ref().is_some_and(Stop::requested))
     }
 
     /// Rank and world.
@@ -136,38 +139,40 @@ impl Loader {
 
     /// Ids of the first `count` samples of an epoch, in the order of all ranks together.
     fn _preview(&self, py: Python<'_>, epoch: u64, count: u64) -> PyResult<Vec<u64>> {
-        let loader = self.inner();
+        let loader = self.inner(py)?;
         py.detach(|| loader.preview(epoch, count)).map_err(|error| exception(py, &error))
     }
 
     /// What the loader did so far and what limits it, as text.
-    fn report(&self) -> String {
-        self.inner().report().to_string()
+    fn report(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.inner(py)?.report().to_string())
     }
 
     /// All measurements so far, as JSON.
-    fn _snapshot(&self) -> PyResult<String> {
-        serde_json::to_string(&self.inner().snapshot()).map_err(|error| PyValueError::new_err(error.to_string()))
+    fn _snapshot(&self, py: Python<'_>) -> PyResult<String> {
+        serde_json::to_string(&self.inner(py)?.snapshot()).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
     /// The predicted effect of a change, given and returned as JSON; None when nothing was measured yet.
-    fn _what_if(&self, change: &str) -> PyResult<Option<String>> {
+    fn _what_if(&self, py: Python<'_>, change: &str) -> PyResult<Option<String>> {
         let change: Change = serde_json::from_str(change).map_err(|error| PyTypeError::new_err(error.to_string()))?;
-        let Some(model) = WhatIf::from(&self.inner().snapshot()) else { return Ok(None) };
+        let Some(model) = WhatIf::from(&self.inner(py)?.snapshot()) else { return Ok(None) };
         let said = serde_json::to_string(&model.with(&change));
         said.map(Some).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
     /// The totals so far as text for Prometheus, with `name` as label.
     #[pyo3(signature = (name="train"))]
-    fn metrics(&self, name: &str) -> String {
-        prometheus(&[(self.names(name), &self.inner().snapshot())])
+    fn metrics(&self, py: Python<'_>, name: &str) -> PyResult<String> {
+        let loader = self.inner(py)?;
+        Ok(prometheus(&[(names(&loader, name), &loader.snapshot())]))
     }
 
     /// The last batches and the work of each thread as JSON for ui.perfetto.dev.
     #[pyo3(signature = (name="train"))]
-    fn trace(&self, name: &str) -> String {
-        trace(&self.inner().timeline(), &self.inner().snapshot(), self.names(name))
+    fn trace(&self, py: Python<'_>, name: &str) -> PyResult<String> {
+        let loader = self.inner(py)?;
+        Ok(trace(&loader.timeline(), &loader.snapshot(), names(&loader, name)))
     }
 
     /// The samples that could not be had and that others stand in for so far, each once, as it was the first time: a list of
@@ -191,19 +196,19 @@ impl Loader {
             dict.set_item("times", bad.times)?;
             Ok(dict)
         };
-        self.inner().ledger().samples.into_iter().map(entry).collect()
+        self.inner(py)?.ledger().samples.into_iter().map(entry).collect()
     }
 
     /// The fields of a batch: (name, element type, shape of one row). Where lengths vary the first size is the largest,
     /// and the batch has the true ones under `name + ".lens"`.
     fn spec<'py>(&self, py: Python<'py>) -> PyResult<Vec<(String, &'static str, Bound<'py, PyTuple>)>> {
-        let spec = self.inner().spec();
+        let spec = self.inner(py)?.spec();
         spec.iter().map(|f| Ok((f.name().to_string(), f.dtype().name(), PyTuple::new(py, f.dims())?))).collect()
     }
 
     /// Whether the lengths of a field vary: then the batch has them under `name + ".lens"`.
-    fn varies(&self, name: &str) -> bool {
-        self.inner().spec().iter().any(|field| field.name() == name && field.is_up_to())
+    fn varies(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        Ok(self.inner(py)?.spec().iter().any(|field| field.name() == name && field.is_up_to()))
     }
 
     /// Where batches are handed out, as `torch.device` takes it: "cpu" or "cuda:N".
@@ -215,8 +220,8 @@ impl Loader {
 
     /// The epoch of the batch that comes next.
     #[getter]
-    fn next_epoch(&self) -> u64 {
-        self.inner().next_epoch()
+    fn next_epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.inner(py)?.next_epoch())
     }
 
     /// Batches of one epoch.
@@ -224,8 +229,13 @@ impl Loader {
         Ok(usize::try_from(Self::settled(slf)?.batches_per_epoch()).unwrap_or(usize::MAX))
     }
 
-    fn __repr__(&self) -> String {
-        format!("{:?}", self.inner())
+    fn __repr__(&self, py: Python<'_>) -> String {
+        self.inner(py).map_or_else(|_| "Loader of the parent process".into(), |loader| format!("{loader:?}"))
+    }
+
+    /// Raises in a forked child.
+    fn _check_fork(&self, py: Python<'_>) -> PyResult<()> {
+        check(py, self.process)
     }
 }
 
@@ -234,13 +244,16 @@ impl Loader {
         self.built.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn inner(&self) -> Arc<feedline::Loader> {
-        self.built().loader.clone().expect("it is there until the drop")
+    fn inner(&self, py: Python<'_>) -> PyResult<Arc<feedline::Loader>> {
+        self._check_fork(py)?;
+        let again = || PyRuntimeError::new_err("another thread builds this loader again, for the ranks of the process");
+        self.built().loader.clone().ok_or_else(again)
     }
 
     /// The loader of this process's rank, which does not change from here on.
     fn settled(slf: &Bound<'_, Self>) -> PyResult<Arc<feedline::Loader>> {
         let (py, own) = (slf.py(), slf.get());
+        own._check_fork(py)?;
         let found = match own.recipe.settings.shard {
             Some(ShardArg::From(_)) => slf.call_method0("_ranks")?.extract()?,
             _ => None,
@@ -251,7 +264,7 @@ impl Loader {
         let same = (now.rank(), now.world()) == (shard.rank(), shard.world()) || (told && found.is_none());
         if same {
             own.built().told = true;
-            return Ok(own.inner());
+            return own.inner(py);
         }
         if told {
             let message = format!(
@@ -275,12 +288,12 @@ impl Loader {
                 return Err(exception(py, &error));
             }
         };
-        Ok(own.inner())
+        own.inner(py)
     }
+}
 
-    fn names<'a>(&self, name: &'a str) -> Names<'a> {
-        Names::new(name, self.inner().shard().rank())
-    }
+fn names<'a>(loader: &feedline::Loader, name: &'a str) -> Names<'a> {
+    Names::new(name, loader.shard().rank())
 }
 
 impl Drop for Loader {
@@ -340,6 +353,7 @@ pub struct Epoch {
     inner: Mutex<Option<feedline::Epoch>>,
     /// Whose turn it is next: a thread that waits again and again must not keep the others out.
     next: Mutex<()>,
+    process: Process,
     code: Arc<Code>,
     ids: bool,
     /// Ends the loop after a whole batch.
@@ -373,6 +387,7 @@ impl Epoch {
         py: Python<'_>,
         mut f: impl FnMut(&mut Option<feedline::Epoch>) -> Poll<T> + Send,
     ) -> PyResult<T> {
+        check(py, self.process)?;
         loop {
             if let Poll::Ready(out) = py.detach(|| f(&mut self.lock())) {
                 return Ok(out);
@@ -384,8 +399,8 @@ impl Epoch {
 
 #[pymethods]
 impl Epoch {
-    fn __iter__(slf: Py<Self>) -> Py<Self> {
-        slf
+    fn __iter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
+        check(slf.py(), slf.process).map(|()| slf)
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
@@ -413,13 +428,14 @@ impl Epoch {
         })
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
+    fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
+        check(slf.py(), slf.process).map(|()| slf)
     }
 
     #[pyo3(signature = (*_error))]
     fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyTuple>) -> PyResult<()> {
-        self.close(py)
+        // In a forked child nothing is open, and what ends the block, such as `sys.exit`, must get through.
+        if self.process.is_forked() { Ok(()) } else { self.close(py) }
     }
 }
 

@@ -89,8 +89,10 @@ fn gone() -> Error {
     Error::new(ErrorKind::Cancelled, Stage::Map, "Python is ending: its code can no longer be called")
 }
 
-/// Notes the process, in which [`leave`] may wait.
+/// Notes the process, in which [`leave`] may wait. Again in a forked child, which has none of the workers inside.
+#[pyfunction(name = "_enter")]
 pub fn enter() {
+    INSIDE.store(0, Ordering::SeqCst);
     PROCESS.store(std::process::id(), Ordering::SeqCst);
 }
 
@@ -103,7 +105,7 @@ pub fn has_left() -> bool {
 #[pyfunction(name = "_leave")]
 pub fn leave(py: Python<'_>) {
     LEFT.store(true, Ordering::SeqCst);
-    // A forked child has none of the workers that its copy of the count knows.
+    // A child of a bare fork has none of the workers that its copy of the count knows.
     if PROCESS.load(Ordering::SeqCst) != std::process::id() {
         return;
     }

@@ -10,10 +10,10 @@
 
 #![allow(unsafe_code)]
 
-use crate::error::exception;
+use crate::error::{check, exception};
 use crate::stream::Handle;
-use feedline::ErrorKind;
 use feedline::dlpack::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, Dlpack};
+use feedline::{ErrorKind, Process};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -36,6 +36,7 @@ const LEGACY: &CStr = c"dltensor";
 pub struct Tensor {
     /// `None` once it was handed over.
     dlpack: Mutex<Option<Dlpack>>,
+    process: Process,
     shape: Vec<i64>,
     dtype: &'static str,
     device: (i32, i32),
@@ -49,11 +50,13 @@ impl Tensor {
             dtype: dlpack.dtype().name(),
             device: (device_type, device_id),
             dlpack: Mutex::new(Some(dlpack)),
+            process: Process::current(),
         }
     }
 
-    fn place(&self) -> MutexGuard<'_, Option<Dlpack>> {
-        self.dlpack.lock().unwrap_or_else(PoisonError::into_inner)
+    fn place(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Option<Dlpack>>> {
+        check(py, self.process)?;
+        Ok(self.dlpack.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn on_host(&self) -> bool {
@@ -61,7 +64,7 @@ impl Tensor {
     }
 
     /// What has to be said no to before anything is given away.
-    fn check(&self, stream: Option<i64>, device: Option<(i32, i32)>, copy: Option<bool>) -> PyResult<()> {
+    fn refuse(&self, stream: Option<i64>, device: Option<(i32, i32)>, copy: Option<bool>) -> PyResult<()> {
         let no = |message: String| Err(PyBufferError::new_err(message));
         if stream.is_some() && self.on_host() {
             return no("the tensor lies in host memory, where no stream has a meaning: stream must be None".into());
@@ -105,10 +108,10 @@ impl Tensor {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        self.check(stream, dl_device, copy)?;
+        self.refuse(stream, dl_device, copy)?;
         let stream = if self.on_host() { None } else { Handle::of_dlpack(stream)? };
         let versioned = max_version.is_some_and(|(major, _)| major >= 1);
-        let mut place = self.place();
+        let mut place = self.place(py)?;
         let dlpack = place.as_ref().ok_or_else(taken)?;
         if !versioned && dlpack.read_only() {
             return Err(PyBufferError::new_err("the tensor is read-only, which only DLPack 1.0 can say"));
@@ -123,7 +126,7 @@ impl Tensor {
     /// and the memory is used again only behind the work that it was given until the last tensor of the batch is gone. A
     /// handle, or a stream of torch, CuPy, cuda.core; it must live until then. `BufferError` once the tensor was taken.
     fn bind(&self, py: Python<'_>, stream: Handle) -> PyResult<()> {
-        let place = self.place();
+        let place = self.place(py)?;
         let dlpack = place
             .as_ref()
             .ok_or_else(|| PyBufferError::new_err("this tensor was handed over: bind streams before it is taken"))?;
@@ -149,13 +152,13 @@ impl Tensor {
 
     /// Whether it was handed over.
     #[getter]
-    fn taken(&self) -> bool {
-        self.place().is_none()
+    fn taken(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.place(py)?.is_none())
     }
 
-    fn __repr__(&self) -> String {
+    fn __repr__(&self, py: Python<'_>) -> String {
         let place = if self.on_host() { String::new() } else { format!(" on cuda:{}", self.device.1) };
-        let taken = if self.taken() { ", taken" } else { "" };
+        let taken = self.taken(py).map_or(", of the parent process", |taken| if taken { ", taken" } else { "" });
         format!("Tensor({} {:?}{place}{taken})", self.dtype, self.shape)
     }
 }

@@ -176,19 +176,19 @@ fn span(headers: &HeaderMap) -> Option<u64> {
 pub(super) struct Connector {
     /// Whether redirects are followed. A redirected request of a bucket would lack its signature.
     pub(super) follow: bool,
+    /// The client of all such connectors of the process.
+    pub(super) shared: &'static OnceLock<reqwest::Client>,
 }
 
 impl HttpConnector for Connector {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        let client = client(self.follow)
+        let client = client(self.follow, self.shared)
             .map_err(|error| object_store::Error::Generic { store: "HTTP", source: error.into() })?;
         Ok(HttpClient::new(Service(client)))
     }
 }
 
-fn client(follow: bool) -> Result<reqwest::Client> {
-    static CLIENTS: [OnceLock<reqwest::Client>; 2] = [OnceLock::new(), OnceLock::new()];
-    let shared = &CLIENTS[usize::from(follow)];
+fn client(follow: bool, shared: &OnceLock<reqwest::Client>) -> Result<reqwest::Client> {
     if let Some(client) = shared.get() {
         return Ok(client.clone());
     }

@@ -22,7 +22,7 @@
 //! * Messages name store, key, range, status and request id. They never hold a query, a header or a credential.
 //!
 //! Threads: a runtime of two threads for all loaders of the process (`feedline-net`), and one more while the command of a
-//! profile runs. A forked child gets an error.
+//! profile runs. A forked child has its own.
 
 mod credentials;
 mod fetch;

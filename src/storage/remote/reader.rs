@@ -72,7 +72,7 @@ pub(crate) type Keep = Box<dyn Fn(&Extent, &[u8]) + Send + Sync>;
 impl Remote {
     /// A reader for the objects of `sources`. `files`: wakes the driver, which sleeps in another reader.
     ///
-    /// Errors: [`ErrorKind::Forked`]; [`ErrorKind::Io`] if the system refuses threads.
+    /// Errors: [`ErrorKind::Io`] if the system refuses threads.
     pub(crate) fn start(
         sources: Arc<Sources>,
         options: &ReaderOptions,

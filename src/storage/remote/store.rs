@@ -6,6 +6,7 @@ use super::limit::Limit;
 use super::profile::Profile;
 use super::url::{Scheme, Url};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::Process;
 use crate::meter::NetworkMeter;
 use crate::storage::meta::Meta;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -49,25 +50,53 @@ pub(crate) struct Object {
     pub(super) meter: Option<Arc<NetworkMeter>>,
 }
 
-/// The runtime of all stores. Errors: [`ErrorKind::Forked`] in a forked child, which has none of its threads.
-pub(super) fn runtime() -> Result<&'static Runtime> {
-    static RUNTIME: OnceLock<(u32, Runtime)> = OnceLock::new();
-    let started = match RUNTIME.get() {
-        Some(started) => started,
-        None => {
-            let mut builder = tokio::runtime::Builder::new_multi_thread();
-            let built = builder.worker_threads(THREADS).thread_name("feedline-net").enable_all().build();
-            let built = built.map_err(|source| Error::os(Stage::Build, "cannot start the network threads", source))?;
-            RUNTIME.get_or_init(|| (std::process::id(), built))
+/// What all stores of a process share.
+struct Net {
+    process: Process,
+    runtime: OnceLock<Runtime>,
+    /// Without and with redirects.
+    clients: [OnceLock<reqwest::Client>; 2],
+    /// Two datasets of one bucket share its connections and its limit.
+    stores: Mutex<BTreeMap<String, Arc<Store>>>,
+    /// Options of stores beside those of the environment.
+    options: Mutex<BTreeMap<String, Options>>,
+    /// That of a forked child.
+    next: OnceLock<Box<Net>>,
+}
+
+/// The calling process's own. A forked child has none of its parent's threads, and its connections and locks may be in use:
+/// all it takes over are options.
+fn net() -> &'static Net {
+    static FIRST: OnceLock<Box<Net>> = OnceLock::new();
+    let (mut place, mut parent) = (&FIRST, None::<&Net>);
+    loop {
+        let options = || Some(parent?.options.try_lock().ok()?.clone());
+        let new = || Net {
+            process: Process::current(),
+            runtime: OnceLock::new(),
+            clients: [OnceLock::new(), OnceLock::new()],
+            stores: Mutex::default(),
+            options: Mutex::new(options().unwrap_or_default()),
+            next: OnceLock::new(),
+        };
+        let net = place.get_or_init(|| Box::new(new()));
+        if !net.process.is_forked() {
+            return net;
         }
-    };
-    match started.0 == std::process::id() {
-        true => Ok(&started.1),
-        false => {
-            let message = "the process was forked after it read from an object store; start workers by `spawn`";
-            Err(Error::new(ErrorKind::Forked, Stage::Read, message))
-        }
+        (place, parent) = (&net.next, Some(&**net));
     }
+}
+
+/// The runtime of all stores.
+pub(super) fn runtime() -> Result<&'static Runtime> {
+    let shared = &net().runtime;
+    if let Some(runtime) = shared.get() {
+        return Ok(runtime);
+    }
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let built = builder.worker_threads(THREADS).thread_name("feedline-net").enable_all().build();
+    let built = built.map_err(|source| Error::os(Stage::Build, "cannot start the network threads", source))?;
+    Ok(shared.get_or_init(|| built))
 }
 
 /// Runs a request on the network threads and waits for it, from any thread: also from one of another runtime.
@@ -87,25 +116,24 @@ pub(super) fn lost() -> Error {
 /// Settings beside those of the environment: names and values.
 pub(super) type Options = Vec<(String, String)>;
 
-/// All stores of the process. Two datasets of one bucket share its connections and its limit.
-static STORES: Mutex<BTreeMap<String, Arc<Store>>> = Mutex::new(BTreeMap::new());
-
 pub(super) fn store(url: &Url) -> Result<Arc<Store>> {
-    let name = url.store();
-    let mut stores = lock(&STORES);
+    let (net, name) = (net(), url.store());
+    let mut stores = lock(&net.stores);
     if let Some(store) = stores.get(&name) {
         return Ok(store.clone());
     }
-    let store = Arc::new(Store::open(url, name.clone(), &Vec::new())?);
+    let options = lock(&net.options).get(&name).cloned().unwrap_or_default();
+    let store = Arc::new(Store::open(url, name.clone(), &options)?);
     stores.insert(name, store.clone());
     Ok(store)
 }
 
 /// Replaces a store by one with these options, for all opens and reads after this.
 pub(crate) fn configure(name: &str, options: Options) -> Result<()> {
-    let url = Url::parse(Path::new(name))?;
+    let (net, url) = (net(), Url::parse(Path::new(name))?);
     let store = Arc::new(Store::open(&url, url.store(), &options)?);
-    lock(&STORES).insert(url.store(), store);
+    lock(&net.stores).insert(url.store(), store);
+    lock(&net.options).insert(url.store(), options);
     Ok(())
 }
 
@@ -118,7 +146,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Adds options to a builder of buckets. A redirected request would lack its signature.
 macro_rules! bucket {
     ($builder:expr, $options:expr) => {{
-        let connector = Connector { follow: false };
+        let connector = Connector { follow: false, shared: &net().clients[0] };
         let builder = $builder.with_client_options(plain()).with_retry(no_retries()).with_http_connector(connector);
         $options.iter().try_fold(builder, |builder, (key, value)| {
             key.parse().map(|key| builder.with_config(key, value)).map_err(refused)
@@ -187,8 +215,10 @@ impl Store {
             let message = format!("an HTTP server has no option {name:?}");
             return Err(Error::new(ErrorKind::Config, Stage::Index, message));
         }
+        let follow = url.scheme.is_http();
+        let connector = Connector { follow, shared: &net().clients[usize::from(follow)] };
         let builder = HttpBuilder::new().with_url(name).with_client_options(plain()).with_retry(no_retries());
-        let store = builder.with_http_connector(Connector { follow: url.scheme.is_http() }).build().map_err(refused)?;
+        let store = builder.with_http_connector(connector).build().map_err(refused)?;
         Ok(Client { reads: Arc::new(store), lists: None, credentials: None })
     }
 

@@ -5,6 +5,7 @@ use super::denied::denied_here;
 use super::set::Set;
 use super::sys::{Forked, forked, forked_at_work, interrupt, over};
 use crate::common::{Dir, READERS, rows};
+use feedline::profile::{Snapshot, Timeline};
 use feedline::{Batch, Epoch, Error, ErrorKind, Loader};
 use rustix::process::{Signal, kill_process};
 use std::time::{Duration, Instant};
@@ -84,6 +85,7 @@ pub fn use_a_loader_in_a_fork(given: &Given) {
     let fork = forked_at_work(|| {
         let begun = Instant::now();
         let (loader, epoch, batch) = had.take().unwrap();
+        check(&batch, given);
         check_that_a_fork_is_told(loader, epoch, batch);
         say("in_fork_ms", begun.elapsed().as_millis());
         let own = given.builder(&set).unwrap().build().unwrap();
@@ -120,6 +122,13 @@ fn check_that_a_fork_is_told(loader: Loader, mut epoch: Epoch, batch: Batch) {
     told(loader.ceiling(1).unwrap_err());
     told(loader.ready().unwrap_err());
     told(loader.state().unwrap_err());
+    told(loader.preview(0, 1).unwrap_err());
+    // What cannot say so has nothing to tell, and waits for no lock.
+    let (nothing, report) = (Snapshot::default(), epoch.report());
+    assert_eq!((loader.snapshot(), loader.timeline(), loader.next_epoch()), (nothing, Timeline::default(), 0));
+    assert!(
+        loader.ledger().samples.is_empty() && !report.to_string().is_empty() && !loader.report().to_string().is_empty()
+    );
     drop(epoch);
     told(loader.epoch(1).unwrap_err());
     drop(batch);

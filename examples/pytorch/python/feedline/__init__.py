@@ -12,11 +12,12 @@
 """
 
 import atexit as _atexit
+import os as _os
 
 from . import errors
 from ._code import BatchArrays, PythonCostWarning
 from ._loader import Epoch, Loader
-from ._native import Tensor, _leave
+from ._native import Tensor, _enter, _leave
 from ._tensors import Batch, to_jax, to_numpy, to_torch
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
 
 # Threads that call Python functions must be out of the interpreter before it ends.
 _atexit.register(_leave)
+_os.register_at_fork(after_in_child=_enter)
 
 #: Mean and standard deviation of ImageNet's pictures, as pretrained models expect: `normalize=IMAGENET`.
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

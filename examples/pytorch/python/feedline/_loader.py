@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, Iterator, Li
 from . import _code, _html, _signals
 from ._native import Loader as _Native
 from ._tensors import Batch
-from .errors import BatchesHeldError, EpochLiveError
+from .errors import BatchesHeldError, EpochLiveError, ForkedError
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -181,6 +182,7 @@ class Epoch(Generic[Out]):
         self._native = None if number is None else loader._open(self, number)
 
     def __iter__(self) -> Self:
+        self._loader._check_fork()
         return self
 
     def __next__(self) -> Out:
@@ -214,6 +216,7 @@ class Epoch(Generic[Out]):
         return len(self._opened())
 
     def _opened(self) -> Any:
+        self._loader._check_fork()
         if self._native is None:
             with self._loader._opening:
                 if self._native is None:
@@ -228,15 +231,19 @@ class Epoch(Generic[Out]):
 
     def close(self) -> None:
         """Ends it, so that the next epoch can start. Batches that were handed out stay."""
+        self._loader._check_fork()
         if self._native is not None:
             self._native.close()
         self._loader._leave(self)
 
     def __enter__(self) -> Self:
+        self._loader._check_fork()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.close()
+        # In a forked child nothing is open, and what ends the block, such as `sys.exit`, must get through.
+        with contextlib.suppress(ForkedError):
+            self.close()
 
 
 class Sampler:
@@ -381,6 +388,7 @@ class Loader(_Native, Generic[Out]):
     # Iteration
 
     def __iter__(self) -> Iterator[Out]:
+        self._check_fork()
         return Epoch(self)
 
     def epoch(self, epoch: int | None = None) -> Epoch[Out]:
@@ -396,6 +404,7 @@ class Loader(_Native, Generic[Out]):
 
         Behind the last batch of an epoch it is the next one when the loop has ended, as after `break`.
         """
+        self._check_fork()
         if self._is_chosen():
             return self._upcoming()
         return super().next_epoch if self._behind is None else self._behind
@@ -446,6 +455,7 @@ class Loader(_Native, Generic[Out]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next loop is this epoch: what is left of it if the loaded state is in it or behind it, else all of it."""
+        self._check_fork()
         if epoch < 0:
             raise ValueError(f"epoch {epoch}: epochs are counted from 0")
         self._next, self._chosen = epoch, True
@@ -471,6 +481,7 @@ class Loader(_Native, Generic[Out]):
     @property
     def sampler(self) -> Sampler:
         """For frameworks that call `loader.sampler.set_epoch`."""
+        self._check_fork()
         return Sampler(self)
 
     @property
@@ -560,6 +571,7 @@ class Loader(_Native, Generic[Out]):
 
     def close(self) -> None:
         """Ends the open epoch, if there is one: its iterator raises. The loader can go on."""
+        self._check_fork()
         self._supersede("close: one can be open")
 
     def _ended(self, epoch: Epoch[Out]) -> None:
@@ -586,10 +598,12 @@ class Loader(_Native, Generic[Out]):
         raise TypeError("a loader has threads and is not pickled or copied: build it in the process that uses it")
 
     def __enter__(self) -> Self:
+        self._check_fork()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.close()
+        with contextlib.suppress(ForkedError):
+            self.close()
 
     # Sources
 

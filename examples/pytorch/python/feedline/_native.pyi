@@ -4,8 +4,9 @@ from typing_extensions import Self, disjoint_base
 
 from ._tensors import Batch
 
-__all__ = ["Epoch", "Loader", "Tensor", "_leave"]
+__all__ = ["Epoch", "Loader", "Tensor", "_enter", "_leave"]
 
+def _enter() -> None: ...
 def _leave() -> None: ...
 
 @disjoint_base
@@ -27,6 +28,7 @@ class Loader:
     def trace(self, name: str = "train") -> str:
         """The last batches and the work of each thread as JSON for ui.perfetto.dev."""
 
+    def _check_fork(self) -> None: ...
     def _snapshot(self) -> str: ...
     def _what_if(self, change: str) -> str | None: ...
     def bad_samples(self) -> list[dict[str, Any]]:
