@@ -703,11 +703,10 @@ fn union(folder: &Path, attempts: &[Attempt], expected: &[Entry]) -> Anyhow<Vec<
     Ok(union)
 }
 
-/// The samples of all ranks in the order of the epoch: sample k of rank r is number k × world + r.
+/// The samples of all ranks in the order of the epoch: those of a rank are consecutive.
 fn together<'a>(ranks: impl Iterator<Item = &'a Entry>) -> Entry {
     let ranks: Vec<&Entry> = ranks.collect();
-    let most = ranks.iter().map(|entry| entry.samples.len()).max().unwrap_or(0);
-    let samples = (0..most).flat_map(|k| ranks.iter().filter_map(move |entry| entry.samples.get(k).copied())).collect();
+    let samples = ranks.iter().flat_map(|entry| entry.samples.iter().copied()).collect();
     Entry { step: ranks[0].step, epoch: ranks[0].epoch, samples }
 }
 

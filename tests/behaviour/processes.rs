@@ -49,6 +49,8 @@ struct Scenario {
     /// Number of samples, per chunk for data in chunks.
     rows: &'static [u64],
     order: fn() -> Order,
+    /// It has lanes.
+    in_turn: bool,
     last: LastBatch,
     global: u64,
     epochs: u64,
@@ -63,6 +65,7 @@ const SHUFFLED: Scenario = Scenario {
     name: "shuffled",
     rows: &[245],
     order: || Order::shuffled(3),
+    in_turn: false,
     last: LastBatch::Keep,
     global: 24,
     epochs: 4,
@@ -73,6 +76,7 @@ const WINDOWED: Scenario = Scenario {
     name: "windowed",
     rows: &[7, 1, 0, 40, 13, 13, 64, 2, 5, 30, 30, 30],
     order: || Order::windowed(4, 2).lanes(8),
+    in_turn: true,
     last: LastBatch::Keep,
     global: 16,
     epochs: 3,
@@ -84,6 +88,7 @@ const SEQUENTIAL: Scenario = Scenario {
     name: "sequential",
     rows: &[31],
     order: Order::sequential,
+    in_turn: false,
     last: LastBatch::Drop,
     global: 12,
     epochs: 25,
@@ -94,6 +99,7 @@ const FILLED: Scenario = Scenario {
     name: "filled",
     rows: &[100],
     order: || Order::shuffled(9),
+    in_turn: false,
     last: LastBatch::Pad,
     global: 9,
     epochs: 4,
@@ -105,6 +111,7 @@ const ALONE: Scenario = Scenario {
     name: "alone",
     rows: &[50],
     order: || Order::shuffled(1),
+    in_turn: false,
     last: LastBatch::Keep,
     global: 3,
     epochs: 4,
@@ -135,6 +142,18 @@ impl Scenario {
             rows => Loader::builder(Chunks::open(&path, rows, RECORD)),
         };
         builder.order((self.order)()).global_batch(self.global).last_batch(self.last)
+    }
+
+    /// The rows of a rank, of those of all ranks.
+    fn rows_of<T: Clone>(&self, all: &[T], rank: usize, world: usize) -> Vec<T> {
+        if self.in_turn {
+            return all.iter().skip(rank).step_by(world).cloned().collect();
+        }
+        // A smaller batch has equally many rows on every rank, before blank ones.
+        let full = all.len() as u64 == self.global;
+        let (each, more) = if full { (all.len() / world, all.len() % world) } else { (all.len().div_ceil(world), 0) };
+        let start = rank * each + rank.min(more);
+        all.iter().skip(start).take(each + usize::from(rank < more)).cloned().collect()
     }
 
     /// Rows of each step of an uninterrupted run: the order's ids, and the file's bytes.
@@ -562,14 +581,14 @@ impl Run {
                 assert!(numbers.eq(from + 1..=from + log.len() as u64), "world {attempt}, rank {rank}: steps");
                 let done_again = log.iter().filter(|entry| entry.step > kept);
                 for entry in done_again {
-                    let rows = expected[entry.step as usize - 1].rows.iter().skip(rank).step_by(*world as usize);
-                    assert!(entry.rows.iter().eq(rows), "world {attempt}, rank {rank}, step {}", entry.step);
+                    let rows = self.scenario.rows_of(&expected[entry.step as usize - 1].rows, rank, *world as usize);
+                    assert_eq!(entry.rows, rows, "world {attempt}, rank {rank}, step {}", entry.step);
                 }
             }
             for step in 0..(kept - from) as usize {
                 let entries: Vec<&Step> =
                     logs.iter().map(|log| log.get(step).expect("a saved state stands for steps of all")).collect();
-                union.push(together(&entries));
+                union.push(together(&entries, self.scenario.in_turn));
             }
         }
         let difference = expected.iter().zip(&union).find(|(expected, found)| expected != found);
@@ -583,10 +602,13 @@ impl Run {
     }
 }
 
-/// The rows of all ranks in their order: row k of rank r is number k × world + r.
-fn together(entries: &[&Step]) -> Step {
+/// The rows of all ranks in their order: those of a rank are consecutive, but in lanes ranks take turns.
+fn together(entries: &[&Step], in_turn: bool) -> Step {
     let Step { step, epoch, .. } = *entries[0];
     assert!(entries.iter().all(|entry| (entry.step, entry.epoch) == (step, epoch)));
+    if !in_turn {
+        return Step { step, epoch, rows: entries.iter().flat_map(|entry| entry.rows.clone()).collect() };
+    }
     let (mut rows, most) = (Vec::new(), entries.iter().map(|entry| entry.rows.len()).max().unwrap());
     for row in 0..most {
         rows.extend(entries.iter().filter_map(|entry| entry.rows.get(row).cloned()));

@@ -439,15 +439,15 @@ fn micro_batches_cover_a_batch_exactly() {
 
 #[test]
 fn the_last_parts_of_a_masked_batch_hold_no_sample() {
-    // 5 samples are left for the second batch: 3 for rank 0, in 10 rows.
-    for (last, ids) in [(LastBatch::Mask, [u64::MAX; 2]), (LastBatch::Pad, [11, 13])] {
-        let run = Run::new(&Data::memory(25, 4), Naive::Sequential { lanes: 1 });
+    // 3 samples are left for the second batch, all for rank 0, in 10 rows.
+    for (last, ids) in [(LastBatch::Mask, [u64::MAX; 2]), (LastBatch::Pad, [5, 6])] {
+        let run = Run::new(&Data::memory(23, 4), Naive::Sequential { lanes: 1 });
         let loader = &(Ranks { global: 20, last, world: 2 }).build(&run, &mut Draws::new(1, 0, 0, ""))[0];
         let batch = loader.epoch(0).unwrap().last().unwrap().unwrap();
         assert_eq!((batch.len(), batch.valid()), (10, 3));
         let valid: Vec<usize> = batch.micro(5).unwrap().map(|micro| micro.valid()).collect();
         assert_eq!(valid, [2, 1, 0, 0, 0]);
-        // The last two rows of rank 0 stand at positions 36 and 38 of 25.
+        // The last two rows of rank 0 stand at positions 28 and 29 of 23.
         assert_eq!(batch.micro(5).unwrap().last().unwrap().ids(), ids);
     }
 }

@@ -139,6 +139,14 @@ def tells(of, name):
     return f"gave {got!r}"
 
 
+def raises(ask):
+    try:
+        ask()
+    except ForkedError:
+        return True
+    return False
+
+
 def all_tell(things):
     """The work of a child: every attribute of every thing."""
 
@@ -222,6 +230,9 @@ def test_each_call_is_told_at_each_moment(records, reader):
     loader = opened(path, reader=reader, slots=12)
     sampler, later = loader.sampler, iter(loader)
     check([loader, sampler, later])
+    batches, samples = loader.batch_sampler, loader.dataset
+    for ask in (lambda: len(batches), lambda: list(batches), lambda: len(samples), lambda: samples.__getitems__([0])):
+        check([], lambda _, ask=ask: {} if raises(ask) else {"of a sampler": "gave an answer"})
     epoch = loader.epoch(0)
     native = epoch._native
     check([loader, sampler, later, epoch, native])
