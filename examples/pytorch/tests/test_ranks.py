@@ -1,0 +1,168 @@
+"""Ranks that show up after the loader was built, and what frameworks ask of a loader.
+
+    pytest examples/pytorch/tests/test_ranks.py
+"""
+
+import numpy as np
+import pytest
+
+import feedline
+import feedline.numpy
+
+COUNT, BATCH = 101, 16
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "records.bin"
+    np.arange(COUNT, dtype=np.int64).tofile(path)
+    return path
+
+
+def loader(path, **settings):
+    return feedline.numpy.records(path, record_bytes=8, **{"batch_size": BATCH, **settings})
+
+
+def rows(batches):
+    return [batch["record"].view(np.int64)[:, 0].tolist() for batch in batches]
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """Gives this process a rank, as torch.distributed does; None ends the group."""
+
+    def be(ranks):
+        monkeypatch.setattr(feedline.numpy.Loader, "_ranks", classmethod(lambda _: ranks))
+
+    return be
+
+
+USES = {
+    "len": len,
+    "state_dict": lambda loader: loader.state_dict(),
+    "batch_size": lambda loader: loader.batch_size,
+    "dataset": lambda loader: len(loader.dataset),
+    "sampler": lambda loader: len(loader.sampler),
+    "shard": lambda loader: loader.shard,
+    "device": lambda loader: loader.device,
+    "a batch": lambda loader: next(iter(loader)),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_world_that_differs_from_the_one_that_was_told_is_an_error_on_every_rank(data, group, use):
+    for rank in range(2):
+        group(None)
+        early = loader(data)
+        USES[use](early)
+        group((rank, 2))
+        for later in USES.values():
+            with pytest.raises(feedline.errors.ConfigError, match=rf"as rank 0 of 1; now this process is rank {rank} of 2.*shard="):
+                later(early)
+
+
+def test_ranks_are_asked_for_when_they_are_needed(data, group):
+    ranks = []
+    for rank in range(2):
+        group(None)
+        late = loader(data, memory_budget=1 << 20)
+        late.spec(), late.report(), repr(late), late.set_epoch(0)
+        group((rank, 2))
+        assert late.shard == (rank, 2) and len(late) == 4
+        ranks.append(rows(late))
+        # A group that ended says nothing of the ranks.
+        group(None)
+        assert len(late) == 4 and len(rows(late)) == 4
+    gathered = [id for pair in zip(*ranks) for part in pair for id in part]
+    assert gathered[:COUNT] == list(range(COUNT))
+
+
+def test_a_given_rank_is_not_asked_for(data, group):
+    given, alone = loader(data, shard=(1, 3)), loader(data, shard=None)
+    group((0, 2))
+    assert given.shard == (1, 3) and alone.shard == (0, 1) and len(rows(alone)) == 7
+
+
+def test_variables_that_contradict_each_other_count_when_a_rank_is_needed(data, group, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    early, late = loader(data), loader(data)
+    with pytest.raises(feedline.errors.ConfigError, match="RANK=1 is set but WORLD_SIZE is not"):
+        len(early)
+    group((1, 2))
+    assert late.shard == (1, 2)
+
+
+def test_a_loader_that_does_not_fit_its_ranks_says_so_each_time(data, group):
+    late = loader(data, last_batch="mask", ids=True, batch_size=None, global_batch=2)
+    group((1, 3))
+    for _ in range(2):
+        with pytest.raises(feedline.errors.ConfigError, match="a global batch of 2 for 3 ranks"):
+            next(iter(late))
+    group((1, 2))
+    assert late.shard == (1, 2)
+
+
+def test_it_has_what_frameworks_ask_of_a_dataloader(data):
+    run = loader(data, shuffle=3)
+    assert (run.batch_size, run.drop_last, len(run.dataset), len(run.sampler), run.num_workers) == (16, False, 101, 101, 0)
+    assert loader(data, last_batch="drop").drop_last and len(loader(data, shard=(0, 2), global_batch=30).batch_sampler) == 4
+    whole = [id for batch in rows(run) for id in batch]
+    again = loader(data, shuffle=3)
+    assert list(again.sampler) == whole and whole != sorted(whole)
+    with pytest.raises(TypeError, match="feedline reads whole batches"):
+        run.dataset[3]
+    assert feedline.numpy.Loader.dataset is not run.dataset
+
+
+def test_batches_are_skipped_without_reading_them(data):
+    want = [rows(loader(data, shuffle=3).epoch(epoch)) for epoch in range(2)]
+    for skipped in (0, 1, 4, 6):
+        run = loader(data, shuffle=3)
+        for epoch in range(2):
+            numbers = [number for number in run.batch_sampler][skipped:]
+            assert rows(run.collate_fn(run.dataset.__getitems__(number)) for number in numbers) == want[epoch][skipped:]
+            run.set_epoch(epoch + 1)
+    run = loader(data, shuffle=3)
+    run.load_state_dict(loader_at(data, 3))
+    with pytest.raises(RuntimeError, match="batch 2 of epoch 0 is behind the loaded state, which is at batch 3"):
+        run.dataset.__getitems__([2])
+    assert rows(run.dataset.__getitems__([4])) == [want[0][4]]
+
+
+def loader_at(data, batch):
+    run = loader(data, shuffle=3)
+    for number, _ in enumerate(run, 1):
+        if number == batch:
+            return run.state_dict()
+    raise AssertionError
+
+
+def test_an_iterator_that_failed_never_looks_like_one_at_its_end():
+    import warnings
+
+    class Bad:
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            if index == 25:
+                raise KeyError("mine")
+            return np.int64(index)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = feedline.numpy.dataset(Bad(), batch_size=10)
+    loop = iter(run)
+    next(loop), next(loop)
+    with pytest.raises(feedline.errors.UserCodeError):
+        next(loop)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="this epoch was ended by an error .*mine.*load_state_dict"):
+            next(loop)
+    state = run.state_dict()
+    assert (state["epoch"], state["batch"]) == (0, 2)
+    run.load_state_dict(state)
+    with pytest.raises(feedline.errors.UserCodeError):
+        next(iter(run))
