@@ -77,8 +77,7 @@ impl Batches {
         }
         if global.div_ceil(world) > u64::from(u32::MAX) {
             return bad(format!(
-                "a global batch of {global} has {} rows for a rank, more than 32 bits hold; make batch_size or global_batch \
-                 smaller",
+                "a global batch of {global} has {} rows for a rank, more than 32 bits hold; make the batch smaller",
                 global.div_ceil(world)
             ));
         }
