@@ -271,7 +271,7 @@ impl Claim {
         if nodes || self.agrees(outer) {
             return Ok(());
         }
-        let of = |claim: &Self| Setting::ShardOf.hint(|of| format!(" {},", of.with(claim.row.launcher)));
+        let of = |claim: &Self| Setting::ShardOf.hint(|of| format!(", use {}", of.with(claim.row.launcher)));
         Err(bad(format!(
             "{self} contradicts {outer}: an outer launcher must give the same rank and world, or a number of nodes that \
              divides the inner world; unset the variables of one{}{}{}",
@@ -479,8 +479,8 @@ mod tests {
         };
         let spare = |world: u32, found: &str| {
             format!(
-                "WORLD_SIZE={world} is set but RANK is not, and without it this is {found}; set RANK, unset WORLD_SIZE, \
-                 or use `Shard::new(rank, world)`"
+                "WORLD_SIZE={world} is set but RANK is not, and without it this is {found}; set RANK, or unset \
+                 WORLD_SIZE, or use `Shard::new(rank, world)`"
             )
         };
         let alone = |set: &str| {
@@ -496,8 +496,8 @@ mod tests {
         let contradict = |one: &str, other: &str, launchers: [&str; 2]| {
             format!(
                 "{one} contradicts {other}: an outer launcher must give the same rank and world, or a number of nodes \
-                 that divides the inner world; choose `Shard::of(Launcher::{})`, `Shard::of(Launcher::{})` or \
-                 `Shard::new(rank, world)`",
+                 that divides the inner world; unset the variables of one, use `Shard::of(Launcher::{})`, use \
+                 `Shard::of(Launcher::{})`, or use `Shard::new(rank, world)`",
                 launchers[0], launchers[1]
             )
         };
@@ -572,7 +572,7 @@ mod tests {
             let launcher = row.launcher;
             assert_eq!(TABLE[launcher as usize].launcher, launcher);
             accepted(&[(all, shard)], |env| only(launcher, env));
-            let unset = format!("`Launcher::{launcher:?}` gives no rank: {} and {} are not set", row.rank, row.world);
+            let unset = format!("the launcher {launcher:?} gives no rank: {} and {} are not set", row.rank, row.world);
             refused(&[("", unset.clone()), ("HOME=/root LOCAL_RANK=1", unset)], |env| only(launcher, env));
         }
         let half = "RANK=1 is set but WORLD_SIZE is not; set WORLD_SIZE, or unset RANK".into();

@@ -70,8 +70,7 @@ fn the_wait_of_the_stream_counts_and_not_that_of_the_host() {
     });
     assert_said(Cause::Decode, "starved 30.0 %", starved);
     let ahead = said(|s| s.consumer.gpu = gpu(100, 0));
-    let text =
-        "The GPU's stream waited 0.0 % of 10.00 s for 100 batches, 1,000 samples/s. `next()` waited 50.0 %, ahead";
+    let text = "The GPU's stream waited 0.0 % of 10.00 s for 100 batches, 1,000 samples/s. The consumer's thread waited 50.0 %, ahead";
     assert_said(Cause::NotStarved, text, ahead);
 }
 
