@@ -153,9 +153,10 @@ mod tests {
 
     #[test]
     fn a_value_is_written_as_the_dialect_writes_it() {
-        let keep = crate::order::LastBatch::Keep;
+        #[derive(Debug)]
+        struct Keep;
         let all = |setting: Setting, value: &dyn Debug| [Rust, Python].map(|dialect| setting.with_in(dialect, value));
-        assert_eq!(all(Setting::LastBatch, &keep), ["`last_batch(LastBatch::Keep)`", "`last_batch=\"keep\"`"]);
+        assert_eq!(all(Setting::LastBatch, &Keep), ["`last_batch(LastBatch::Keep)`", "`last_batch=\"keep\"`"]);
         assert_eq!(all(Setting::Workers, &8), ["`workers(8)`", "`workers=8`"]);
         assert_eq!(Setting::Workers.with_in(CommandLine, 8), "`--workers 8`");
     }

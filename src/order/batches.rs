@@ -361,7 +361,7 @@ mod tests {
                 u64::MAX,
                 2,
                 "a global batch of 18446744073709551615 has 9223372036854775808 rows for a rank, more than 32 bits hold; \
-                 make batch_size or global_batch smaller",
+                 make the batch smaller",
             ),
         ] {
             let error = new(global, world).unwrap_err();

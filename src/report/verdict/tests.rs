@@ -335,14 +335,16 @@ fn an_explicit_slow_reader_is_the_first_advice() {
         ] {
             let advice = first(name, explicit, in_flight_ns);
             match lacks {
-                Some(lacks) => assert!(advice.starts_with(&format!("`reader(auto)`: {lacks}")), "{name}: {advice}"),
-                None => assert!(!advice.contains("`reader(auto)`"), "{name}: {advice}"),
+                Some(lacks) => {
+                    assert!(advice.starts_with(&format!("`reader(Mode::Auto)`: {lacks}")), "{name}: {advice}")
+                }
+                None => assert!(!advice.contains("`reader(Mode::Auto)`"), "{name}: {advice}"),
             }
         }
     }
     // While decoding limits the reader does not matter.
     let decoding = said(|s| s.storage.reader = Some(ReaderInUse { name: "mmap".into(), explicit: true }));
-    assert!(!decoding.1.contains("`reader(auto)`"), "{}", decoding.1);
+    assert!(!decoding.1.contains("`reader(Mode::Auto)`"), "{}", decoding.1);
 }
 
 #[test]
