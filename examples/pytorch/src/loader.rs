@@ -65,6 +65,7 @@ impl Loader {
     #[pyo3(signature = (epoch=None))]
     fn epoch(&self, py: Python<'_>, epoch: Option<u64>) -> PyResult<Epoch> {
         let loader = self.inner();
+        self.code.check(py)?;
         let started = py.detach(|| loader.epoch(epoch.unwrap_or_else(|| loader.next_epoch())));
         let inner = started.map_err(|error| exception(py, &error))?;
         Ok(Epoch { inner: Mutex::new(Some(inner)), next: Mutex::new(()), code: self.code.clone(), ids: self.ids })

@@ -13,7 +13,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, Iterator, Literal, Mapping, Sequence, TypedDict, TypeVar
 
-from . import _code, _html
+from . import _code, _html, _settings
 from ._native import Loader as _Native
 from ._tensors import Batch
 from .errors import EpochLiveError
@@ -228,8 +228,7 @@ class Loader(_Native, Generic[Out]):
         for name, convert in (("adds", _code.adds), ("decoders", _code.decoders)):
             if settings.get(name) is not None:
                 settings[name] = convert(settings[name])
-        paths = os.fspath(path) if isinstance(path, (str, os.PathLike)) else [os.fspath(part) for part in path]
-        loader = super().__new__(cls, source, paths, **settings)
+        loader = super().__new__(cls, source, _settings.paths(path), **settings)
         # The epoch of the next loop, if it is not the one of the next batch.
         loader._next = None
         loader._live = None
@@ -277,9 +276,7 @@ class Loader(_Native, Generic[Out]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next loop is this epoch: what is left of it if the loaded state is in it, else all of it."""
-        if epoch < 0:
-            raise ValueError(f"epoch {epoch}: epochs are counted from 0")
-        self._next, self._chosen = epoch, True
+        self._next, self._chosen = _settings.epoch(epoch), True
 
     @property
     def sampler(self) -> Sampler:
