@@ -151,6 +151,7 @@ const RESTARTS: &str = "TORCHELASTIC_RESTART_COUNT";
 const STATE: &str = "state.json";
 
 fn main() -> ExitCode {
+    feedline::Dialect::CommandLine.speak();
     let args = Args::parse();
     let result = match (&args.rank_in, &args.join, &args.check) {
         (Some(folder), ..) => run_rank(&args, folder),

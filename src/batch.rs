@@ -8,6 +8,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::ledger::BadSample;
 use crate::memory::{Array, Filled, Process, Ticket};
 use crate::meter::{BatchRecord, Meters, Stay};
+use crate::setting::Setting;
 use crate::tensor::{DType, Element, Field, Shape};
 use crossbeam_channel::Sender;
 use std::ffi::c_void;
@@ -21,7 +22,7 @@ pub(crate) struct BatchInfo {
     pub(crate) device: Device,
     /// Maximum batches that the user can hold, and the setting that limits them.
     pub(crate) most: usize,
-    pub(crate) permit: &'static str,
+    pub(crate) permit: Setting,
     /// Streams bound to every batch.
     pub(crate) streams: Vec<Stream>,
     /// Batches that the user holds.

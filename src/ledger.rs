@@ -9,6 +9,7 @@
 //! file is appended to and never read.
 
 use crate::error::{Error, ErrorKind, Result, Stage, one_line};
+use crate::setting::Setting;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -258,7 +259,9 @@ impl LedgerWriter {
         match (before.len() - described.len(), &self.ledger.path) {
             (0, _) => {}
             (before, Some(path)) => said.push(format!("and {before} before, in {}", path.display())),
-            (before, None) => said.push(format!("and {before} before, see `Loader::ledger`")),
+            (before, None) => {
+                said.push(format!("and {before} before{}", Setting::Ledger.hint(|ledger| format!(", see {ledger}"))))
+            }
         }
         let (count, budget) = (count_of(count, "bad sample"), self.budget);
         let message = format!("{count}, the budget is {budget}: {}", said.join("; "));

@@ -178,6 +178,7 @@ pub mod order;
 mod pipeline;
 pub mod prepare;
 mod report;
+mod setting;
 mod state;
 mod stop;
 pub mod storage;
@@ -192,6 +193,8 @@ pub use loader::{Epoch, Loader, LoaderBuilder, Report};
 pub use memory::{BatchMut, Budget, Process, Row, Status};
 pub use order::{LastBatch, Order, Shard};
 pub use pipeline::{FieldRoute, Gds, MemoryPlan, Numa, OnBadSample, Route};
+#[doc(hidden)]
+pub use setting::Dialect;
 pub use state::State;
 #[cfg(feature = "signals")]
 pub use stop::Signal;

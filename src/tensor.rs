@@ -11,6 +11,7 @@
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 pub use half::{bf16, f16};
+use std::fmt;
 
 /// Element type of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -264,6 +265,20 @@ pub enum Encoding {
     Image,
     /// Bytes for a user's decoder.
     Bytes,
+}
+
+impl fmt::Display for Encoding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Raw { dtype, shape: Shape::Fixed(dims) } => write!(f, "{dtype} {dims:?}"),
+            Self::Raw { dtype, shape: Shape::UpTo { max, inner } } if inner.is_empty() => {
+                write!(f, "{dtype} up to [{max}]")
+            }
+            Self::Raw { dtype, shape: Shape::UpTo { max, inner } } => write!(f, "{dtype} up to {max} of {inner:?}"),
+            Self::Image => f.write_str("an encoded picture"),
+            Self::Bytes => f.write_str("bytes"),
+        }
+    }
 }
 
 /// A field as a dataset delivers it.

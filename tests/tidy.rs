@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Level of a module: it imports from levels below; level 0 only `error` and `sync`.
+/// Level of a module: it imports from levels below; level 0 only `error`, `setting` and `sync`.
 const LEVELS: &[(&str, u32)] = &[
     ("error", 0),
     ("tensor", 0),
@@ -11,6 +11,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("meter", 0),
     ("stop", 0),
     ("ledger", 0),
+    ("setting", 0),
     ("sync", 0),
     ("memory", 1),
     ("jpeg", 1),
@@ -129,7 +130,7 @@ fn modules_import_only_from_below() {
             let to: String = text[at + 7..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
             let Some(other) = level(&to) else { continue };
             // Level 2 modules do not know each other.
-            let legal = to == from || other < own || (own == 0 && ["error", "sync"].contains(&to.as_str()));
+            let legal = to == from || other < own || (own == 0 && ["error", "setting", "sync"].contains(&to.as_str()));
             if !legal {
                 wrong.push(format!("{name} imports {to}"));
             }
@@ -352,4 +353,100 @@ fn the_top_level_holds_what_was_agreed() {
         let legal = agreed.contains(&name.as_str()) || name.starts_with('.') || name.starts_with("LICENSE");
         assert!(legal, "{name} does not belong at the top");
     }
+}
+
+/// The string literals of code that users build, with their lines: not those of attributes, and not the messages of broken
+/// invariants.
+fn messages(code: &str) -> Vec<(usize, String)> {
+    const INVARIANTS: [&str; 10] = [
+        "expect(",
+        "panic!(",
+        "assert!(",
+        "assert_eq!(",
+        "unreachable!(",
+        "reason = ",
+        "doc = ",
+        "feature = ",
+        "expect_used",
+        "fault_hook",
+    ];
+    let (mut found, mut rest, mut line) = (Vec::new(), code, 1);
+    while let Some(start) = rest.find(['"', '\'']) {
+        let (before, from) = rest.split_at(start);
+        line += before.matches('\n').count();
+        let raw = before.len() - before.trim_end_matches('#').len();
+        let is_raw = before[..before.len() - raw].ends_with('r') && from.starts_with('"');
+        let len = match (from.as_bytes()[0], is_raw) {
+            // 'x' and '\n' are letters; 'a alone is a lifetime.
+            (b'\'', _) if from[1..].starts_with('\\') => from[2..].find('\'').map_or(1, |end| from[3 + end..].len()),
+            (b'\'', _) => {
+                let letter = from[1..].chars().next().map_or(1, char::len_utf8);
+                if from[1 + letter..].starts_with('\'') { from[2 + letter..].len() } else { from[1..].len() }
+            }
+            (_, true) => from[1..].find(&format!("\"{}", "#".repeat(raw))).map_or(0, |end| from[2 + end + raw..].len()),
+            (_, false) => {
+                let mut escaped = false;
+                let end = from[1..].find(|c| {
+                    let ends = c == '"' && !escaped;
+                    escaped = c == '\\' && !escaped;
+                    ends
+                });
+                from[2 + end.expect("the literal ends")..].len()
+            }
+        };
+        let after = &from[from.len() - len..];
+        let head: String = before.chars().rev().take(60).collect::<Vec<_>>().into_iter().rev().collect();
+        let head = head.rsplit(['\n', ';']).next().unwrap_or("").trim_start();
+        let head = if head.is_empty() { before.trim_end().rsplit('\n').next().unwrap_or("") } else { head };
+        if from.starts_with('"') && !INVARIANTS.iter().any(|word| head.contains(word)) {
+            found.push((line, from[1..from.len() - len].trim_end_matches(['"', '#']).to_string()));
+        }
+        line += from[..from.len() - len].matches('\n').count();
+        rest = after;
+    }
+    found
+}
+
+/// Whether a text names an item of Rust: a path, a method, or a setting that the table gives a name of its own.
+fn names_rust(text: &str, table: &[String]) -> bool {
+    let joined = |(at, _): (usize, &str)| {
+        let word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+        word(text[..at].chars().next_back()) && word(text[at + 2..].chars().next())
+    };
+    let spans = text.split('`').skip(1).step_by(2);
+    text.match_indices("::").any(joined)
+        || spans
+            .into_iter()
+            .any(|span| span.starts_with('.') || span.contains('(') || table.iter().any(|name| name == span))
+}
+
+#[test]
+fn messages_name_settings_by_the_table_alone() {
+    let table = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/setting.rs")).unwrap();
+    let rows = table.split("settings! {\n").nth(1).unwrap().split("\n}").next().unwrap().lines();
+    let row = |line: &str| {
+        line.split('"').nth(1).unwrap().split("({}").next().unwrap().split("(LastBatch").next().unwrap().to_string()
+    };
+    let table: Vec<String> = rows.map(row).collect();
+    let tools = ["throughput", "profile", "inspect", "prepare", "pytorch/src"].map(|tool| format!("examples/{tool}"));
+    let dirs = std::iter::once("src".to_string()).chain(tools);
+    let mut all: Vec<PathBuf> = dirs.flat_map(|dir| files(&dir)).collect();
+    all.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/resume.rs"));
+    let (mut wrong, mut seen) = (Vec::new(), 0);
+    for path in all {
+        let name = name(&path);
+        let is_test = name.ends_with("tests.rs") || name.contains("/scenarios/") || name.contains("/tests/");
+        if is_test || ["src/setting.rs", "src/pipeline/models.rs"].contains(&name.as_str()) {
+            continue;
+        }
+        let text = code(&std::fs::read_to_string(&path).unwrap());
+        for (line, text) in messages(text.split("#[cfg(test)]\nmod ").next().unwrap()) {
+            seen += 1;
+            if names_rust(&text, &table) {
+                wrong.push(format!("{name}:{line}: {text}"));
+            }
+        }
+    }
+    assert!(seen > 2000, "{seen} literals were found: the test does not see them");
+    assert!(wrong.is_empty(), "compose these with Setting of src/setting.rs:\n{wrong:#?}");
 }

@@ -85,6 +85,7 @@ macro_rules! say {
 mod cache;
 
 fn main() -> ExitCode {
+    feedline::Dialect::CommandLine.speak();
     match run(&Args::parse()) {
         Ok(code) => code,
         Err(error) => {
@@ -124,7 +125,7 @@ fn print_dataset(dataset: &dyn Dataset, open_s: f64) {
     let sources = dataset.sources();
     say!("sources   {} files, {:.3} GB; opened in {open_s:.3} s", sources.count(), sources.total_bytes() as f64 / 1e9);
     for field in dataset.schema() {
-        say!("field     {:<16} {}", field.name, encoding(field));
+        say!("field     {:<16} {}", field.name, field.encoding);
     }
     say!("sample    at most {} bytes stored; the files have {} for each", dataset.sample_bytes_max(), mean(dataset));
     if let Some(chunks) = dataset.chunked() {
@@ -137,15 +138,6 @@ fn print_dataset(dataset: &dyn Dataset, open_s: f64) {
 
 fn mean(dataset: &dyn Dataset) -> u64 {
     dataset.sources().total_bytes() / dataset.len().max(1)
-}
-
-fn encoding(field: &EncodedField) -> String {
-    match (&field.encoding, field.as_raw()) {
-        (_, Some(raw)) if raw.is_up_to() => format!("{} up to {:?}", raw.dtype(), raw.dims()),
-        (_, Some(raw)) => format!("{} {:?}", raw.dtype(), raw.dims()),
-        (Encoding::Image, _) => "encoded picture".into(),
-        _ => "bytes".into(),
-    }
 }
 
 fn verify(dataset: &dyn Dataset, args: &Args, damage: &[Damage]) -> Result<bool, Box<dyn Error>> {

@@ -108,6 +108,7 @@ enum Kind {
 }
 
 fn main() -> ExitCode {
+    feedline::Dialect::CommandLine.speak();
     let command = Args::command();
     #[cfg(all(feature = "remote", feature = "signals"))]
     let command = warm::with_defaults(command);

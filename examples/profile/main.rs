@@ -61,6 +61,7 @@ use step::{HostStep, Step};
 type Anyhow<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> ExitCode {
+    feedline::Dialect::CommandLine.speak();
     match run(Given::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

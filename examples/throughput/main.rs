@@ -45,6 +45,7 @@ struct Args {
 }
 
 fn main() {
+    feedline::Dialect::CommandLine.speak();
     if let Err(error) = run(&Args::parse()) {
         eprintln!("error: {error}");
         std::process::exit(1);

@@ -18,7 +18,7 @@
 //! them, and the kernels rely on them.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::tensor::{DType, Field, Shape, bf16, f16, normalized};
+use crate::tensor::{DType, EncodedField, Field, Shape, bf16, f16, normalized};
 
 /// Maximum channels of a picture: the kernels take this many means by value.
 const CHANNELS_MAX: usize = 4;
@@ -231,7 +231,7 @@ impl Size {
         let wanted = "it must be u8 of a fixed shape [H, W, C] with 1 to 4 channels";
         let dims = match input.shape() {
             Shape::Fixed(dims) if input.dtype() == DType::U8 => dims.as_slice(),
-            _ => return Err(format!("{wanted}, not {} {:?}", input.dtype(), input.shape())),
+            _ => return Err(format!("{wanted}, not {}", EncodedField::raw(input.clone()).encoding)),
         };
         let &[height, width, channels @ 1..=CHANNELS_MAX] = dims else {
             return Err(format!("{wanted}, not {dims:?}"));

@@ -32,6 +32,7 @@ use crate::pipeline::task::Sample;
 use crate::pipeline::watchdog::Watch;
 use crate::pipeline::workers::Workers;
 use crate::pipeline::{Core, Exchange, Job, OnBadSample, ToDevice, ToIo};
+use crate::setting::Setting;
 use crate::state::Cursor;
 use crate::storage::{self, Opened, Reader};
 use crate::tensor::Layout;
@@ -145,9 +146,10 @@ impl LoaderBuilder {
     /// Maximum number of distinct bad samples.
     fn substitutes(&self) -> Result<u64> {
         match (self.faults.on_bad, &self.faults.ledger) {
-            (OnBadSample::Fail, Some(_)) => Err(config(
-                "a ledger is set, but the policy never substitutes: set `on_bad_sample`, or omit the ledger",
-            )),
+            (OnBadSample::Fail, Some(_)) => Err(config(&format!(
+                "a ledger is set, but bad samples have no substitutes: set {}, or omit the ledger",
+                Setting::Substitute
+            ))),
             (OnBadSample::Fail, None) => Ok(0),
             (OnBadSample::Substitute { budget }, _) => Ok(budget),
         }
@@ -158,11 +160,12 @@ impl LoaderBuilder {
         let run = &self.run;
         let of_ranks = |rows: usize| (rows as u64).checked_mul(u64::from(run.shard.world()));
         match (run.batch, &run.resume) {
-            (Some(BatchSize::Global(0)), _) => Err(config("global_batch is 0; set at least 1")),
-            (Some(BatchSize::Rank(0)), _) => Err(config("batch_size is 0; set at least 1")),
+            (Some(BatchSize::Global(0)), _) => Err(config(&format!("{} is 0; set at least 1", Setting::GlobalBatch))),
+            (Some(BatchSize::Rank(0)), _) => Err(config(&format!("{} is 0; set at least 1", Setting::BatchSize))),
             (Some(BatchSize::Global(rows)), _) => Ok(rows),
             (Some(BatchSize::Rank(rows)), _) => {
-                of_ranks(rows).ok_or_else(|| config("batch_size is too large: the global batch exceeds 64 bits"))
+                let too_large = || format!("{} is too large: the global batch exceeds 64 bits", Setting::BatchSize);
+                of_ranks(rows).ok_or_else(|| config(&too_large()))
             }
             (None, Some(state)) => Ok(state.global_batch()),
             (None, None) => {
@@ -179,19 +182,19 @@ impl LoaderBuilder {
         self.device.streams.iter().try_for_each(|stream| backend.check_stream(stream))?;
         let (deadline, memory) = (self.faults.stall_deadline, &self.memory);
         if deadline < STALL_LEAST {
-            return Err(config(&format!("stall_deadline is {deadline:?}; set at least {STALL_LEAST:?}")));
+            return Err(config(&format!("{} is {deadline:?}; set at least {STALL_LEAST:?}", Setting::StallDeadline)));
         }
         if memory.workers == Some(0) {
-            return Err(config("workers is 0; set at least 1"));
+            return Err(config(&format!("{} is 0; set at least 1", Setting::Workers)));
         }
         if memory.workers.is_some_and(|workers| workers > WORKERS_MAX) {
-            return Err(config(&format!("workers is too large; set at most {WORKERS_MAX}")));
+            return Err(config(&format!("{} is too large; set at most {WORKERS_MAX}", Setting::Workers)));
         }
         if self.device.batches.is_some_and(|batches| !(2..=SLOTS_MAX).contains(&batches)) {
-            return Err(config(&format!("device_batches must be 2 to {SLOTS_MAX}")));
+            return Err(config(&format!("{} must be 2 to {SLOTS_MAX}", Setting::DeviceBatches)));
         }
         if memory.slots.is_some_and(|slots| slots == 0 || slots > SLOTS_MAX) {
-            return Err(config(&format!("slots must be 1 to {SLOTS_MAX}")));
+            return Err(config(&format!("{} must be 1 to {SLOTS_MAX}", Setting::Slots)));
         }
         let largest = self.dataset.sample_bytes_max();
         if largest > SAMPLE_MAX {
@@ -284,8 +287,10 @@ impl LoaderBuilder {
 
     /// Data that all batches share.
     fn batch_info(&mut self, recipe: &Recipe, plan: &MemoryPlan, meters: &Arc<Meters>) -> BatchInfo {
-        let (most, permit) =
-            if self.on_host() { (plan.slots, "slots") } else { (plan.device_batches, "device_batches") };
+        let (most, permit) = match self.on_host() {
+            true => (plan.slots, Setting::Slots),
+            false => (plan.device_batches, Setting::DeviceBatches),
+        };
         BatchInfo {
             keep: recipe.keep.clone(),
             most,
@@ -309,9 +314,8 @@ fn no_batches(whole: &Batches, global: u64) -> Error {
     let message = match whole.len() {
         0 => "the order has no positions".into(),
         len => {
-            format!(
-                "an epoch of {len} samples has no batch of {global}: lower the batch, or keep the rest by `last_batch`"
-            )
+            let keep = Setting::LastBatch.hint(|last| format!(", or keep the rest by {last}"));
+            format!("an epoch of {len} samples has no batch of {global}: lower the batch{keep}")
         }
     };
     Error::new(ErrorKind::Empty, Stage::Build, message)

@@ -30,7 +30,8 @@ pub struct Ceiling {
 
 impl Ceiling {
     pub(super) fn start(shared: Life, steps: u64) -> Result<Self> {
-        let live = Live::claim(&shared, "another iterator of this loader is alive: drop it before `ceiling`")?;
+        let live =
+            Live::claim(&shared, "another iterator of this loader is alive: drop it before the ceiling is measured")?;
         let (back, kept) = unbounded();
         let place = shared.place();
         let mut ceiling =

@@ -17,6 +17,7 @@ use crate::pipeline::runtime::placed;
 use crate::pipeline::watchdog::{LOOKS, Watcher};
 use crate::report::spans;
 use crate::report::{Cause, Verdict};
+use crate::setting::Setting;
 use crate::state::Cursor;
 use crossbeam_channel::RecvTimeoutError;
 use std::sync::atomic::Ordering;
@@ -66,13 +67,13 @@ impl From {
     fn cursor(self, place: Place) -> Result<Cursor> {
         let Place { cursor, resumed } = place;
         match self {
-            Self::Epoch(u64::MAX) => Err(config("epoch u64::MAX cannot be used")),
+            Self::Epoch(u64::MAX) => Err(config(&format!("epoch {} cannot be used", u64::MAX))),
             Self::Here => Ok(cursor),
             Self::Epoch(epoch) if resumed && epoch == cursor.epoch => Ok(cursor),
-            Self::Epoch(epoch) if resumed => Err(config(&format!(
-                "the resumed state is in epoch {}, not {epoch}: continue with `loader.next_epoch()`",
-                cursor.epoch
-            ))),
+            Self::Epoch(epoch) if resumed => {
+                let next = Setting::NextEpoch.hint(|next| format!(": continue with {next}"));
+                Err(config(&format!("the resumed state is in epoch {}, not {epoch}{next}", cursor.epoch)))
+            }
             Self::Epoch(epoch) => Ok(Cursor { epoch, position: 0, batch: 0, steps: cursor.steps }),
         }
     }
@@ -136,7 +137,8 @@ impl Epoch {
         }
         let (batches, whole, all) = (first.batches, epoch.shared.whole, epoch.total);
         let next = Box::new(move |done: u64| {
-            let next = cursor.epoch.checked_add(done).ok_or_else(|| config("epoch u64::MAX cannot be used"))?;
+            let next =
+                cursor.epoch.checked_add(done).ok_or_else(|| config(&format!("epoch {} cannot be used", u64::MAX)))?;
             let left = all.saturating_sub(total(&batches, &whole, done));
             jobs.job(generation, &Cursor { epoch: next, ..Cursor::default() }, left, current.clone())
         });
@@ -298,8 +300,8 @@ impl Epoch {
         }
         let held = self.shared.info.held.load(Ordering::Relaxed);
         if held >= self.shared.info.most && waited >= self.shared.deadlines.held {
-            let message =
-                format!("the caller holds all {held} batches; drop one, or raise `{}`", self.shared.info.permit);
+            let raise = self.shared.info.permit.hint(|permit| format!(", or raise {permit}"));
+            let message = format!("the caller holds all {held} batches; drop one{raise}");
             return Err(Error::new(ErrorKind::BatchesHeld, Stage::Batch, message));
         }
         if held >= self.shared.info.most {

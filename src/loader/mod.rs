@@ -338,7 +338,8 @@ impl Loader {
         self.shared.info.process.check()?;
         let place = self.shared.place_in(state, any_batch)?;
         // Without this, an iterator of another thread could start at the old place and overwrite the new one.
-        let _live = Live::claim(&self.shared, "another iterator of this loader is alive: drop it before `resume`")?;
+        let _live =
+            Live::claim(&self.shared, "another iterator of this loader is alive: drop it before a state is resumed")?;
         self.shared.set_place(place);
         Ok(())
     }

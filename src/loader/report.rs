@@ -124,11 +124,11 @@ impl Report {
                 write!(f, "waits     starved {percent:.1} % ({waited:.2} s of {steady:.2} s)")?
             }
             (Some(_), Cause::Unknown) => {
-                write!(f, "waits     GPU starved: not known; next() {waited:.2} s of {steady:.2} s")?
+                write!(f, "waits     GPU starved: not known; consumer {waited:.2} s of {steady:.2} s")?
             }
             (Some(_), _) => {
                 let percent = 100.0 * self.verdict.starved_share;
-                write!(f, "waits     GPU starved {percent:.1} %; next() {waited:.2} s of {steady:.2} s")?
+                write!(f, "waits     GPU starved {percent:.1} %; consumer {waited:.2} s of {steady:.2} s")?
             }
         }
         let (first, own) = (self.first_batches.as_secs_f64(), self.user.as_secs_f64());

@@ -8,8 +8,9 @@ use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::order::{Kind, Settings};
 use crate::pipeline::runtime::within;
+use crate::setting::Setting;
 use crate::state::{Checkpoint, Cursor, State};
-use std::fmt::Display;
+use std::fmt::{Debug, Display};
 
 /// The part that all states of a loader share.
 pub(super) struct RunIdentity {
@@ -61,13 +62,13 @@ impl Shared {
         let saved = state.checkpoint();
         own.dataset.compare(&saved.dataset, &*self.runtime.core().samples.dataset)?;
         if let Some(difference) = difference(&own, saved, any_batch) {
-            return Err(Error::new(ErrorKind::State, Stage::Build, difference));
+            return Err(Error::new(ErrorKind::State, Stage::State, difference));
         }
         let Cursor { position, batch, .. } = saved.cursor;
         if batch > position {
             // Each batch has at least one position; a larger number would later count the epoch as too short.
             let message = format!("the state is damaged: batch {batch} at position {position}");
-            return Err(Error::new(ErrorKind::State, Stage::Build, message));
+            return Err(Error::new(ErrorKind::State, Stage::State, message));
         }
         let mut cursor = saved.cursor;
         if cursor.position > 0 && self.whole.starting(cursor.position, cursor.batch).count() == 0 {
@@ -78,6 +79,15 @@ impl Shared {
     }
 }
 
+/// The name of a variant.
+fn lower(variant: impl Debug) -> String {
+    format!("{variant:?}").to_lowercase()
+}
+
+fn way_out(setting: Setting, then: impl Debug) -> String {
+    setting.hint(|setting| format!(": set {}, or resume rebatched", setting.with(then)))
+}
+
 /// The first setting that would change the sequence of batches.
 fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<String> {
     fn differ(what: &str, then: impl Display, now: impl Display) -> String {
@@ -85,8 +95,8 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
     }
     let (now, then) = (&own.order, &saved.order);
     let kind = |order: &Settings| match order.kind {
-        Kind::Indices | Kind::Sampler if order.shuffled => format!("{:?}, shuffled", order.kind).to_lowercase(),
-        kind => format!("{kind:?}").to_lowercase(),
+        Kind::Indices | Kind::Sampler if order.shuffled => lower(order.kind) + ", shuffled",
+        kind => lower(kind),
     };
     if (now.kind, now.shuffled) != (then.kind, then.shuffled) {
         return Some(differ("order", kind(then), kind(now)));
@@ -98,11 +108,11 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
         let what = if now.kind == Kind::Indices { "indices" } else { "settings of the sampler" };
         return Some(format!("the state has other {what} than the loader"));
     }
-    let way_out = |setting: String| format!(": set `{setting}`, or resume rebatched");
     let (then, now) = (saved.global_batch, own.global_batch);
     if then != now && !any_batch {
-        return Some(differ("global batch", then, now) + &way_out(format!(".global_batch({then})")));
+        return Some(differ("global batch", then, now) + &way_out(Setting::GlobalBatch, then));
     }
-    let (then, now) = (format!("LastBatch::{:?}", saved.last), format!("LastBatch::{:?}", own.last));
-    (then != now && !any_batch).then(|| differ("last batch", &then, &now) + &way_out(format!(".last_batch({then})")))
+    let (then, now) = (saved.last, own.last);
+    (then != now && !any_batch)
+        .then(|| differ("last batch", lower(then), lower(now)) + &way_out(Setting::LastBatch, then))
 }

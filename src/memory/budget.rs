@@ -123,7 +123,7 @@ impl Shared {
         let bytes = free.checked_div(parts).ok_or_else(|| {
             let message = format!(
                 "the shared budget is for {loaders} loaders, and all are alive (or their batches): drop a loader and its \
-                 batches, or give `Budget::new` a larger number"
+                 batches, or make the budget for more loaders"
             );
             Error::new(ErrorKind::Budget, Stage::Build, message)
         })?;

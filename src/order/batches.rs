@@ -82,8 +82,7 @@ impl Batches {
         }
         if global.div_ceil(world) > u64::from(u32::MAX) {
             return bad(format!(
-                "a global batch of {global} has {} rows for a rank, more than 32 bits hold; make batch_size or global_batch \
-                 smaller",
+                "a global batch of {global} has {} rows for a rank, more than 32 bits hold; make the batch smaller",
                 global.div_ceil(world)
             ));
         }
@@ -407,7 +406,7 @@ mod tests {
                 u64::MAX,
                 2,
                 "a global batch of 18446744073709551615 has 9223372036854775808 rows for a rank, more than 32 bits hold; \
-                 make batch_size or global_batch smaller",
+                 make the batch smaller",
             ),
         ] {
             let error = new(global, world).unwrap_err();

@@ -254,9 +254,9 @@ impl Order {
             (Some(_), None) if chunks.is_some() => {
                 bad("a windowed order needs the whole dataset, not a subset; split it by files, or list its samples")
             }
-            (Some(_), None) => {
-                bad("a windowed order needs a dataset in chunks; `Order::shuffled` shuffles this one globally")
-            }
+            (Some(_), None) => bad(
+                "a windowed order needs a dataset in chunks; a shuffled order without windows shuffles this one globally",
+            ),
             (Some(window), Some(chunks)) => {
                 let key = Key::new(self.seed).named("windowed order").derive(epoch);
                 Ok(Some(Lanes::new(&chunks.starts, u64::from(self.lanes), window, Some(key))))

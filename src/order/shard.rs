@@ -12,6 +12,7 @@
 //! process's variables; the rest is pure. A rank is always below its world, and both are `u32`.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use std::fmt;
 
 /// The rank of this process, in `0..world`. The default is rank 0 of 1.
@@ -240,7 +241,7 @@ impl Row {
             && of_step != world
         {
             let message = format!("SLURM_NTASKS={world} contradicts SLURM_STEP_NUM_TASKS={of_step}");
-            return Err(bad(message + "; unset one, or use `Shard::new(rank, world)`"));
+            return Err(bad(message + "; unset one" + &explicit(", or use")));
         }
         Ok(Some(Claim { row: self, shard: Shard { rank, world, local_rank } }))
     }
@@ -270,11 +271,13 @@ impl Claim {
         if nodes || self.agrees(outer) {
             return Ok(());
         }
-        let (one, other) = (self.row.launcher, outer.row.launcher);
+        let of = |claim: &Self| Setting::ShardOf.hint(|of| format!(", use {}", of.with(claim.row.launcher)));
         Err(bad(format!(
             "{self} contradicts {outer}: an outer launcher must give the same rank and world, or a number of nodes that \
-             divides the inner world; choose `Shard::of(Launcher::{one:?})`, `Shard::of(Launcher::{other:?})` or \
-             `Shard::new(rank, world)`"
+             divides the inner world; unset the variables of one{}{}{}",
+            of(self),
+            of(outer),
+            explicit(", or use")
         )))
     }
 }
@@ -302,8 +305,9 @@ fn resolve(env: Env<'_>) -> Result<Shard> {
     match env.number(WORLD_SIZE)? {
         Some(world) if world != shard.world && claims.iter().all(|claim| claim.row.world != WORLD_SIZE) => {
             Err(bad(format!(
-                "WORLD_SIZE={world} is set but RANK is not, and without it this is {shard}; set RANK, unset WORLD_SIZE, \
-                 or use `Shard::new(rank, world)`"
+                "WORLD_SIZE={world} is set but RANK is not, and without it this is {shard}; set RANK, or unset \
+                 WORLD_SIZE{}",
+                explicit(", or use")
             )))
         }
         _ => Ok(shard),
@@ -321,7 +325,7 @@ fn unclaimed(env: Env<'_>) -> Result<Shard> {
             && rank > 0
         {
             let message = format!("{name}={rank} is set, but no variable gives the number of processes");
-            return Err(bad(message + "; use `Shard::new(rank, world)`"));
+            return Err(bad(message + &explicit("; use")));
         }
     }
     Ok(Shard { local_rank: env.number("LOCAL_RANK")?, ..Shard::single() })
@@ -334,7 +338,8 @@ fn refuse_without_srun(env: Env<'_>) -> Result<()> {
     match env.number(name)? {
         Some(tasks) if tasks > 1 => Err(bad(format!(
             "{name}={tasks}, but srun did not start this process (SLURM_STEP_ID is unset or not a step of srun), so it has \
-             no rank; start it with srun, or use `Shard::single()`"
+             no rank; start it with srun{}",
+            Setting::WholeData.hint(|whole| format!(", or use {whole}"))
         ))),
         _ => Ok(()),
     }
@@ -347,8 +352,13 @@ fn only(launcher: Launcher, env: Env<'_>) -> Result<Shard> {
     let row = &TABLE[launcher as usize];
     let claim = row.read(env)?;
     claim.map(|claim| claim.shard).ok_or_else(|| {
-        bad(format!("`Launcher::{launcher:?}` gives no rank: {} and {} are not set", row.rank, row.world))
+        bad(format!("the launcher {launcher:?} gives no rank: {} and {} are not set", row.rank, row.world))
     })
+}
+
+/// The way out that needs no variables.
+fn explicit(link: &str) -> String {
+    Setting::Shard.hint(|shard| format!("{link} {shard}"))
 }
 
 fn bad(message: impl Into<String>) -> Error {
@@ -469,8 +479,8 @@ mod tests {
         };
         let spare = |world: u32, found: &str| {
             format!(
-                "WORLD_SIZE={world} is set but RANK is not, and without it this is {found}; set RANK, unset WORLD_SIZE, \
-                 or use `Shard::new(rank, world)`"
+                "WORLD_SIZE={world} is set but RANK is not, and without it this is {found}; set RANK, or unset \
+                 WORLD_SIZE, or use `Shard::new(rank, world)`"
             )
         };
         let alone = |set: &str| {
@@ -486,8 +496,8 @@ mod tests {
         let contradict = |one: &str, other: &str, launchers: [&str; 2]| {
             format!(
                 "{one} contradicts {other}: an outer launcher must give the same rank and world, or a number of nodes \
-                 that divides the inner world; choose `Shard::of(Launcher::{})`, `Shard::of(Launcher::{})` or \
-                 `Shard::new(rank, world)`",
+                 that divides the inner world; unset the variables of one, use `Shard::of(Launcher::{})`, use \
+                 `Shard::of(Launcher::{})`, or use `Shard::new(rank, world)`",
                 launchers[0], launchers[1]
             )
         };
@@ -562,7 +572,7 @@ mod tests {
             let launcher = row.launcher;
             assert_eq!(TABLE[launcher as usize].launcher, launcher);
             accepted(&[(all, shard)], |env| only(launcher, env));
-            let unset = format!("`Launcher::{launcher:?}` gives no rank: {} and {} are not set", row.rank, row.world);
+            let unset = format!("the launcher {launcher:?} gives no rank: {} and {} are not set", row.rank, row.world);
             refused(&[("", unset.clone()), ("HOME=/root LOCAL_RANK=1", unset)], |env| only(launcher, env));
         }
         let half = "RANK=1 is set but WORLD_SIZE is not; set WORLD_SIZE, or unset RANK".into();

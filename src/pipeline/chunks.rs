@@ -413,7 +413,7 @@ impl Demand {
         let most = order.entries_most();
         (demand.least, demand.wanted) = match order {
             order if order.needs_all_chunks() => {
-                demand.why = "this order needs every chunk at any time; `Order::windowed` needs few";
+                demand.why = "this order needs every chunk at any time; a windowed one needs few";
                 (count, count)
             }
             _ if most > 1 => {

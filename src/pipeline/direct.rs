@@ -373,7 +373,8 @@ impl Direct {
             }
             Part::Extent(extent) => (Some(extent), None),
             Part::Checked(_) | Part::Framed(_) => {
-                let message = "at `build()` the rows of this field were stored unchanged in files; this row is not";
+                let message =
+                    "when the loader was built, the rows of this field were stored unchanged in files; this row is not";
                 return Err(named(Error::new(ErrorKind::User, Stage::Read, message)));
             }
         };

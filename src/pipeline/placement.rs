@@ -93,7 +93,7 @@ impl Placing {
         match (found.and_then(tried), numa) {
             (Ok(placement), _) => Ok(Self::At(placement)),
             (Err(why), Numa::Node(node)) => {
-                Err(Error::new(ErrorKind::Config, Stage::Build, format!("`Numa::Node({node})` is not possible: {why}")))
+                Err(Error::new(ErrorKind::Config, Stage::Build, format!("NUMA node {node} is not possible: {why}")))
             }
             (Err(why), _) => Ok(Self::Refused(why)),
         }
@@ -400,7 +400,7 @@ pub(crate) mod tests {
         assert!(placing.line(Numa::Auto, 1).unwrap().starts_with("not placed: /nowhere/bus/pci/devices/"));
         let error = Placing::new(Numa::Node(3), None, nowhere).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
-        assert!(error.to_string().contains("`Numa::Node(3)` is not possible: /nowhere/devices/"), "{error}");
+        assert!(error.to_string().contains("NUMA node 3 is not possible: /nowhere/devices/"), "{error}");
     }
 
     #[test]

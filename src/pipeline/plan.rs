@@ -336,7 +336,7 @@ impl fmt::Display for MemoryPlan {
         }
         write!(
             f,
-            "  {:<16} {:>10}  `Dataset::index_bytes`, not in the sum",
+            "  {:<16} {:>10}  the dataset's own memory, not in the sum",
             "(index)",
             Bytes(self.index_bytes).to_string()
         )

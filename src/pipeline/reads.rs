@@ -159,10 +159,14 @@ impl Reads {
         let room = self.ring.as_ref().map_or(0, ByteRing::capacity);
         let message = match sample.id {
             Some(_) => {
-                format!("sample needs {bytes} bytes of read buffer, but `sample_bytes_max()` reserved only {room}")
+                format!(
+                    "sample needs {bytes} bytes of read buffer, but by the dataset's largest sample only {room} were reserved"
+                )
             }
             None => {
-                format!("the chunk's {count} extents need {bytes} bytes of buffer; the dataset gave less at `build()`")
+                format!(
+                    "the chunk's {count} extents need {bytes} bytes of buffer; the dataset gave less when the loader was built"
+                )
             }
         };
         Err(Error::new(ErrorKind::Limit, Stage::Read, message))

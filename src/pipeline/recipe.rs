@@ -7,6 +7,7 @@ use crate::device::{DeviceOp, DirectStep, Finish, FinishStep, Gather};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{BatchMut, Filled, Row};
 use crate::order::Draws;
+use crate::setting::Setting;
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::ops::Range;
 use std::sync::Arc;
@@ -310,16 +311,12 @@ fn bad<T>(message: String) -> Result<T> {
 
 fn undecoded(encoded: &EncodedField) -> Error {
     let name = &encoded.name;
-    let message = match encoded.encoding {
-        Encoding::Image => format!(
-            "field `{name}` is encoded and needs a decoder: e.g. .decode_field(\"{name}\", \
-             decode::Image::resize(224, 224))"
-        ),
-        _ => format!(
-            "field `{name}` is encoded and needs a decoder: .decode_field(\"{name}\", …); or open the dataset with a \
-             largest length for it, or without it"
-        ),
+    let decoder = Setting::DecodeField.hint(|decode| format!(": {decode}"));
+    let other = match encoded.encoding {
+        Encoding::Image => ", for pictures of one size",
+        _ => "; or open the dataset with a largest length for it, or without it",
     };
+    let message = format!("field `{name}` is {} and needs a decoder{decoder}{other}", encoded.encoding);
     Error::new(ErrorKind::Config, Stage::Build, message)
 }
 
@@ -333,10 +330,10 @@ fn which_field(schema: &[EncodedField], name: Option<&str>) -> Result<usize> {
         let encoded = those(|field| field.as_raw().is_none());
         return match (&pictures[..], &encoded[..]) {
             ([index], _) | (_, [index]) => Ok(*index),
-            (_, []) => bad(format!("`.decode` needs an encoded field; the dataset has only raw ones: {}", names())),
+            (_, []) => bad(format!("a decoder needs an encoded field; the dataset has only raw ones: {}", names())),
             _ => {
                 let names: Vec<&str> = encoded.iter().map(|index| schema[*index].name.as_str()).collect();
-                bad(format!("`.decode` cannot tell which field; use `.decode_field` with one of {}", names.join(", ")))
+                bad(format!("which field to decode? Use {} with one of {}", Setting::DecodeField, names.join(", ")))
             }
         };
     };
@@ -385,7 +382,8 @@ fn finishings(
         let Some(input) = keep.iter().position(|kept| kept.field.name() == name) else {
             let names: Vec<_> = keep.iter().map(|kept| kept.field.name()).collect();
             return bad(format!(
-                "`.finish` names `{name}`, which is no field of the batch; there are {}",
+                "{} names `{name}`, which is no field of the batch; there are {}",
+                Setting::Finish,
                 names.join(", ")
             ));
         };
@@ -420,12 +418,12 @@ fn kept(all: &[Kept], names: &[String]) -> Result<Vec<Kept>> {
     for name in names {
         match all.iter().find(|kept| kept.field.name() == name) {
             Some(kept) if !keep.contains(kept) => keep.push(kept.clone()),
-            Some(_) => return bad(format!("`.keep` names `{name}` twice")),
-            None => return bad(format!("`.keep` names `{name}`, which is no field of the batch")),
+            Some(_) => return bad(format!("{} names `{name}` twice", Setting::Keep)),
+            None => return bad(format!("{} names `{name}`, which is no field of the batch", Setting::Keep)),
         }
     }
     if keep.is_empty() {
-        return bad("`.keep` keeps no field".into());
+        return bad(format!("{} keeps no field", Setting::Keep));
     }
     Ok(keep)
 }

@@ -5,6 +5,7 @@ use super::planner::Planner;
 use super::workers::Workers;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::meter::{Meters, Role};
+use crate::setting::Setting;
 use crate::sync::Hold;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -149,7 +150,8 @@ pub(crate) fn within<T: Send + 'static>(
     let thread = spawned.map_err(|source| Error::os(Stage::Build, "cannot start a thread", source))?;
     let Ok(did) = done.recv_timeout(deadline) else {
         ABANDONED.fetch_add(1, Ordering::Relaxed);
-        let message = format!("{what} does not answer, for {:.1} s; see `stall_deadline`", deadline.as_secs_f64());
+        let see = Setting::StallDeadline.hint(|deadline| format!("; see {deadline}"));
+        let message = format!("{what} does not answer, for {:.1} s{see}", deadline.as_secs_f64());
         return Err(Error::new(ErrorKind::Stalled, Stage::Open, message));
     };
     let _ = thread.join();

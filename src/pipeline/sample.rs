@@ -139,7 +139,7 @@ impl Samples {
         extents.iter().try_for_each(|extent| self.sources.check(extent))?;
         let bytes: u64 = extents.iter().map(|extent| extent.len).fold(0, u64::saturating_add);
         if bytes > said {
-            return lie(format!("`chunk_bytes()` promised {said} encoded bytes, but the chunk's extents have {bytes}"));
+            return lie(format!("the dataset promised a chunk of {said} encoded bytes, but its extents have {bytes}"));
         }
         let place = |extent: &Extent| if self.is_memory(extent) { Place::Memory } else { Place::Storage };
         sample.pieces.extend(extents.iter().map(|extent| Piece::new(0, Some(*extent), place(extent))));

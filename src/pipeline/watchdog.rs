@@ -15,6 +15,7 @@
 //! user code. At the end of the loader it is abandoned with all memory it can reach, and counted.
 
 use crate::error::{Error, ErrorKind, Stage};
+use crate::setting::Setting;
 use crate::storage::{Extent, SourceId, Sources};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -257,7 +258,8 @@ fn error(cell: &Cell, waited: Duration, others: &[Late<'_>], sources: &Sources) 
     let load = |word: &AtomicU64| Some(word.load(Ordering::Relaxed)).filter(|value| *value != NONE);
     let doing = Doing::of(cell.doing.load(Ordering::Relaxed));
     let beside = beside(cell, others, sources);
-    let message = format!("{}, for {:.1} s{beside}; see `stall_deadline`", doing.words(), waited.as_secs_f64());
+    let see = Setting::StallDeadline.hint(|deadline| format!("; see {deadline}"));
+    let message = format!("{}, for {:.1} s{beside}{see}", doing.words(), waited.as_secs_f64());
     let mut error = Error::new(ErrorKind::Stalled, doing.stage(), message);
     if let Some(sample) = load(&cell.sample) {
         error = error.with_sample(sample);

@@ -22,6 +22,7 @@ use super::{Outcome, Reason, RestartOptions, restart_jpeg, tar};
 use crate::dataset::Images;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Key, Permutation};
+use crate::setting::Setting;
 use crate::stop::Stop;
 use crate::storage::listing::{names_in, real_path};
 use crate::storage::publish::{Pending, is_partial, make_folder, remove};
@@ -255,8 +256,8 @@ impl Shards {
                 count => format!(", and holds {count} hidden files of a run that was interrupted"),
             };
             let message = format!(
-                "the output folder is not empty{left}: choose another, or allow that it is overwritten (`--force`, \
-                 `overwrite(true)`)"
+                "the output folder is not empty{left}: choose another, or allow that it is overwritten ({})",
+                Setting::Overwrite
             );
             return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(to.join(other)));
         }

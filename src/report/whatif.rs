@@ -27,6 +27,7 @@
 use super::depth::{Headroom, network_share};
 use super::load::{Cause, FILLED, Loads, STAGES};
 use crate::meter::{Latency, Snapshot};
+use crate::setting::Setting;
 use serde::{Deserialize, Serialize};
 
 /// A change of settings or of the machine. `Default` is none.
@@ -288,7 +289,11 @@ impl WhatIf {
         let (now, then) = (self.parallel(self.workers, self.slots), self.parallel(wanted, slots));
         if wanted > then && wanted > self.workers {
             caveats.push(match then < self.cores {
-                true => format!("There are rows for {then:.0} workers only: more `slots` or a larger `batch_size`."),
+                true => format!(
+                    "There are rows for {then:.0} workers only: more {} or a larger {}.",
+                    Setting::Slots,
+                    Setting::BatchSize
+                ),
                 false => format!("There are cores for {then:.1} workers only."),
             });
         } else if then > now {

@@ -13,6 +13,7 @@ use super::uring::{Uring, refusal};
 use super::{Again, DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX, Waker};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::meter::{CacheReads, Network};
+use crate::setting::Setting;
 use rustix::io::Errno;
 use std::fmt;
 use std::path::Path;
@@ -77,7 +78,7 @@ impl Choice {
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let first = if self.cached_first { "page cache, then " } else { "" };
-        let explicit = if self.explicit { ", as set by `reader`" } else { "" };
+        let explicit = if self.explicit { format!(", as set by {}", Setting::Reader) } else { String::new() };
         write!(f, "{first}{}{}{explicit}", self.reader, if self.direct { " with O_DIRECT" } else { "" })?;
         if self.why.is_empty() { Ok(()) } else { write!(f, " ({})", self.why.join("; ")) }
     }

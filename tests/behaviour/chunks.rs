@@ -361,7 +361,7 @@ fn a_windowed_order_needs_chunks() {
         .build()
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(error.to_string().contains("Order::shuffled"), "{error}");
+    assert!(error.to_string().contains("a shuffled order without windows"), "{error}");
 }
 
 /// A dataset with correct answers during `build` and wrong ones afterwards.

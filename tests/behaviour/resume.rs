@@ -942,14 +942,14 @@ fn a_resume_with_another_global_batch_is_refused() {
         let shard = Shard::new(world - 1, world).unwrap();
         run.builder().batch_size(rows).shard(shard).last_batch(last)
     };
-    let words = "the global batch is 10 in the state, 40 in the loader: set `.global_batch(10)`, or resume rebatched";
+    let words = "the global batch is 10 in the state, 40 in the loader: set `global_batch(10)`, or resume rebatched";
     refused(|| make(40, 1, LastBatch::Keep), &state, ErrorKind::State, words);
     // The same rows on every rank are another global batch.
     refused(|| make(10, 4, LastBatch::Keep), &state, ErrorKind::State, words);
     for last in [LastBatch::Mask, LastBatch::Pad, LastBatch::Drop] {
         let words = format!(
-            "the last batch is LastBatch::Keep in the state, LastBatch::{last:?} in the loader: set \
-             `.last_batch(LastBatch::Keep)`, or resume rebatched"
+            "the last batch is keep in the state, {} in the loader: set `last_batch(LastBatch::Keep)`, or resume rebatched",
+            format!("{last:?}").to_lowercase()
         );
         refused(|| make(10, 1, last), &state, ErrorKind::State, &words);
         build(make(10, 1, last).resume_rebatched(state.clone()));

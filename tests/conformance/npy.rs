@@ -131,7 +131,7 @@ fn archives_are_read_as_dlio_and_numpy_write_them() {
     check(|| Npz::builder().fields(["y"]).open(npy("unet-*.npz")), &labels);
     let error = Npz::open(npy("unet-*.npz")).unwrap_err();
     assert!(
-        error.to_string().contains("`x` is u8 [3, 4, 1] here and u8 [2, 5, 1] in the first file: `.flat`"),
+        error.to_string().contains("`x` is u8 [3, 4, 1] here and u8 [2, 5, 1] in the first file: `flat`"),
         "{error}"
     );
 }

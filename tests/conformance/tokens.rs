@@ -119,7 +119,7 @@ fn an_impossible_setting_is_a_typed_error() {
         ),
         (of(DType::U16).window(4).next_token().open(dir.path("short.bin")), ErrorKind::Empty, "no window of 5"),
         (of(DType::U16).window(4).header(9).open(dir.path("short.bin")), ErrorKind::Truncated, "less than the header"),
-        (of(DType::U16).open(dir.path("short.bin")), ErrorKind::Config, "`.window`"),
+        (of(DType::U16).open(dir.path("short.bin")), ErrorKind::Config, "`window`"),
         (of(DType::U16).window(4).stride(0).open(dir.path("short.bin")), ErrorKind::Config, "0 apart"),
         (of(DType::U16).window(4).overlap(4).open(dir.path("short.bin")), ErrorKind::Config, "0 apart"),
         (of(DType::F32).window(1).open(dir.path("short.bin")), ErrorKind::Config, "whole numbers"),

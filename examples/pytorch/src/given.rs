@@ -1,42 +1,85 @@
 //! Settings that Python gives by name: each is taken once, and what nobody took is refused.
 
-use pyo3::exceptions::PyTypeError;
+use crate::error::{config, exception};
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBool, PyDict};
+use std::any::TypeId;
 
 /// Keyword arguments, of which None counts as absent.
 pub struct Given<'py> {
     rest: Bound<'py, PyDict>,
+    /// The settings that there are.
+    known: Vec<String>,
 }
 
 impl<'py> Given<'py> {
     /// Of `**settings`.
     pub fn new(py: Python<'py>, settings: Option<&Bound<'py, PyDict>>) -> PyResult<Self> {
-        Ok(Self { rest: settings.map_or_else(|| Ok(PyDict::new(py)), |settings| settings.copy())? })
+        let rest = settings.map_or_else(|| Ok(PyDict::new(py)), |settings| settings.copy())?;
+        Ok(Self { rest, known: Vec::new() })
     }
 
     pub fn py(&self) -> Python<'py> {
         self.rest.py()
     }
 
-    /// A setting. Errors: a TypeError that names it.
-    pub fn take<T: for<'a> FromPyObject<'a, 'py>>(&mut self, name: &str) -> PyResult<Option<T>> {
+    /// A setting. Errors: a TypeError that names it, for a number out of range a ConfigError.
+    pub fn take<T: for<'a> FromPyObject<'a, 'py> + 'static>(&mut self, name: &str) -> PyResult<Option<T>> {
+        self.known.push(name.into());
         let Some(value) = self.rest.get_item(name)? else { return Ok(None) };
         self.rest.del_item(name)?;
         if value.is_none() {
             return Ok(None);
         }
-        match value.extract() {
-            Ok(value) => Ok(Some(value)),
-            Err(error) => Err(PyTypeError::new_err(format!("{name}={}: {}", value.repr()?, error.into()))),
+        let any = [TypeId::of::<bool>(), TypeId::of::<Py<PyAny>>()].contains(&TypeId::of::<T>());
+        if value.is_instance_of::<PyBool>() && !any {
+            return Err(refused(name, &value, legal(name).unwrap_or("give a number or a name, not True or False")));
         }
+        // Tensors are no sequences of numbers.
+        let listed = || value.call_method0("tolist").and_then(|list| list.extract().map_err(Into::into)).ok();
+        let error: PyErr = match value.extract() {
+            Ok(value) => return Ok(Some(value)),
+            Err(error) => error.into(),
+        };
+        if let Some(value) = listed() {
+            return Ok(Some(value));
+        }
+        if error.is_instance_of::<PyOverflowError>(self.py()) {
+            let message = format!("{name}={}: out of range; give a whole number from 0", value.repr()?);
+            return Err(exception(self.py(), &config(message)));
+        }
+        let words = error.value(self.py()).to_string();
+        Err(refused(name, &value, legal(name).unwrap_or(&words)))
     }
 
     /// Refuses settings that were not taken.
     pub fn finish(self) -> PyResult<()> {
         match self.rest.keys().iter().next() {
-            Some(name) => Err(PyTypeError::new_err(format!("there is no setting {name:?}"))),
+            Some(name) => {
+                let meant = self.py().import("feedline._settings")?.call_method1("meant", (&name, self.known))?;
+                Err(PyTypeError::new_err(format!("there is no setting {}{meant}", name.repr()?)))
+            }
             None => Ok(()),
         }
     }
+}
+
+fn refused(name: &str, value: &Bound<'_, PyAny>, words: &str) -> PyErr {
+    let value = value.repr().map_or_else(|_| String::from("…"), |repr| repr.to_string());
+    PyTypeError::new_err(format!("{name}={value}: {words}"))
+}
+
+/// What a setting of several types may be.
+fn legal(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "shard" => "give \"env\", (rank, world) or None",
+        "numa" => "give \"auto\", \"off\" or the number of a node",
+        "adds" => "give a dict from name to (element type, shape)",
+        "decoders" => "give a dict from name to (function, element type, shape or most elements)",
+        "streams" => "give a list of CUDA streams",
+        "take" | "leave" => "give (fraction, key)",
+        "normalize" => "give (mean, std), each a list of numbers",
+        _ => return None,
+    })
 }

@@ -35,6 +35,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        feedline::Dialect::Python.speak();
         crate::python::enter();
         Ok(())
     }

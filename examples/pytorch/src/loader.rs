@@ -77,6 +77,7 @@ impl Loader {
     #[pyo3(signature = (epoch=None))]
     fn epoch(slf: &Bound<'_, Self>, epoch: Option<u64>) -> PyResult<Epoch> {
         let (py, loader) = (slf.py(), Self::settled(slf)?);
+        slf.get().recipe.code.check(py)?;
         let started = py.detach(|| loader.epoch(epoch.unwrap_or_else(|| loader.next_epoch())));
         let inner = started.map_err(|error| exception(py, &error))?;
         let Recipe { settings, code, .. } = &slf.get().recipe;

@@ -21,7 +21,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The interpreter is about to end.
@@ -41,6 +41,8 @@ pub struct Code {
     raised: Mutex<Vec<(String, PyErr)>>,
     /// A function kept an array of a batch: the loader's memory must stay for ever.
     pub kept: AtomicBool,
+    /// Checks a dataset in Python before each epoch.
+    check: OnceLock<Py<PyAny>>,
 }
 
 impl Code {
@@ -58,6 +60,11 @@ impl Code {
         }
         raised.push((words.clone(), error.clone_ref(py)));
         Error::user(words)
+    }
+
+    /// Errors: a dataset in Python that has another length than when the loader was built.
+    pub fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.check.get().map_or(Ok(()), |check| check.call0(py).map(drop))
     }
 
     /// The exception behind an error.
@@ -216,9 +223,10 @@ impl Decoder for Function {
     }
 }
 
-/// A dataset in Python: `function(index)` gives the bytes of each field of a sample; the count of samples, the name, the fields.
+/// A dataset in Python: `function(index)` gives the bytes of each field of a sample; the count of samples, the name, the fields,
+/// and a function that checks it before an epoch.
 #[derive(FromPyObject)]
-pub struct Samples(Py<PyAny>, u64, String, Vec<Declared>);
+pub struct Samples(Py<PyAny>, u64, String, Vec<Declared>, Py<PyAny>);
 
 impl Samples {
     pub fn dataset(&self) -> Arc<dyn Dataset> {
@@ -229,6 +237,7 @@ impl Samples {
 
     pub fn decoder(&self, py: Python<'_>, code: Arc<Code>) -> Result<impl Decoder + use<>> {
         let fields = self.3.iter().map(Declared::field).collect::<Result<_>>()?;
+        code.check.get_or_init(|| self.4.clone_ref(py));
         Ok(Items { code, function: self.0.clone_ref(py), fields })
     }
 }

@@ -12,6 +12,7 @@
 use crate::dataset::starts::Starts;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape};
 use std::path::Path;
@@ -186,7 +187,7 @@ impl Arrays {
         let (mut len, mut bytes_max) = (0, 0_u64);
         for given in given {
             if given.rule != Rule::Same {
-                let message = format!("the rows of `{}` have one shape: `up_to` and `flat` are for arrays", given.name);
+                let message = format!("the rows of `{}` have one shape: a maximum is for whole arrays", given.name);
                 return Err(Error::new(ErrorKind::Config, Stage::Index, message));
             }
             let field = schema.len();
@@ -378,12 +379,12 @@ impl Given {
             // Rule that would accept both.
             let same_dims = array.dtype == first.dtype && array.shape.len() == first.shape.len();
             let hint = match self.rule {
-                Rule::Flat(_) => "",
-                _ if !same_dims || axes > 0 => "",
+                Rule::Flat(_) => String::new(),
+                _ if !same_dims || axes > 0 => String::new(),
                 Rule::Same if array.shape.get(1..) == first.shape.get(1..) => {
-                    ": `.up_to` takes arrays of several lengths"
+                    format!(": {} takes arrays of several lengths", Setting::UpTo)
                 }
-                _ => ": `.flat` takes arrays of several shapes",
+                _ => Setting::Flat.hint(|flat| format!(": {flat} takes arrays of several shapes")),
             };
             let first = first.described();
             return Err(format!("`{name}` is {found} here and {first} in the first file{hint}"));

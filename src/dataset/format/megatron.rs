@@ -15,6 +15,7 @@ use crate::dataset::format::tokens::{Cut, Step, Windows, beside, cut_setters};
 use crate::dataset::format::{little_endian, number};
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use std::path::Path;
@@ -187,7 +188,7 @@ impl MegatronBuilder {
             Some(_) if windowed => bad("samples are documents, sequences or windows: choose one"),
             Some((_, 0)) => bad("samples of at most 0 tokens: give a maximum above 0"),
             Some((kind, _)) => Ok(kind),
-            None if self.cut_long => bad("`cut` is for documents and sequences"),
+            None if self.cut_long => bad("only documents and sequences are cut, and samples are windows"),
             None => Ok(Kind::Windows),
         }
     }
@@ -206,9 +207,10 @@ impl MegatronBuilder {
             }
         }
         if let (Some((sample, len)), false) = (first, self.cut_long) {
+            let cut = Setting::Cut.hint(|cut| format!("; {cut} takes their first {max}"));
             let message = format!(
-                "{cut_samples} of the {what} are longer than {max} tokens, the first has {len}: `.cut(true)` takes their \
-                 first {max}"
+                "{cut_samples} of the {what} are longer than {max} tokens, the first has {len}; raise {}{cut}",
+                Setting::Documents
             );
             let size = index.dtype.size() as u64;
             let error = Error::new(ErrorKind::Shape, Stage::Index, message).with_sample(sample);

@@ -14,6 +14,7 @@ use crate::dataset::format::{little_endian, number};
 use crate::dataset::starts::Starts;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use crate::storage::listing::expand;
 use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
@@ -248,7 +249,7 @@ impl Cut {
         }
         let window = (self.window as u64).saturating_add(u64::from(self.next_token));
         if self.window == 0 || window > 1 << 40 {
-            return bad(format!("a window of {} tokens: set the number of tokens with `.window`", self.window));
+            return bad(format!("a window of {} tokens: set their number with {}", self.window, Setting::SeqLen));
         }
         let stride = match self.step {
             None => self.window as u64,
@@ -256,7 +257,9 @@ impl Cut {
             Some(Step::Overlap(overlap)) => window.saturating_sub(overlap as u64),
         };
         if stride == 0 {
-            return bad(format!("windows of {window} tokens that are {stride} apart ({:?})", self.step));
+            return bad(format!(
+                "windows of {window} tokens that are {stride} apart: set a stride above 0, or a smaller overlap"
+            ));
         }
         Ok(Windows { window, stride })
     }

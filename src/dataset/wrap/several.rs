@@ -126,12 +126,7 @@ fn unlike(first: &[EncodedField], other: &[EncodedField]) -> Option<String> {
         return Some(format!("its fields are {}, not {}", names(other), names(first)));
     }
     let (a, b) = first.iter().zip(other).find(|(a, b)| a != b)?;
-    let described = |field: &EncodedField| match (field.as_raw(), &field.encoding) {
-        (Some(raw), _) if raw.is_up_to() => format!("{} up to {:?}", raw.dtype(), raw.dims()),
-        (Some(raw), _) => format!("{} {:?}", raw.dtype(), raw.dims()),
-        (None, encoding) => format!("{encoding:?}"),
-    };
-    Some(format!("its field `{}` is {}, not {}", b.name, described(b), described(a)))
+    Some(format!("its field `{}` is {}, not {}", b.name, b.encoding, a.encoding))
 }
 
 impl Chunks {

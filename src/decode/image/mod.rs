@@ -65,6 +65,7 @@ use crate::error::{Error, ErrorKind, Result, Stage, guarded};
 use crate::jpeg::{self, Header};
 use crate::memory::Row;
 use crate::order::Draws;
+use crate::setting::Setting;
 use crate::tensor::{DType, EncodedField, Encoding, Field};
 
 /// Order of a row's dimensions (N is the batch).
@@ -381,8 +382,7 @@ const SIDE_MAX: u32 = 16_384;
 impl Decoder for Image {
     fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
         if !matches!(input.encoding, Encoding::Image | Encoding::Bytes) {
-            let message =
-                format!("field `{}` is {:?}: this decoder takes encoded pictures", input.name, input.encoding);
+            let message = format!("field `{}` is {}: this decoder takes encoded pictures", input.name, input.encoding);
             return Err(Error::new(ErrorKind::Config, Stage::Build, message));
         }
         self.check()?;
@@ -553,7 +553,10 @@ impl Workspace {
         };
         let damaged = |error: &Error| error.kind() == ErrorKind::Decode && error.message().starts_with(jpeg::DAMAGED);
         done.map_err(|error| match image.strict && damaged(&error) {
-            true => error.with_note("`strict(false)` takes what can be decoded"),
+            true => Setting::Strict
+                .there()
+                .into_iter()
+                .fold(error, |error, strict| error.with_note(&format!("{strict} takes what can be decoded"))),
             false => error,
         })?;
         Ok(Picture { size, stored: crop.window.size, orientation })

@@ -8,6 +8,7 @@ use super::orientation::Orientation;
 use super::{Room, bad, over};
 use crate::error::Result;
 use crate::jpeg::{DAMAGED, Header, Segment};
+use crate::setting::Setting;
 use zune_core::bytestream::ZCursor;
 use zune_core::colorspace::ColorSpace;
 use zune_core::options::DecoderOptions;
@@ -67,10 +68,10 @@ impl Header {
     pub(super) fn check_stray(&self) -> Result<()> {
         match self.stray {
             (0, _) => Ok(()),
-            (count, at) => Err(bad(format!(
-                "JPEG with {count} stray bytes between the segments of its header, at byte {at}; `strict(false)` skips \
-                 them"
-            ))),
+            (count, at) => {
+                let message = format!("JPEG with {count} stray bytes between the segments of its header, at byte {at}");
+                Err(bad(message + &Setting::Strict.hint(|strict| format!("; {strict} skips them"))))
+            }
         }
     }
 

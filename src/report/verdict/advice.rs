@@ -1,4 +1,4 @@
-//! The advice of a verdict: the most promising first, in the names of the builder's settings.
+//! The advice of a verdict: the most promising first, in the names of the settings.
 
 use super::{Case, LACKS, NO_STREAM, first_share, slots_bound_reads, slots_lack};
 use crate::meter::CacheReads;
@@ -6,6 +6,32 @@ use crate::report::depth::{Headroom, network_share, on_network_mount};
 use crate::report::load::{Cause, FILLED};
 use crate::report::whatif::{Change, Prediction, WhatIf};
 use crate::report::words::{bytes, number, time};
+use crate::setting::Setting;
+use crate::storage::Mode;
+use std::fmt::{Debug, Display};
+
+/// A sentence, and the setting with which it begins.
+struct Advice(Option<Setting>, String);
+
+impl From<&str> for Advice {
+    fn from(text: &str) -> Self {
+        Self(None, text.into())
+    }
+}
+
+impl From<String> for Advice {
+    fn from(text: String) -> Self {
+        Self(None, text)
+    }
+}
+
+impl Advice {
+    /// To give the setting this value; nothing where there is no such setting.
+    fn set(setting: Setting, value: impl Debug, rest: impl Display) -> Option<Self> {
+        let setting = setting.there()?;
+        Some(Self(Some(setting), format!("{}{rest}", setting.with(value))))
+    }
+}
 
 impl Case<'_> {
     pub(super) fn advice(&self) -> Vec<String> {
@@ -13,70 +39,69 @@ impl Case<'_> {
         if let Some(also) = self.also {
             // The first of each is the most promising, unless its setting is advised already.
             let first = self.advice_on(also).into_iter().next();
-            let of = first.as_deref().and_then(setting);
-            let known = of.is_some() && all.iter().any(|advice| setting(advice) == of);
-            all.extend(first.filter(|_| !known));
+            let known = |new: &Advice| new.0.is_some() && all.iter().any(|advice| advice.0 == new.0);
+            let first = first.filter(|first| !known(first));
+            all.extend(first);
         }
         all.extend(self.epochs());
-        all
+        all.into_iter().map(|advice| advice.1).collect()
     }
 
-    fn advice_on(&self, cause: Cause) -> Vec<String> {
+    fn advice_on(&self, cause: Cause) -> Vec<Advice> {
         match cause {
             Cause::NotStarved | Cause::Consumer => self.consumer_advice(),
             Cause::Storage => self.storage_advice(),
             Cause::Decode => self.decode_advice(),
-            Cause::Copy => vec![
-                "Fewer bytes over the bus: keep pictures as `u8` and have the device convert them (`finish`), drop fields that are \
-                 not used (`keep`)."
-                    .into(),
-                "The report says whether slots are pinned; copies from memory that is not are slower. `numa` next to the device."
-                    .into(),
-            ],
-            Cause::Order => vec![
-                "A larger `batch_size` costs the planner less for each sample; so do fewer, larger reads: where each sample is a \
-                 file of its own, `prepare::Shards` packs them into shards."
-                    .into(),
-                "A `Sampler` of your own runs on this thread: make it cheaper.".into(),
-            ],
+            Cause::Copy => copy_advice(),
+            Cause::Order => order_advice(),
             Cause::MemoryBudget => self.memory_advice(),
             Cause::HandOver => {
                 let each = time(self.loads.steady_ns / self.loads.batches);
-                vec![format!("A larger `batch_size`: a batch takes {each}, mostly going from thread to thread.")]
+                let larger = format!("A larger {}: a batch takes {each}", Setting::BatchSize);
+                vec![(larger + ", mostly going from thread to thread.").into()]
             }
             Cause::Unknown if self.unmeasured() == Some(NO_STREAM) => {
-                vec!["Give the loader the stream of the steps: `stream(…)`, or `batch.bind(…)` for each batch.".into()]
+                let bind = Setting::Bind.hint(|bind| format!(", or {bind} for each batch"));
+                let give = |stream| format!("Give the loader the stream of the steps: {stream}{bind}.").into();
+                Setting::Stream.there().map(give).into_iter().collect()
             }
             Cause::Unknown => Vec::new(),
         }
     }
 
-    fn consumer_advice(&self) -> Vec<String> {
+    fn consumer_advice(&self) -> Vec<Advice> {
         let faster = self.model.with(&Change { consumer_factor: Some(1e6), ..Change::default() });
         if !self.gains(&faster) {
             return Vec::new();
         }
         let most = self.rate(&faster);
         let next = self.next(&faster);
-        vec![format!("The consumer's own work takes the time; with less of it the loader would give {most}{next}.")]
+        vec![
+            format!("The consumer's own work takes the time; with less of it the loader would give {most}{next}.")
+                .into(),
+        ]
     }
 
-    fn decode_advice(&self) -> Vec<String> {
+    fn decode_advice(&self) -> Vec<Advice> {
         let decode = &self.snapshot.decode;
         let needed = self.cores_needed();
         let mut all = Vec::new();
         let more = self.better_workers();
         match &more {
-            Some((workers, then)) if self.blocked() => all.push(format!(
-                "What workers do waits (sleeps, locks, the network, page faults): `workers({workers})` would give {}{}, without \
-                 more cores.",
-                self.rate(then),
-                self.next(then)
-            )),
-            _ if decode.cores > 0 && decode.workers > decode.cores && !self.blocked() => all.push(format!(
-                "`workers({})`: {} workers share {} cores, more than there are cores do not decode faster.",
-                decode.cores, decode.workers, decode.cores
-            )),
+            Some((workers, then)) if self.blocked() => all.push(
+                format!(
+                    "What workers do waits (sleeps, locks, the network, page faults): {} would give {}{}, without more cores.",
+                    Setting::Workers.with(workers),
+                    self.rate(then),
+                    self.next(then)
+                )
+                .into(),
+            ),
+            _ if decode.cores > 0 && decode.workers > decode.cores && !self.blocked() => {
+                let (workers, cores) = (decode.workers, decode.cores);
+                let why = format!(": {workers} workers share {cores} cores, more than there are cores do not decode faster.");
+                all.extend(Advice::set(Setting::Workers, cores, why));
+            }
             _ if self.competes() => all.push(
                 "Workers wait for cores that others take: threads of this process (give those of the consumer's tensor library \
                  fewer), or other programs."
@@ -89,21 +114,30 @@ impl Case<'_> {
                     0.01.. => format!("Decode needs {needed:.1} cores, has {}: ", decode.workers),
                     _ => String::new(),
                 };
-                all.push(format!("{needs}`workers({workers})` would give {rate}{next}."));
+                let set = Setting::Workers.with(workers);
+                all.push(Advice(needs.is_empty().then_some(Setting::Workers), format!("{needs}{set} would give {rate}{next}.")));
             }
             None if self.loads.consumer() < 0.01 => {
                 all.push("More workers would not help: more cores would, or less work for each sample.".into())
             }
-            None => all.push(format!(
-                "Decode needs {needed:.1} cores, has {}, and more workers would not help: more cores would, or less work for each \
-                 sample.",
-                decode.workers.min(if decode.cores > 0 { decode.cores } else { u32::MAX })
-            )),
-        }
-        all.push(
-            "Less work for each sample. For pictures: seek points (`dataset.seekable`), so that crops decode only their part; \
-             `dct_scaling` and a smaller `resize` of `decode::Image`; or smaller files, made once."
+            None => all.push(
+                format!(
+                    "Decode needs {needed:.1} cores, has {}, and more workers would not help: more cores would, or less work for \
+                     each sample.",
+                    decode.workers.min(if decode.cores > 0 { decode.cores } else { u32::MAX })
+                )
                 .into(),
+            ),
+        }
+        let scaling = Setting::DctScaling.hint(|scaling| format!("{scaling} and "));
+        all.push(
+            format!(
+                "Less work for each sample. For pictures: seek points ({}), so that crops decode only their part; {scaling}a \
+                 smaller {}; or smaller files, made once.",
+                Setting::SeekPoints,
+                Setting::Size
+            )
+            .into(),
         );
         all
     }
@@ -140,82 +174,81 @@ impl Case<'_> {
         more.map(|workers| (workers, with(workers))).find(|(_, then)| then.items_per_s >= 0.97 * best)
     }
 
-    fn storage_advice(&self) -> Vec<String> {
+    fn storage_advice(&self) -> Vec<Advice> {
         let (loads, storage) = (self.loads, &self.snapshot.storage);
         let depth = storage.depth.max(1);
         let mut all = Vec::new();
         let filled = loads.depth_filled >= FILLED;
         all.extend(self.other_reader());
         if loads.no_room >= LACKS {
-            all.push(MORE_ROOM.into());
+            all.push(more_room());
         } else if slots_bound_reads(loads) {
             let reads = loads.depth_filled * f64::from(depth);
-            all.push(format!(
-                "`slots({})` or a larger `batch_size` (with the `memory_budget` for it): slots allowed {reads:.0} reads in flight of \
-                 {depth}. If storage has more to give, up to {:.1} times as much.",
-                twice(self.snapshot.slots.count),
+            let rest = format!(
+                " or a larger {} (with the {} for it): slots allowed {reads:.0} reads in flight of {depth}. If storage has more \
+                 to give, up to {:.1} times as much.",
+                Setting::BatchSize,
+                Setting::MemoryBudget,
                 (1.0 / loads.depth_filled.clamp(0.01, 1.0)).min(2.0)
-            ));
+            );
+            all.extend(Advice::set(Setting::Slots, twice(self.snapshot.slots.count), rest));
         } else if filled && loads.headroom == Headroom::Left {
             all.extend(self.deeper("and took hardly longer than the fastest"));
         }
         if self.bytes_per_read() < 65536.0 && storage.reads > 0 {
             let each = bytes(self.bytes_per_read());
-            all.push(format!(
-                "Reads of {each} are small: where each is a file of its own, `prepare::Shards` packs them into shards."
-            ));
+            all.push(format!("Reads of {each} are small: where each is a file of its own, {}", packed()).into());
         }
         all.extend(self.network_advice());
         if network_share(storage) < 0.5 {
             let cached = self.model.with(&Change { cached: true, ..Change::default() });
             let how =
                 "Faster storage (local NVMe), fewer bytes for each sample (`prepare`), or memory for the page cache";
-            all.extend(self.gains(&cached).then(|| self.all_cached(how, &cached)));
+            all.extend(self.gains(&cached).then(|| self.all_cached(how, &cached).into()));
         }
         if filled && loads.headroom == Headroom::Unknown {
             all.extend(self.deeper("which helps unless the device is at its limit, and latencies do not tell"));
         }
         if storage.direct_bytes > 0 && storage.cached_bytes == 0 {
+            let (direct, reader) = (Setting::Direct, Setting::Reader);
             all.push(
-                "Reads bypass the page cache: with memory to spare, `direct` and `reader` can go through it.".into(),
+                format!("Reads bypass the page cache: with memory to spare, {direct} and {reader} can go through it.")
+                    .into(),
             );
         }
         if storage.retries > storage.reads / 100 {
-            all.push(format!(
-                "{} reads were repeated or continued: look at the storage.",
-                number(storage.retries as f64)
-            ));
+            let retries = number(storage.retries as f64);
+            all.push(format!("{retries} reads were repeated or continued: look at the storage.").into());
         }
         all
     }
 
-    fn network_advice(&self) -> Vec<String> {
+    fn network_advice(&self) -> Vec<Advice> {
         let storage = &self.snapshot.storage;
         let mut all = Vec::new();
         if let Some(network) = &storage.network
             && network.throttled > network.requests / 100
         {
-            all.push(format!(
-                "The store throttled {} of {} requests: fewer loaders at a time, keys under more prefixes, or a higher quota.",
-                number(network.throttled as f64),
-                number(network.requests as f64)
-            ));
+            let (throttled, all_of) = (number(network.throttled as f64), number(network.requests as f64));
+            let what = "fewer loaders at a time, keys under more prefixes, or a higher quota";
+            all.push(format!("The store throttled {throttled} of {all_of} requests: {what}.").into());
         }
         let local = self.model.with(&Change { local_cache: true, ..Change::default() });
         let how = match &storage.local_cache {
-            None if on_network_mount(storage) => "`cache(Cache::at(…))` keeps the mount's files on a local disk".into(),
-            None => "`cache(Cache::at(…))` keeps objects on a local disk from the first epoch on".into(),
+            None if on_network_mount(storage) => format!("{} keeps the mount's files on a local disk", Setting::Cache),
+            None => format!("{} keeps objects on a local disk from the first epoch on", Setting::Cache),
             // Counts of the steady time may be 0; the reason stays.
             Some(CacheReads { why: Some(why), .. }) => {
                 let is_full = why.contains("full") || why.contains("No space");
-                let more = if is_full { ": a larger `capacity` or disk helps" } else { "" };
+                let larger = format!(": a larger {} or disk helps", Setting::CacheBytes);
+                let more = if is_full { larger.as_str() } else { "" };
                 format!("The local cache did not keep everything ({why}){more}")
             }
             Some(_) => "The local cache is still being filled; `prepare warm` does it beforehand".into(),
         };
         // A few misses of a full cache are not worth a word.
         let misses = network_share(storage) >= 0.05 && self.gains(&local);
-        all.extend(misses.then(|| self.all_cached(&how, &local)));
+        all.extend(misses.then(|| self.all_cached(&how, &local).into()));
         all
     }
 
@@ -225,14 +258,12 @@ impl Case<'_> {
     }
 
     /// More reads in flight, where they may raise the rate.
-    fn deeper(&self, why: &str) -> Option<String> {
+    fn deeper(&self, why: &str) -> Option<Advice> {
         let depth = self.snapshot.storage.depth.max(1);
         let then = self.model.with(&Change { depth: Some(twice(depth)), ..Change::default() });
         let (rate, next) = (number(then.items_per_s), self.next(&then));
-        self.gains(&then).then(|| {
-            let more = twice(depth);
-            format!("`depth({more})`: all {depth} reads were in flight, {why}. At most {rate} samples/s{next}.")
-        })
+        let rest = format!(": all {depth} reads were in flight, {why}. At most {rate} samples/s{next}.");
+        Advice::set(Setting::Depth, twice(depth), rest).filter(|_| self.gains(&then))
     }
 
     /// Whether a change is worth a word.
@@ -246,47 +277,49 @@ impl Case<'_> {
     }
 
     /// Another reader, where the caller named one that costs more per read.
-    fn other_reader(&self) -> Option<String> {
+    fn other_reader(&self) -> Option<Advice> {
         let reader = self.snapshot.storage.reader.as_ref().filter(|reader| reader.explicit)?;
         let lacks = match reader.name.as_str() {
             "mmap" => "`mmap` has no `O_DIRECT`: each read faults pages into the page cache and copies them from there",
             "pread" => "`pread` needs a thread and a system call for each read in flight",
             _ => return None,
         };
-        Some(format!(
-            "`reader(auto)`: {lacks}; io_uring, where the kernel allows it, submits many reads at once into registered memory."
-        ))
+        let instead = "io_uring, where the kernel allows it, submits many reads at once into registered memory";
+        Advice::set(Setting::Reader, Mode::Auto, format!(": {lacks}; {instead}."))
     }
 
-    fn memory_advice(&self) -> Vec<String> {
+    fn memory_advice(&self) -> Vec<Advice> {
         let (loads, slots) = (self.loads, self.snapshot.slots.count);
         let mut all = Vec::new();
         if loads.slots[3] >= 0.5 * f64::from(slots.max(2)) {
-            all.push(format!(
-                "The consumer holds {:.1} of {slots} slots: drop batches as soon as they are used.",
-                loads.slots[3]
-            ));
+            let held = loads.slots[3];
+            all.push(
+                format!("The consumer holds {held:.1} of {slots} slots: drop batches as soon as they are used.").into(),
+            );
         }
         if loads.no_buffer >= LACKS {
             let buffers = self.snapshot.copy.as_ref().map_or(0, |copy| copy.buffers);
-            all.push(format!("`device_batches({})`: full slots wait for device memory.", buffers.saturating_add(2)));
+            let rest = ": full slots wait for device memory.";
+            all.extend(Advice::set(Setting::DeviceBatches, buffers.saturating_add(2), rest));
         }
         if loads.no_room >= LACKS {
-            all.push(MORE_ROOM.into());
+            all.push(more_room());
         }
         if slots_lack(loads) || all.is_empty() {
-            let more = twice(slots);
-            all.push(match self.more_slots() {
+            let budget = Setting::MemoryBudget;
+            let rest = match self.more_slots() {
                 Some(then) => format!(
-                    "`slots({more})`, with the `memory_budget` for it: about {}{}. Stages wait for each other with {slots}.",
+                    ", with the {budget} for it: about {}{}. Stages wait for each other with {slots}.",
                     self.rate(&then),
                     self.next(&then)
                 ),
                 None => format!(
-                    "`slots({more})`, with the `memory_budget` for it, may help: stages wait for each other with {slots}; how much \
-                     the model cannot tell. So may a larger `batch_size`."
+                    ", with the {budget} for it, may help: stages wait for each other with {slots}; how much the model cannot \
+                     tell. So may a larger {}.",
+                    Setting::BatchSize
                 ),
-            });
+            };
+            all.extend(Advice::set(Setting::Slots, twice(slots), rest));
         }
         all
     }
@@ -298,10 +331,10 @@ impl Case<'_> {
     }
 
     /// Reading ahead across epochs.
-    fn epochs(&self) -> Option<String> {
-        (first_share(self.snapshot, self.loads) >= 0.2).then(|| {
-            "Much of the time goes into first batches: `epochs(a..b)` reads ahead across the end of an epoch.".into()
-        })
+    fn epochs(&self) -> Option<Advice> {
+        let epochs = Setting::Epochs.there().filter(|_| first_share(self.snapshot, self.loads) >= 0.2)?;
+        let much = "Much of the time goes into first batches";
+        Some(format!("{much}: {epochs} reads ahead across the end of an epoch.").into())
     }
 
     fn rate(&self, then: &Prediction) -> String {
@@ -321,13 +354,35 @@ impl Case<'_> {
     }
 }
 
-/// The setting at the beginning of an advice.
-fn setting(advice: &str) -> Option<&str> {
-    advice.strip_prefix('`')?.split('(').next()
+fn copy_advice() -> Vec<Advice> {
+    let convert =
+        Setting::Finish.hint(|finish| format!("keep pictures as bytes and have the device convert them ({finish}), "));
+    let keep = Setting::Keep.hint(|keep| format!(" ({keep})"));
+    let numa = Setting::Numa.hint(|numa| format!(" {numa} next to the device."));
+    vec![
+        format!("Fewer bytes over the bus: {convert}drop fields that are not used{keep}.").into(),
+        format!("The report says whether slots are pinned; copies from memory that is not are slower.{numa}").into(),
+    ]
+}
+
+fn order_advice() -> Vec<Advice> {
+    let larger = format!(
+        "A larger {} costs the planner less for each sample; so do fewer, larger reads: where each sample is a file of its own, {}",
+        Setting::BatchSize,
+        packed()
+    );
+    let own = |sampler| format!("A {sampler} of your own runs on this thread: make it cheaper.");
+    std::iter::once(larger).chain(Setting::Sampler.there().map(own)).map(Advice::from).collect()
+}
+
+fn packed() -> String {
+    format!("{} packs them into shards.", Setting::Shards)
 }
 
 /// The advice when rows wait for room.
-const MORE_ROOM: &str = "A larger `memory_budget`: reads wait for room for their bytes.";
+fn more_room() -> Advice {
+    format!("A larger {}: reads wait for room for their bytes.", Setting::MemoryBudget).into()
+}
 
 /// Twice as many slots, or reads, up to the most allowed.
 fn twice(count: u32) -> u32 {

@@ -30,13 +30,16 @@ impl Case<'_> {
         let of = format!("of {all} for {batches} batch{plural}, {rate} samples/s");
         let host = 100.0 * consumer.waited_ns as f64 / loads.steady_ns;
         let Some(starved) = loads.starved else {
-            return format!("`next()` waited {host:.1} % {of}. Whether the GPU had work meanwhile is not known.");
+            return format!("The consumer waited {host:.1} % {of}. Whether the GPU had work meanwhile is not known.");
         };
         let percent = 100.0 * starved;
         if self.snapshot.consumer.gpu.is_some() {
             let ahead = host > percent + 100.0 * FED;
-            let host =
-                if ahead { format!(" `next()` waited {host:.1} %, ahead of the stream.") } else { String::new() };
+            let host = if ahead {
+                format!(" The consumer's thread waited {host:.1} %, ahead of the stream.")
+            } else {
+                String::new()
+            };
             return format!("The GPU's stream waited {percent:.1} % {of}.{host}");
         }
         let mut text = format!("The consumer waited {percent:.1} % {of}");

@@ -70,8 +70,7 @@ fn the_wait_of_the_stream_counts_and_not_that_of_the_host() {
     });
     assert_said(Cause::Decode, "starved 30.0 %", starved);
     let ahead = said(|s| s.consumer.gpu = gpu(100, 0));
-    let text =
-        "The GPU's stream waited 0.0 % of 10.00 s for 100 batches, 1,000 samples/s. `next()` waited 50.0 %, ahead";
+    let text = "The GPU's stream waited 0.0 % of 10.00 s for 100 batches, 1,000 samples/s. The consumer's thread waited 50.0 %, ahead";
     assert_said(Cause::NotStarved, text, ahead);
 }
 
@@ -336,14 +335,16 @@ fn an_explicit_slow_reader_is_the_first_advice() {
         ] {
             let advice = first(name, explicit, in_flight_ns);
             match lacks {
-                Some(lacks) => assert!(advice.starts_with(&format!("`reader(auto)`: {lacks}")), "{name}: {advice}"),
-                None => assert!(!advice.contains("`reader(auto)`"), "{name}: {advice}"),
+                Some(lacks) => {
+                    assert!(advice.starts_with(&format!("`reader(Mode::Auto)`: {lacks}")), "{name}: {advice}")
+                }
+                None => assert!(!advice.contains("`reader(Mode::Auto)`"), "{name}: {advice}"),
             }
         }
     }
     // While decoding limits the reader does not matter.
     let decoding = said(|s| s.storage.reader = Some(ReaderInUse { name: "mmap".into(), explicit: true }));
-    assert!(!decoding.1.contains("`reader(auto)`"), "{}", decoding.1);
+    assert!(!decoding.1.contains("`reader(Mode::Auto)`"), "{}", decoding.1);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use super::config::Cache;
 use super::dir::{Dir, Old};
 use super::entry::Entry;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::ControlFlow;
@@ -105,7 +106,7 @@ impl Cache {
     fn existing(&self, write: bool) -> Result<Dir> {
         Dir::existing(self, write).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory if self.dir.is_dir() => {
-                let message = "this folder is no cache; name the one that loaders got (`Cache::at`, `--cache`)";
+                let message = format!("this folder is no cache; name the one that loaders got ({})", Setting::Cache);
                 Error::new(ErrorKind::Config, Stage::Open, message).with_path(&self.dir)
             }
             _ => self.failed("open", error),

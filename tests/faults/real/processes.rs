@@ -113,7 +113,7 @@ pub fn use_a_loader_in_a_fork(given: &Given) {
 fn check_that_a_fork_is_told(loader: Loader, mut epoch: Epoch, batch: Batch) {
     let told = |error: Error| {
         assert_eq!(error.kind(), ErrorKind::Forked, "{error}");
-        assert!(error.message().contains("this process was forked after `build()`"), "{error}");
+        assert!(error.message().contains("this process was forked after its loader was built"), "{error}");
     };
     told(epoch.next().unwrap().unwrap_err());
     assert!((1..9).all(|_| epoch.next().is_none()), "an iterator goes on behind its error");

@@ -10,6 +10,8 @@ import traceback
 import warnings
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
+from .errors import ChangedError
+
 __all__ = ["BatchArrays", "PythonCostWarning"]
 
 
@@ -110,6 +112,8 @@ def samples(dataset: Any, name: str) -> tuple[Any, ...]:
     """A map-style dataset as the native loader takes it; the fields are those of its first sample."""
     import numpy
 
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise TypeError(f"{name} is no map-style dataset: len(dataset) and dataset[i] are needed, for the order and for ranks")
     count = len(dataset)
     if count == 0:
         raise ValueError(f"{name} has no samples")
@@ -118,6 +122,10 @@ def samples(dataset: Any, name: str) -> tuple[Any, ...]:
     dataset[count - 1]
     took = time.perf_counter() - start
     fields = [(key, element(array.dtype), array.shape) for key, array in first.items()]
+
+    def check() -> None:
+        if len(dataset) != count:
+            raise ChangedError(f"{name} has {len(dataset)} samples, {count} when the loader was built: build a new loader")
 
     def call(index: int) -> tuple[bytes, ...]:
         sample = dict(_items(dataset[index]))
@@ -135,7 +143,7 @@ def samples(dataset: Any, name: str) -> tuple[Any, ...]:
         PythonCostWarning,
         stacklevel=4,
     )
-    return call, count, name, fields
+    return call, count, name, fields, check
 
 
 def _items(sample: Any) -> Iterator[tuple[str, Any]]:
@@ -155,7 +163,10 @@ def _array(name: str, value: Any) -> Any:
             value = value.detach().cpu().numpy()
         except TypeError as error:
             raise TypeError(f"{name!r} of a sample is a tensor of {value.dtype}, which NumPy has not: give another type") from error
-    array = numpy.asarray(value)
+    try:
+        array = numpy.asarray(value)
+    except ValueError as error:
+        raise TypeError(f"{name!r} of a sample is no array ({error}): give values of one shape, or each as a field") from error
     if array.dtype == bool:
         array = array.view(numpy.uint8)
     if array.dtype.kind not in "iuf" or array.dtype.itemsize > 8:
@@ -167,7 +178,7 @@ def _array(name: str, value: Any) -> Any:
 def adds(given: Mapping[str, tuple[Any, Sequence[int]]]) -> list[Any]:
     """The setting `adds` as the native loader takes it."""
     for name, (_, shape) in given.items():
-        if isinstance(shape, int) or any(size < 1 for size in shape):
+        if not isinstance(shape, (tuple, list)) or any(not isinstance(size, int) or size < 1 for size in shape):
             raise ValueError(f"adds: the shape of {name!r} is {shape}: give a tuple of sizes from 1, () for one number per row")
     return [(name, element(dtype), tuple(shape)) for name, (dtype, shape) in given.items()]
 

@@ -15,7 +15,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, Iterator, Literal, Mapping, Sequence, TypedDict, TypeVar
 
-from . import _code, _html, _signals
+from . import _code, _html, _settings, _signals
 from ._native import Loader as _Native
 from ._tensors import Batch
 from .errors import BatchesHeldError, EpochLiveError, ForkedError
@@ -359,9 +359,8 @@ class Loader(_Native, Generic[Out]):
         for name, convert in (("adds", _code.adds), ("decoders", _code.decoders)):
             if settings.get(name) is not None:
                 settings[name] = convert(settings[name])
-        paths = os.fspath(path) if isinstance(path, (str, os.PathLike)) else [os.fspath(part) for part in path]
         ranks = cls._ranks() if settings["shard"] == "env" else None
-        loader = super().__new__(cls, source, paths, ranks=ranks, **settings)
+        loader = super().__new__(cls, source, _settings.paths(path), ranks=ranks, **settings)
         loader._shuffled = settings.get("shuffle") is not None
         loader._drop_last = settings.get("last_batch") == "drop"
         loader._lanes = settings.get("lanes") or 1
@@ -456,9 +455,7 @@ class Loader(_Native, Generic[Out]):
     def set_epoch(self, epoch: int) -> None:
         """The next loop is this epoch: what is left of it if the loaded state is in it or behind it, else all of it."""
         self._check_fork()
-        if epoch < 0:
-            raise ValueError(f"epoch {epoch}: epochs are counted from 0")
-        self._next, self._chosen = epoch, True
+        self._next, self._chosen = _settings.epoch(epoch), True
         if epoch >= super().next_epoch:
             self._behind = None
 

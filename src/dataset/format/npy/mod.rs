@@ -98,7 +98,7 @@ impl Rules {
                 return bad(format!("there is no field `{name}`; there are {}", names.join(", ")));
             }
             if self.0[..index].iter().any(|(other, _)| other == name) {
-                return bad(format!("`{name}` has two of the rules `up_to` and `flat`: give one"));
+                return bad(format!("`{name}` has two rules for varying shapes: give one"));
             }
             if matches!(rule, Rule::UpTo(0) | Rule::Flat(0)) {
                 return bad(format!("the maximum of `{name}` is 0"));
@@ -156,7 +156,7 @@ impl NpyBuilder {
             return bad("no field was named");
         }
         if self.uniform && !self.rules.0.is_empty() {
-            return bad("fields with `up_to` or `flat` vary from file to file: leave out `uniform`");
+            return bad("fields of varying shapes cannot be uniform from file to file: leave out one of both");
         }
         let names: Vec<&str> = self.fields.iter().map(|(name, _)| name.as_str()).collect();
         self.rules.check(&names)?;

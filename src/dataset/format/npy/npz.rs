@@ -85,7 +85,7 @@ impl NpzBuilder {
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Npz> {
         let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if self.rows && self.verify {
-            return bad("`verify` needs whole members, `rows` reads parts of them");
+            return bad("checksums need whole members, and samples are rows of them: leave out one of both");
         }
         let files = expand(&pattern, &[".npz"])?;
         let names = match &self.fields {

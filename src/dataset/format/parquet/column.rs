@@ -13,6 +13,7 @@ use super::page::{Header, Kind, PLAIN, PLAIN_DICTIONARY, Page, Pages, RLE, RLE_D
 use super::unpack::{Codec, Unpacked};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ChunkBuf;
+use crate::setting::Setting;
 use bytes::Bytes;
 use parquet::basic::{Compression, Type};
 use parquet::column::reader::{ColumnReaderImpl, get_column_reader, get_typed_column_reader};
@@ -426,7 +427,7 @@ impl Column<'_> {
 
     fn missing(&self, row: usize) -> Error {
         let row = self.rows.start + row as u64;
-        bad(format!("row {row} of the row group is null (`.nulls(Nulls::Zero)` takes nulls as 0 or empty)"))
+        bad(format!("row {row} of the row group is null ({} takes nulls as 0 or empty)", Setting::NullZero))
     }
 
     /// Writes all values with `put`: `list` per row, or one per row for a column without lists.

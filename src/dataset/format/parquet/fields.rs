@@ -3,6 +3,7 @@
 use super::footer::{Footer, Leaf, List, config};
 use super::{FieldKind, FieldPlan, How, Wanted};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use crate::tensor::{DType, EncodedField, Field};
 use arrow_schema::DataType;
 use parquet::basic::Type;
@@ -105,8 +106,10 @@ fn refusal(leaf: &Leaf) -> String {
         (DataType::FixedSizeBinary(_), _) if list => "lists of byte arrays are not supported".into(),
         (_, Type::BYTE_ARRAY) => "byte arrays cannot be stacked".into(),
         _ if number(leaf).is_none() => "values of this type are not supported".into(),
-        _ if list => "a list is a field by `.up_to(name, max)`, one of fixed size also by `.column(name)`".into(),
-        _ => "a number is a field by `.column(name)`".into(),
+        _ if list => {
+            format!("a list is a field by {}, one of fixed size also by {}", Setting::UpTo, Setting::Columns)
+        }
+        _ => format!("a number is a field by {}", Setting::Columns),
     }
 }
 
@@ -146,8 +149,9 @@ fn encoded_field(wanted: &Wanted, leaf: &Leaf, columns: usize) -> Result<(Encode
             Ok((EncodedField::raw(Field::up_to(name, dtype, max)), kind))
         }
         (Some(_), List::Any, How::Stored) => Err(config(format!(
-            "column `{}` holds lists of any length: give the maximum with `.up_to(\"{}\", max)`",
-            leaf.name, leaf.name
+            "column `{}` holds lists of any length: give the maximum with {}",
+            leaf.name,
+            Setting::UpTo
         ))),
         _ => unsupported(),
     }

@@ -30,6 +30,7 @@ use crate::dataset::index::{
 };
 use crate::dataset::{Dataset, EXTENSIONS, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use crate::storage::{Blob, listing};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::collections::BTreeMap;
@@ -353,7 +354,8 @@ impl TarBuilder {
         if self.fields.is_empty() || pictures.len() > 1 {
             let found = endings.join(", ");
             let message = format!(
-                "cannot infer the fields from the first sample, which has {found}: name them with `Tar::builder`"
+                "cannot infer the fields from the first sample, which has {found}: name them with {}",
+                Setting::TarFields
             );
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(path));
         }

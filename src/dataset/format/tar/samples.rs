@@ -8,6 +8,7 @@ use super::member::{self, BLOCK, Header, Kind, Member, Step, Stop};
 use crate::dataset::damage::{Damage, DamageKind};
 use crate::dataset::index::{Entry, FIELDS_MAX, Rows, Scan};
 use crate::error::Result;
+use crate::setting::Setting;
 use std::collections::HashMap;
 
 /// Bytes of the end marker.
@@ -156,9 +157,10 @@ impl<'a> Samples<'a> {
         if !whole.contains(&Some(input.len())) {
             let message = format!(
                 "{tail} zero bytes at the end, where a marker of {MARKER} or padding to a multiple of {RECORD} is expected: \
-                 zeroed or cut; see `TarBuilder::padding`"
+                 zeroed or cut"
             );
-            return stop(DamageKind::Zeroed, at, tail, message);
+            let see = Setting::Padding.hint(|padding| format!("; see {padding}"));
+            return stop(DamageKind::Zeroed, at, tail, message + &see);
         }
         Ok(())
     }

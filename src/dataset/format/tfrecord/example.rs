@@ -13,6 +13,7 @@
 //! field of the wrong wire type, a group, and a varint over 64 bits are errors, since damage looks like that.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 
 /// Limits for the error of a missing feature: number of names listed, and bytes of each.
 const NAMES_LISTED: usize = 12;
@@ -365,11 +366,9 @@ fn missing(example: &[u8], name: &str) -> Error {
 #[cold]
 fn sequence(lists: &[u8]) -> Error {
     let names = names([Wire::new(lists, 0)]).unwrap_or_default();
-    let message = format!(
-        "this is a tf.train.SequenceExample; its feature lists are not supported: {names}; `context_only(true)` reads its \
-         context alone"
-    );
-    Error::new(ErrorKind::Decode, Stage::Decode, message)
+    let message = format!("this is a tf.train.SequenceExample; its feature lists are not supported: {names}");
+    let context = Setting::ContextOnly.hint(|only| format!("; {only} reads its context alone"));
+    Error::new(ErrorKind::Decode, Stage::Decode, message + &context)
 }
 
 /// The first names of the entries of these messages, and how many more there are.

@@ -4,6 +4,7 @@ use crate::dataset::digest::Digest;
 use crate::dataset::parallel::parallel;
 use crate::dataset::words::{halves, load as load_words, seal, wide};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use crate::storage::listing::look;
 use crate::storage::{Blob, SourceId, Sources};
 use std::ops::Range;
@@ -116,7 +117,8 @@ pub(super) fn load(place: &Path, lengths: u64) -> Result<Found> {
         return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(place));
     }
     let useless = |kind, what: &str| {
-        let message = format!("{what}; if the change is intended, make the checksums again (`checked_anew`)");
+        let anew = Setting::CheckedAnew.hint(|anew| format!(" ({anew})"));
+        let message = format!("{what}; if the change is intended, make the checksums again{anew}");
         Ok(Found::Useless(Error::new(kind, Stage::Index, message)))
     };
     let head: Vec<u32> = start.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();

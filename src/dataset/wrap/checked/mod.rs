@@ -32,6 +32,7 @@ use crate::dataset::forward::forward;
 use crate::dataset::{ChunkBuf, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use crate::storage::publish::publish;
 use bytes::Bytes;
 use std::path::{Path, PathBuf};
@@ -115,7 +116,8 @@ impl<D: Dataset> Checked<D> {
 /// Error for a dataset that differs although all sources have the same lengths: that is damage.
 fn another(place: &Path) -> Error {
     let message = "the sources have the same lengths as when the checksums were made, but the dataset differs: a file \
-                   that describes itself is damaged, or it is opened in another way (then use `checked_anew`)";
+                   that describes itself is damaged, or it is opened in another way";
+    let message = message.to_string() + &Setting::CheckedAnew.hint(|anew| format!(" (then use {anew})"));
     Error::new(ErrorKind::Changed, Stage::Index, message).with_path(place)
 }
 

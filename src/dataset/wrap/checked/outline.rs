@@ -5,6 +5,7 @@ use crate::dataset::parallel::parallel;
 use crate::dataset::sample::Plain;
 use crate::dataset::{Dataset, Part, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use crate::storage::Extent;
 use std::path::Path;
 
@@ -86,9 +87,10 @@ impl Outline {
         }
         let Some((extent, sample)) = first else { return Ok(()) };
         let more = if seen.len() > files.len() { format!(", … ({} files)", seen.len()) } else { String::new() };
+        let anew = Setting::CheckedAnew.hint(|anew| format!(" ({anew})"));
         let message = format!(
             "the files have other times or paths than when the checksums in {} were made, and {} of {} checksums differ, \
-             first in {}{more}; restore these files, or make the checksums anew (`checked_anew`)",
+             first in {}{more}; restore these files, or make the checksums anew{anew}",
             place.display(),
             differ.len(),
             now.len() - HEADER,

@@ -1,0 +1,54 @@
+"""Words about settings: what a name of another library is here, and which name was meant."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from typing import Any, Iterable
+
+#: Arguments of PyTorch's DataLoader, its samplers and transforms: what stands for them here.
+ELSEWHERE = {
+    "num_workers": "give `workers`",
+    "drop_last": 'give last_batch="drop"',
+    "pin_memory": "leave it out: host batches of a GPU loader are pinned",
+    "pin_memory_device": "give `device`",
+    "prefetch_factor": "give `slots`, the batches in memory at once",
+    "persistent_workers": "leave it out: workers are threads that live as long as the loader",
+    "collate_fn": "rows are batched by the loader; give `map_batch` to change a batch",
+    "sampler": "give `indices`, `shuffle` or `weights`",
+    "batch_sampler": "give `batch_size` with `indices`, `shuffle` or `weights`",
+    "worker_init_fn": "leave it out: workers are threads; `map_batch` gets the seed of each batch",
+    "timeout": "give `stall_deadline`, in seconds",
+    "generator": "give `shuffle`, the seed of the order",
+    "multiprocessing_context": "leave it out: workers are threads",
+    "rank": "give shard=(rank, world)",
+    "world_size": "give shard=(rank, world)",
+    "num_replicas": "give shard=(rank, world)",
+    "num_shards": "give shard=(rank, world)",
+    "transform": "give `size` and `dtype` for pictures, `map_batch` for others",
+}
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """What to give in place of a setting that there is not; begins with a link."""
+    if name in ELSEWHERE:
+        return f": {ELSEWHERE[name]}"
+    near = difflib.get_close_matches(name, known, n=1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+def paths(path: Any) -> str | list[str]:
+    """One path, or several, as strings."""
+    try:
+        return os.fspath(path) if isinstance(path, (str, os.PathLike)) else [os.fspath(part) for part in path]
+    except TypeError:
+        raise TypeError(f"path={path!r}: give a path or a list of paths") from None
+
+
+def epoch(number: Any) -> int:
+    """The number of an epoch."""
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise TypeError(f"epoch {number!r}: give a whole number from 0")
+    if number < 0:
+        raise ValueError(f"epoch {number}: epochs are counted from 0")
+    return int(number)

@@ -1,0 +1,173 @@
+//! What messages call a setting: it has a name in Rust, in Python and on the command line.
+
+use std::fmt::{self, Debug};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Whose names messages use: Rust's, unless the process chose others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// The names of this crate.
+    Rust,
+    /// Those of the Python package.
+    Python,
+    /// Those of the command line tools in `examples/`.
+    CommandLine,
+}
+
+static SPOKEN: AtomicU8 = AtomicU8::new(Dialect::Rust as u8);
+
+impl Dialect {
+    /// Messages of this process use these names from now on.
+    pub fn speak(self) {
+        SPOKEN.store(self as u8, Ordering::Relaxed);
+    }
+
+    fn spoken() -> Self {
+        let all = [Self::Rust, Self::Python, Self::CommandLine];
+        all[SPOKEN.load(Ordering::Relaxed) as usize]
+    }
+}
+
+macro_rules! settings {
+    ($($setting:ident: $rust:literal, $python:literal, $line:literal;)*) => {
+        /// A setting that a message names.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(dead_code, reason = "messages of features alone name some of them")]
+        pub(crate) enum Setting { $($setting),* }
+
+        const NAMES: &[[&str; 3]] = &[$([$rust, $python, $line]),*];
+
+        #[cfg(test)]
+        const ALL: &[Setting] = &[$(Setting::$setting),*];
+    };
+}
+
+// In Rust, in Python, on the command line. `{}` is the place of a value; without one the name ends before it. An empty
+// name: there is none, and no message may offer the setting.
+settings! {
+    BatchSize: "batch_size({})", "batch_size={}", "--batch {}";
+    Bind: "batch.bind(…)", "", "";
+    Cache: "cache(Cache::at(…))", "cache=FOLDER", "--cache FOLDER";
+    CacheBytes: "capacity", "cache_bytes", "--cache-gib";
+    CheckedAnew: "checked_anew", "", "--checked-anew";
+    Columns: "column", "columns", "--columns";
+    ContextOnly: "context_only(true)", "", "--context-only";
+    Cut: "cut(true)", "", "";
+    DctScaling: "dct_scaling", "dct_scaling", "";
+    Decode: "decode", "", "";
+    DecodeField: "decode_field", "decoders", "";
+    Depth: "depth({})", "depth={}", "--depth {}";
+    DeviceBatches: "device_batches({})", "device_batches={}", "";
+    Direct: "direct", "direct", "--direct";
+    Documents: "documents", "documents", "--up-to";
+    Epochs: "epochs(a..b)", "", "";
+    Finish: "finish", "dtype", "";
+    Flat: "flat", "", "--flat";
+    GlobalBatch: "global_batch({})", "global_batch={}", "";
+    Keep: "keep", "keep", "";
+    LastBatch: "last_batch(LastBatch::{})", "last_batch=\"{}\"", "";
+    Ledger: "Loader::ledger", "bad_samples", "";
+    MemoryBudget: "memory_budget", "memory_budget", "--budget-mib";
+    NextEpoch: "loader.next_epoch()", "loader.next_epoch", "";
+    NullZero: "nulls(Nulls::Zero)", "null_zero=True", "--null-zero";
+    Numa: "numa", "numa", "";
+    Overwrite: "overwrite(true)", "", "--force";
+    Padding: "TarBuilder::padding", "", "";
+    Reader: "reader(Mode::{})", "reader=\"{}\"", "--reader {}";
+    Sampler: "Sampler", "", "";
+    SeekPoints: "dataset.seekable", "seek_points", "--seek-points";
+    SeqLen: "window", "seq_len", "--seq-len";
+    Shard: "Shard::new(rank, world)", "shard=(rank, world)", "";
+    ShardOf: "Shard::of(Launcher::{})", "", "";
+    Shards: "prepare::Shards", "prepare", "prepare";
+    Size: "resize", "size", "--crop";
+    Slots: "slots({})", "slots={}", "--slots {}";
+    StallDeadline: "stall_deadline", "stall_deadline", "";
+    Stream: "stream(…)", "streams", "";
+    Strict: "strict(false)", "strict=False", "";
+    Substitute: "on_bad_sample", "substitute", "";
+    TarFields: "Tar::builder", "columns", "--columns";
+    UpTo: "up_to", "up_to", "--up-to";
+    WholeData: "Shard::single()", "shard=None", "";
+    Window: "Order::windowed", "window", "--window";
+    Workers: "workers({})", "workers={}", "--workers {}";
+}
+
+impl Setting {
+    /// The setting, if this process has it.
+    pub(crate) fn there(self) -> Option<Self> {
+        (!self.name(Dialect::spoken()).is_empty()).then_some(self)
+    }
+
+    /// The setting with this value. Enums outside of Rust are in lower case.
+    pub(crate) fn with(self, value: impl Debug) -> String {
+        self.with_in(Dialect::spoken(), value)
+    }
+
+    fn with_in(self, dialect: Dialect, value: impl Debug) -> String {
+        let value = format!("{value:?}");
+        let value = if dialect == Dialect::Rust { value } else { value.to_lowercase() };
+        format!("`{}`", self.name(dialect).replace("{}", &value))
+    }
+
+    /// Behind a message that the setting is the way out of; nothing where there is no such setting.
+    pub(crate) fn hint(self, words: impl FnOnce(Self) -> String) -> String {
+        self.there().map_or_else(String::new, words)
+    }
+
+    fn name(self, dialect: Dialect) -> &'static str {
+        NAMES[self as usize][dialect as usize]
+    }
+
+    fn words_in(self, dialect: Dialect) -> String {
+        let name = self.name(dialect);
+        match name.split_once("{}") {
+            // `slots(`, `slots=` and `--slots ` without their last sign.
+            Some((name, _)) => format!("`{}`", name.split(['(', '=', ' ']).next().unwrap_or(name)),
+            // A message that must name it does so in plain words.
+            None if name.is_empty() => format!("{self:?}").to_lowercase(),
+            None => format!("`{name}`"),
+        }
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.words_in(Dialect::spoken()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Dialect::{CommandLine, Python, Rust};
+
+    #[test]
+    fn a_setting_has_a_name_in_each_dialect() {
+        let all = |setting: Setting| [Rust, Python, CommandLine].map(|dialect| setting.words_in(dialect));
+        assert_eq!(all(Setting::Slots), ["`slots`", "`slots`", "`--slots`"]);
+        assert_eq!(all(Setting::NullZero), ["`nulls(Nulls::Zero)`", "`null_zero=True`", "`--null-zero`"]);
+        assert_eq!(all(Setting::Cut), ["`cut(true)`", "cut", "cut"]);
+        assert_eq!(all(Setting::LastBatch), ["`last_batch`", "`last_batch`", "lastbatch"]);
+    }
+
+    #[test]
+    fn a_value_is_written_as_the_dialect_writes_it() {
+        #[derive(Debug)]
+        struct Keep;
+        let all = |setting: Setting, value: &dyn Debug| [Rust, Python].map(|dialect| setting.with_in(dialect, value));
+        assert_eq!(all(Setting::LastBatch, &Keep), ["`last_batch(LastBatch::Keep)`", "`last_batch=\"keep\"`"]);
+        assert_eq!(all(Setting::Workers, &8), ["`workers(8)`", "`workers=8`"]);
+        assert_eq!(Setting::Workers.with_in(CommandLine, 8), "`--workers 8`");
+    }
+
+    #[test]
+    fn no_name_outside_of_rust_is_an_item_of_rust() {
+        for setting in ALL {
+            for dialect in [Python, CommandLine] {
+                let name = setting.name(dialect);
+                assert!(!name.contains("::") && !name.contains("()"), "{setting:?}: {name}");
+            }
+        }
+    }
+}
