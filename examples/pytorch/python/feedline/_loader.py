@@ -307,11 +307,15 @@ class Samples:
         raise TypeError("feedline reads whole batches: loop over the loader, or set indices=[...] to choose samples")
 
 
-class _OnClass(classmethod):  # type: ignore[type-arg]
-    """A constructor on the class, and `Samples` on a loader: both are called `dataset`."""
+if TYPE_CHECKING:
+    _OnClass = classmethod
+else:
 
-    def __get__(self, loader: Any, owner: Any = None) -> Any:
-        return super().__get__(loader, owner) if loader is None else Samples(loader)
+    class _OnClass(classmethod):
+        """A constructor on the class, and `Samples` on a loader: both are called `dataset`."""
+
+        def __get__(self, loader, owner=None):
+            return super().__get__(loader, owner) if loader is None else Samples(loader)
 
 
 class Loader(_Native, Generic[Out]):

@@ -30,7 +30,8 @@ def watch(loader: Any) -> None:
         for number in _SIGNALS:
             action = _action(number)
             _before[number] = (signal.signal(number, _handle), action)
-    _wanting[id(loader)] = weakref.ref(loader, lambda _, key=id(loader): _gone(key))
+    key = id(loader)
+    _wanting[key] = weakref.ref(loader, lambda _: _gone(key))
     if _came:
         loader._request_stop()
 

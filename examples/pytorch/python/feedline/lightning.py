@@ -9,8 +9,8 @@ if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
     from pytorch_lightning import Callback
     from pytorch_lightning.utilities import CombinedLoader
 else:
-    from lightning.pytorch import Callback
-    from lightning.pytorch.utilities import CombinedLoader
+    from lightning.pytorch import Callback  # type: ignore[assignment]
+    from lightning.pytorch.utilities import CombinedLoader  # type: ignore[assignment]
 
 from ._loader import Loader
 
