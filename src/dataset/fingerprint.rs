@@ -113,7 +113,7 @@ impl Fingerprint {
             differences.push(what.into());
         }
         let message = format!("{}; open the dataset that the run began with, or begin anew", differences.join("; "));
-        let error = Error::new(ErrorKind::FingerprintMismatch, Stage::Build, message);
+        let error = Error::new(ErrorKind::FingerprintMismatch, Stage::State, message);
         Err(match shard {
             Some(path) => error.with_path(path),
             None => error,
