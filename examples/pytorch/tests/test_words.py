@@ -153,7 +153,6 @@ def test_places_and_epochs_are_told_in_words_of_python(data):
     next(iter(loader))
     loader.close()
     loader.load_state_dict(loader.state_dict())
-    assert "`loader.next_epoch`" in said(lambda: next(iter(loader.epoch(3))))
     said(lambda: loader.epoch(2**64 - 1))
     said(lambda: loader.epoch(-1))
     for epoch in ("1", 1.5, None, True):
@@ -181,7 +180,8 @@ def test_variables_of_launchers_are_told_in_words_of_python(data, monkeypatch, v
             monkeypatch.delenv(name)
     for variable in variables.split():
         monkeypatch.setenv(*variable.split("=", 1))
-    said(lambda: records(data), feedline.errors.ConfigError)
+    loader = records(data)
+    said(lambda: len(loader), feedline.errors.ConfigError)
 
 
 def test_the_report_is_in_words_of_python(data):
