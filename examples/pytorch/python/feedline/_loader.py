@@ -399,7 +399,7 @@ class Loader(_Native, Generic[Out]):
 
         After `load_state_dict` the epoch of the state is what is left of it, and of an earlier one nothing is.
         """
-        return Epoch(self, self._upcoming() if epoch is None else epoch)
+        return Epoch(self, self._upcoming() if epoch is None else _settings.epoch(epoch))
 
     @property
     def next_epoch(self) -> int:
