@@ -64,7 +64,8 @@ impl JobMaker {
     fn job(&self, generation: u64, cursor: &Cursor, most: u64, current: Arc<AtomicU64>) -> Result<Arc<Job>> {
         let (order, batches) = caught(Stage::Order, || {
             let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), cursor.epoch)?;
-            let batches = Batches::new(order.len(), self.global, self.last, self.shard)?.in_lanes(self.order.lane_count());
+            let batches =
+                Batches::new(order.len(), self.global, self.last, self.shard)?.in_lanes(self.order.lane_count());
             Ok((order, batches.starting(cursor.position, cursor.batch)))
         })?;
         let (then, now) = (self.positions.unwrap_or(batches.len()), batches.len());

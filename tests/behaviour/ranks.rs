@@ -671,7 +671,8 @@ fn check_format(make: impl Fn() -> Arc<dyn Dataset>, check: impl Fn(&Batch, usiz
                             ..part(&batch)
                         });
                     }
-                    let right = |epoch| cut.parts(epoch, &naive.ids(&starts, epoch), shard.rank(), naive.in_turn(), |_| vec![]);
+                    let right =
+                        |epoch| cut.parts(epoch, &naive.ids(&starts, epoch), shard.rank(), naive.in_turn(), |_| vec![]);
                     same(&parts, &[right(0), right(1)].concat(), &format!("{naive:?}, {cut:?}, {len} samples"));
                 }
             }

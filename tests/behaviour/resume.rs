@@ -214,7 +214,11 @@ fn resume_everywhere(case: &Case, all: &[Global], states: &[State], draws: &mut 
             // Without any batch, only some calls ask for epochs, which are then over.
             assert!(all.is_empty() || loader.state().unwrap() == states[all.len()], "where all others end");
         }
-        same(&union(&ranks, case.run.naive.in_turn()), &all[done..], &format!("resumed after {done} batches by {world} ranks"));
+        same(
+            &union(&ranks, case.run.naive.in_turn()),
+            &all[done..],
+            &format!("resumed after {done} batches by {world} ranks"),
+        );
     }
     states.len() as u64
 }
@@ -234,7 +238,11 @@ fn resume_in_a_chain(case: &Case, all: &[Global], states: &[State], draws: &mut 
             ranks.push(case.take(&loader, steps as u64, left as u64, draws));
             after.push(loader.state().unwrap());
         }
-        same(&union(&ranks, case.run.naive.in_turn()), &all[done..done + steps], &format!("link {link} after {done} batches by {world} ranks"));
+        same(
+            &union(&ranks, case.run.naive.in_turn()),
+            &all[done..done + steps],
+            &format!("link {link} after {done} batches by {world} ranks"),
+        );
         State::agree(&after).unwrap();
         done += steps;
         state = stored(&after[0]);
@@ -793,7 +801,11 @@ fn a_run_resumes_in_batches_of_another_size() {
             for loader in rebatched.resumed(&stored(&after[0]), world, &mut draws) {
                 ranks.push(parts(loader.steps(right.len() as u64 - steps).unwrap()));
             }
-            same(&union(&ranks, case.run.naive.in_turn()), &right[steps as usize..], &format!("{what}, {steps} steps later"));
+            same(
+                &union(&ranks, case.run.naive.in_turn()),
+                &right[steps as usize..],
+                &format!("{what}, {steps} steps later"),
+            );
             // The same samples as in the unchanged run, except for padding and dropped samples.
             if last != LastBatch::Drop && state.epoch() < case.epochs {
                 let real: Vec<u64> = right

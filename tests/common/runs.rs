@@ -482,7 +482,14 @@ impl Cut {
     }
 
     /// Expected batches of `rank` in the epoch with these `ids`. In lanes the ranks take positions in turn.
-    pub fn parts(&self, epoch: u64, ids: &[u64], rank: u32, in_turn: bool, content: impl Fn(Spot) -> Vec<u8>) -> Vec<Part> {
+    pub fn parts(
+        &self,
+        epoch: u64,
+        ids: &[u64],
+        rank: u32,
+        in_turn: bool,
+        content: impl Fn(Spot) -> Vec<u8>,
+    ) -> Vec<Part> {
         let (len, world) = (ids.len() as u64, u64::from(self.world));
         let mut parts = Vec::new();
         for (number, (first, real)) in self.batches(len).into_iter().enumerate() {
