@@ -153,6 +153,12 @@ impl Tensor {
         self.place().is_none()
     }
 
+    /// Whether it may only be read, as what the host keeps of a batch on a GPU; unknown once it was handed over.
+    #[getter]
+    fn read_only(&self) -> bool {
+        self.place().as_ref().is_some_and(Dlpack::read_only)
+    }
+
     fn __repr__(&self) -> String {
         let place = if self.on_host() { String::new() } else { format!(" on cuda:{}", self.device.1) };
         let taken = if self.taken() { ", taken" } else { "" };

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from numpy import from_dlpack
-
 from . import IMAGENET
 from ._loader import Epoch, Loader as _Loader
-from ._tensors import Batch, to_numpy
+from ._tensors import Batch, numpy_taker, to_numpy
 
 if TYPE_CHECKING:
     import numpy
@@ -35,6 +33,9 @@ __all__ = [
 ]
 
 
+_take = numpy_taker()
+
+
 class Loader(_Loader["dict[str, numpy.ndarray]"]):
     """Hands out NumPy arrays."""
 
@@ -44,7 +45,7 @@ class Loader(_Loader["dict[str, numpy.ndarray]"]):
     def _out(self, batch: Batch) -> dict[str, numpy.ndarray]:
         if self.device != "cpu":
             return to_numpy(batch)
-        return {name: from_dlpack(tensor) for name, tensor in batch.items()}
+        return {name: _take(tensor) for name, tensor in batch.items()}
 
 
 images = Loader.images

@@ -55,15 +55,28 @@ class Loader(_Loader[Any]):
     _layout = "nchw"
     _array: ClassVar[Callable[[Any], Any]] = staticmethod(torch.from_dlpack)
     _fields: list[str]
+    _follows: bool
 
     def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
+        follows = "shard" not in settings
         settings.setdefault("shard", _shard())
         output = settings.pop("output", None)
         if output not in (None, "auto", "dict"):
             raise ValueError(f"output {output!r}: there are auto and dict")
         loader = super().__new__(cls, source, path, **settings)
         loader._fields = [] if output == "dict" else _order(loader, source, settings)
+        loader._follows = follows
         return loader
+
+    def _open(self, epoch: Epoch[Any], number: int | None) -> Any:
+        # The main process of Lightning's launcher and a spawned one have no variables before torch.distributed starts.
+        if self._follows and (shard := _shard()) != "env" and shard != self.shard:
+            (rank, world), (ours, of) = shard, self.shard
+            raise RuntimeError(
+                f"the loader was built as rank {ours} of {of}, and torch.distributed has rank {rank} of {world}: build it after "
+                "torch.distributed is initialised (with Lightning in train_dataloader()), or give shard=(rank, world)"
+            )
+        return super()._open(epoch, number)
 
     def _out(self, batch: Batch) -> Any:
         if not self._fields:
