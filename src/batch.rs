@@ -507,7 +507,7 @@ impl<'a> FieldView<'a> {
         self.contents.offsets(self.kept.index).map(|offsets| &offsets[self.start..=self.end])
     }
 
-    /// All elements, row after row.
+    /// All elements, row after row; booleans as `u8`.
     ///
     /// Errors: [`ErrorKind::Shape`] if `T` is not the dtype, [`ErrorKind::Device`] if the batch is on a device.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
@@ -590,7 +590,7 @@ impl<'a> FieldView<'a> {
     }
 
     fn check_dtype<T: Element>(&self) -> Result<()> {
-        if self.dtype() == T::DTYPE {
+        if self.dtype().is_seen_as::<T>() {
             return Ok(());
         }
         let message = format!("field `{}` holds {}, not {}", self.name(), self.dtype(), T::DTYPE);

@@ -62,7 +62,7 @@ pub(crate) mod raw {
     #[repr(C)]
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct DLDataType {
-        /// 0: signed, 1: unsigned, 2: IEEE float, 4: bfloat.
+        /// 0: signed, 1: unsigned, 2: IEEE float, 4: bfloat, 6: bool.
         pub code: u8,
         /// Bits of one element.
         pub bits: u8,
@@ -85,6 +85,7 @@ pub(crate) mod raw {
                 DType::F32 => (2, 32),
                 DType::F64 => (2, 64),
                 DType::BF16 => (4, 16),
+                DType::Bool => (6, 8),
             };
             Self { code, bits, lanes: 1 }
         }
@@ -421,6 +422,7 @@ mod tests {
             (DType::F32, 2, 32),
             (DType::F64, 2, 64),
             (DType::BF16, 4, 16),
+            (DType::Bool, 6, 8),
         ];
         for (dtype, code, bits) in table {
             let gone = Arc::default();

@@ -18,6 +18,8 @@ use std::fmt;
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names are the field's common ones")]
 pub enum DType {
+    /// A byte as the source has it: 0 is false, 1 is true. Rust sees it as `u8`.
+    Bool,
     U8,
     I8,
     U16,
@@ -36,7 +38,7 @@ impl DType {
     /// Bytes per element.
     pub const fn size(self) -> usize {
         match self {
-            Self::U8 | Self::I8 => 1,
+            Self::Bool | Self::U8 | Self::I8 => 1,
             Self::U16 | Self::I16 | Self::F16 | Self::BF16 => 2,
             Self::U32 | Self::I32 | Self::F32 => 4,
             Self::U64 | Self::I64 | Self::F64 => 8,
@@ -46,6 +48,7 @@ impl DType {
     /// The usual lower-case name (`u8`, `f32`, `bf16`, …).
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Bool => "bool",
             Self::U8 => "u8",
             Self::I8 => "i8",
             Self::U16 => "u16",
@@ -59,6 +62,11 @@ impl DType {
             Self::F32 => "f32",
             Self::F64 => "f64",
         }
+    }
+
+    /// Whether elements may be seen as `T`: no byte of a file becomes Rust's `bool`.
+    pub(crate) fn is_seen_as<T: Element>(self) -> bool {
+        self == T::DTYPE || (self == Self::Bool && T::DTYPE == Self::U8)
     }
 }
 

@@ -22,7 +22,7 @@ use super::digest::Digest;
 use super::parallel::parallel;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::{Blob, SourceId, Sources};
-use crate::tensor::{EncodedField, Encoding, Shape};
+use crate::tensor::{DType, EncodedField, Encoding, Shape};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -272,16 +272,18 @@ fn fields(schema: &[EncodedField]) -> u64 {
         let start = digest.word(dims.len() as u64);
         dims.iter().fold(start, |digest, dim| digest.word(*dim as u64))
     };
+    // Booleans were bytes once: states of that time stay valid.
+    let name = |dtype: DType| if dtype == DType::Bool { DType::U8.name() } else { dtype.name() }.as_bytes();
     let field = |digest: Digest, field: &EncodedField| {
         let digest = digest.bytes(field.name.as_bytes());
         match &field.encoding {
             Encoding::Image => digest.word(0),
             Encoding::Bytes => digest.word(1),
             Encoding::Raw { dtype, shape: Shape::Fixed(fixed) } => {
-                dims(digest.word(2).bytes(dtype.name().as_bytes()), fixed)
+                dims(digest.word(2).bytes(name(*dtype)), fixed)
             }
             Encoding::Raw { dtype, shape: Shape::UpTo { max, inner } } => {
-                dims(digest.word(3).bytes(dtype.name().as_bytes()).word(*max as u64), inner)
+                dims(digest.word(3).bytes(name(*dtype)).word(*max as u64), inner)
             }
         }
     };
@@ -429,6 +431,14 @@ mod tests {
             "buckets": format!("7ad5{}", "dbfb".repeat(BUCKETS - 1)),
         });
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_state_of_booleans_as_bytes_stays_valid() {
+        use crate::tensor::Field;
+        let of = |dtype| fields(&[EncodedField::raw(Field::fixed("x", dtype, [3]))]);
+        assert_eq!(of(DType::Bool), of(DType::U8));
+        assert_ne!(of(DType::Bool), of(DType::I8));
     }
 
     #[test]

@@ -41,8 +41,8 @@ mod cuda {
         Err(Error::new(ErrorKind::Device, Stage::Build, format!("cuda:{ordinal}: {ABSENT}")))
     }
 
-    pub(super) fn best() -> Result<(Arc<dyn Backend>, String), String> {
-        Err(ABSENT.into())
+    pub(super) fn best() -> Result<(Arc<dyn Backend>, String)> {
+        Err(Error::new(ErrorKind::Device, Stage::Build, ABSENT))
     }
 
     pub(super) fn probe() -> String {
@@ -84,7 +84,7 @@ impl Device {
     /// Among several GPUs it takes the number of this process on its node, as set by the launcher
     /// ([`Shard::local_rank`](crate::Shard::local_rank)); without a launcher, the first.
     pub fn auto() -> Self {
-        cuda::best().map_or_else(Self::host_since, |(gpu, why)| Self::of(gpu, &why))
+        cuda::best().map_or_else(|error| Self::host_since(error.message()), |(gpu, why)| Self::of(gpu, &why))
     }
 
     /// The GPU with this number among the visible ones (`CUDA_VISIBLE_DEVICES` is respected).
@@ -142,14 +142,14 @@ impl Device {
 impl FromStr for Device {
     type Err = Error;
 
-    /// Parses `auto`, `host` (or `cpu`), `cuda` (the first) or `cuda:N`, as command lines take them.
+    /// Parses `auto`, `host` (or `cpu`), `cuda` (as `auto`, but without a GPU an error) or `cuda:N`, as command lines take them.
     ///
     /// Errors: as [`Device::cuda`], and [`ErrorKind::Config`] for other words.
     fn from_str(words: &str) -> Result<Self> {
         let ordinal = match words {
             "auto" => return Ok(Self::auto()),
             "host" | "cpu" => return Ok(Self::host()),
-            "cuda" => Some(0),
+            "cuda" => return cuda::best().map(|(gpu, why)| Self::of(gpu, &why)),
             _ => words.strip_prefix("cuda:").and_then(|number| number.parse().ok()),
         };
         let unknown = || {

@@ -221,7 +221,7 @@ pub(super) fn shape_error(message: String) -> Error {
 }
 
 fn check_dtype<T: Element>(field: &Field) -> Result<()> {
-    if field.dtype() == T::DTYPE {
+    if field.dtype().is_seen_as::<T>() {
         return Ok(());
     }
     Err(shape_error(format!("field `{}` holds {}, not {}", field.name(), field.dtype(), T::DTYPE)))

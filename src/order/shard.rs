@@ -1,8 +1,8 @@
 //! Rank and world of this process: given by the user, or read from the launcher's variables.
 //!
 //! ```text
-//! torchrun   Open MPI   PMI   Slurm   Kubernetes      the table, innermost first: each may run inside of one to its right
-//!     └─────────┴────────┴──────┴─────────┘
+//! torchrun   Open MPI   PMI   Slurm   …   the table, innermost first: each may run inside of one to its right
+//!     └─────────┴────────┴──────┴─────┘
 //!                        ▼
 //!   the first with a rank wins; every other repeats it or counts nodes, else an error ──► Shard
 //! ```
@@ -60,9 +60,14 @@ impl Shard {
     ///
     /// | launcher, innermost first | rank | world | local rank |
     /// |---|---|---|---|
-    /// | torchrun | `RANK` | `WORLD_SIZE` | `LOCAL_RANK` |
+    /// | torchrun, and DeepSpeed, Ray Train, Accelerate, SageMaker, Kubeflow | `RANK` | `WORLD_SIZE` | `LOCAL_RANK` |
+    /// | Lightning's own, on the first node (`NODE_RANK=0`, no `RANK`) | `LOCAL_RANK` | `WORLD_SIZE` | `LOCAL_RANK` |
+    /// | horovodrun with Gloo | `HOROVOD_RANK` | `HOROVOD_SIZE` | `HOROVOD_LOCAL_RANK` |
     /// | Open MPI | `OMPI_COMM_WORLD_RANK` | `OMPI_COMM_WORLD_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK` |
-    /// | PMI (MPICH, Intel MPI) | `PMI_RANK` | `PMI_SIZE` | `MPI_LOCALRANKID` |
+    /// | MVAPICH2 | `MV2_COMM_WORLD_RANK` | `MV2_COMM_WORLD_SIZE` | `MV2_COMM_WORLD_LOCAL_RANK` |
+    /// | jsrun (LSF) | `JSM_NAMESPACE_RANK` | `JSM_NAMESPACE_SIZE` | `JSM_NAMESPACE_LOCAL_RANK` |
+    /// | PMI (MPICH, Intel MPI, Cray PALS) | `PMI_RANK` | `PMI_SIZE` | `MPI_LOCALRANKID`, `PMI_LOCAL_RANK` or `PALS_LOCAL_RANKID` |
+    /// | Flux | `FLUX_TASK_RANK` | `FLUX_JOB_SIZE` | `FLUX_TASK_LOCAL_ID` |
     /// | Slurm | `SLURM_PROCID` | `SLURM_NTASKS` | `SLURM_LOCALID` |
     /// | Kubernetes, indexed job | `JOB_COMPLETION_INDEX` | `WORLD_SIZE`, which you set | |
     ///
@@ -77,7 +82,8 @@ impl Shard {
     ///   are ignored beside another launcher; without one, more than one task is an error.
     /// - `JOB_COMPLETION_INDEX` without a `WORLD_SIZE` of its own (beside `RANK` it belongs to torchrun) is ignored beside
     ///   another launcher. `WORLD_SIZE` alone must equal the world that was found.
-    /// - Without any rank `LOCAL_RANK=0` is kept. A higher one, `PMIX_RANK` and the like above 0 are errors.
+    /// - Without any rank `LOCAL_RANK=0` is kept. A higher one, `PMIX_RANK` and the like above 0 are errors: so are the
+    ///   processes of Lightning's launcher on further nodes, whose rank only torch.distributed knows.
     ///
     /// Errors: [`ErrorKind::Config`], with the variables and their values: not a number; a rank that is not below its
     /// world; a rank without a world, or the reverse; two launchers that contradict each other; a forgotten srun.
@@ -87,7 +93,14 @@ impl Shard {
 
     /// Whether a launcher gives this process a rank.
     pub(crate) fn is_launched() -> bool {
-        TABLE.iter().any(|row| Env(&environment).has(row.rank))
+        let env = Env(&environment);
+        TABLE.iter().any(|row| env.has(row.rank) && (row.launcher != Launcher::Lightning || env.of_lightning()))
+    }
+
+    /// The local rank alone: `LOCAL_RANK` gives it also where no variable gives the rank.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "it chooses among GPUs"))]
+    pub(crate) fn local_from_env() -> Result<Option<u32>> {
+        local(Env(&environment))
     }
 
     /// Reads the variables of this launcher and of no other. `WORLD_SIZE` serves both torchrun and Kubernetes.
@@ -132,10 +145,20 @@ impl fmt::Display for Shard {
 pub enum Launcher {
     /// PyTorch's torchrun, and programs that set `RANK` and `WORLD_SIZE` like it.
     Torchrun,
+    /// PyTorch Lightning without another launcher; the rank is known on the first node only.
+    Lightning,
+    /// horovodrun with Gloo.
+    Horovod,
     /// mpirun of Open MPI.
     OpenMpi,
-    /// mpiexec of MPICH and Intel MPI (Hydra).
+    /// mpirun_rsh and mpiexec of MVAPICH2.
+    Mvapich,
+    /// jsrun of IBM's LSF.
+    Jsrun,
+    /// mpiexec of MPICH and Intel MPI (Hydra) and of HPE Cray PALS.
     Pmi,
+    /// flux run.
+    Flux,
     /// srun.
     Slurm,
     /// A Kubernetes job in completion mode `Indexed`, with `WORLD_SIZE` set to its number of completions.
@@ -147,28 +170,39 @@ struct Row {
     launcher: Launcher,
     rank: &'static str,
     world: &'static str,
-    local_rank: Option<&'static str>,
+    /// The first that is set counts.
+    local_rank: &'static [&'static str],
 }
 
 const WORLD_SIZE: &str = "WORLD_SIZE";
 
 /// Innermost first, in the order of [`Launcher`].
 #[rustfmt::skip]
-static TABLE: [Row; 5] = [
-    row(Launcher::Torchrun, "RANK", WORLD_SIZE, Some("LOCAL_RANK")),
-    row(Launcher::OpenMpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", Some("OMPI_COMM_WORLD_LOCAL_RANK")),
-    row(Launcher::Pmi, "PMI_RANK", "PMI_SIZE", Some("MPI_LOCALRANKID")),
-    row(Launcher::Slurm, "SLURM_PROCID", "SLURM_NTASKS", Some("SLURM_LOCALID")),
-    row(Launcher::Kubernetes, "JOB_COMPLETION_INDEX", WORLD_SIZE, None),
+static TABLE: [Row; 10] = [
+    row(Launcher::Torchrun, "RANK", WORLD_SIZE, &["LOCAL_RANK"]),
+    row(Launcher::Lightning, "LOCAL_RANK", WORLD_SIZE, &["LOCAL_RANK"]),
+    row(Launcher::Horovod, "HOROVOD_RANK", "HOROVOD_SIZE", &["HOROVOD_LOCAL_RANK"]),
+    row(Launcher::OpenMpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", &["OMPI_COMM_WORLD_LOCAL_RANK"]),
+    row(Launcher::Mvapich, "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", &["MV2_COMM_WORLD_LOCAL_RANK"]),
+    row(Launcher::Jsrun, "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", &["JSM_NAMESPACE_LOCAL_RANK"]),
+    row(Launcher::Pmi, "PMI_RANK", "PMI_SIZE", &["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"]),
+    row(Launcher::Flux, "FLUX_TASK_RANK", "FLUX_JOB_SIZE", &["FLUX_TASK_LOCAL_ID"]),
+    row(Launcher::Slurm, "SLURM_PROCID", "SLURM_NTASKS", &["SLURM_LOCALID"]),
+    row(Launcher::Kubernetes, "JOB_COMPLETION_INDEX", WORLD_SIZE, &[]),
 ];
 
-const fn row(launcher: Launcher, rank: &'static str, world: &'static str, local_rank: Option<&'static str>) -> Row {
+const fn row(
+    launcher: Launcher,
+    rank: &'static str,
+    world: &'static str,
+    local_rank: &'static [&'static str],
+) -> Row {
     Row { launcher, rank, world, local_rank }
 }
 
-/// Ranks of launchers that give no world.
+/// Ranks without a world, or not among all processes.
 const RANKS_ALONE: [&str; 6] =
-    ["LOCAL_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "GROUP_RANK", "NODE_RANK"];
+    ["LOCAL_RANK", "PMIX_RANK", "PMI_ID", "PALS_RANKID", "GROUP_RANK", "NODE_RANK"];
 
 /// The highest step id of srun (Slurm's `SLURM_MAX_NORMAL_STEP_ID`); the shell of `salloc` has `SLURM_STEP_ID=4294967290`.
 const SLURM_STEP_MAX: u32 = 0xffff_fff0;
@@ -198,6 +232,11 @@ impl Env<'_> {
         number.map(Some).map_err(|_| bad(format!("{name}={value:?} is not a whole number from 0 to {}", u32::MAX)))
     }
 
+    /// Whether Lightning's own launcher set the variables: that of the rank is missing.
+    fn of_lightning(self) -> bool {
+        !self.has("RANK") && ["LOCAL_RANK", "NODE_RANK", WORLD_SIZE].into_iter().all(|name| self.has(name))
+    }
+
     /// Whether this is a batch script or the shell of `salloc`: a part of a Slurm job, but none of its tasks.
     fn outside_of_srun(self) -> bool {
         let step = self.get("SLURM_STEP_ID").and_then(|id| id.parse::<u32>().ok());
@@ -210,15 +249,20 @@ impl Row {
     fn claim(&'static self, env: Env<'_>) -> Result<Option<Claim>> {
         let silent = match self.launcher {
             Launcher::Torchrun => !env.has(self.rank),
-            Launcher::OpenMpi | Launcher::Pmi => false,
             Launcher::Slurm => env.outside_of_srun(),
-            Launcher::Kubernetes => env.has("RANK") || !env.has(self.rank) || !env.has(self.world),
+            Launcher::Kubernetes => {
+                env.has("RANK") || env.of_lightning() || !env.has(self.rank) || !env.has(self.world)
+            }
+            _ => false,
         };
         if silent { Ok(None) } else { self.read(env) }
     }
 
     /// Reads the variables; `None` when neither rank nor world is set.
     fn read(&'static self, env: Env<'_>) -> Result<Option<Claim>> {
+        if self.launcher == Launcher::Lightning && !(env.of_lightning() && env.number("NODE_RANK")? == Some(0)) {
+            return Ok(None);
+        }
         let half = |set: &str, value: u32, missing: &str| {
             Err(bad(format!("{set}={value} is set but {missing} is not; set {missing}, or unset {set}")))
         };
@@ -228,11 +272,10 @@ impl Row {
             (Some(rank), None) => return half(self.rank, rank, self.world),
             (None, Some(world)) => return half(self.world, world, self.rank),
         };
-        let local_rank = self.local_rank.map_or(Ok(None), |name| env.number(name))?;
-        for (name, value) in [(Some(self.rank), Some(rank)), (self.local_rank, local_rank)] {
-            if let (Some(name), Some(value)) = (name, value)
-                && value >= world
-            {
+        let local = self.local_rank.iter().copied().find(|name| env.has(name));
+        let local_rank = local.map_or(Ok(None), |name| env.number(name))?;
+        for (name, value) in std::iter::once((self.rank, rank)).chain(local.zip(local_rank)) {
+            if value >= world {
                 return Err(bad(format!("{name}={value} is not below {}={world}", self.world)));
             }
         }
@@ -317,18 +360,29 @@ fn resolve(env: Env<'_>) -> Result<Shard> {
 /// Without a claim: a single process, unless a variable shows more.
 fn unclaimed(env: Env<'_>) -> Result<Shard> {
     refuse_without_srun(env)?;
-    if env.has("JOB_COMPLETION_INDEX") {
-        return only(Launcher::Kubernetes, env);
-    }
     for name in RANKS_ALONE {
         if let Some(rank) = env.number(name)?
             && rank > 0
         {
-            let message = format!("{name}={rank} is set, but no variable gives the number of processes");
-            return Err(bad(message + &explicit("; use")));
+            let message = format!(
+                "{name}={rank} is set, but no variables give both the rank among all processes and their number; initialise \
+                 torch.distributed first"
+            );
+            return Err(bad(message + &explicit(", or use")));
         }
     }
+    if env.has("JOB_COMPLETION_INDEX") {
+        return only(Launcher::Kubernetes, env);
+    }
     Ok(Shard { local_rank: env.number("LOCAL_RANK")?, ..Shard::single() })
+}
+
+/// The rule of [`Shard::local_from_env`].
+fn local(env: Env<'_>) -> Result<Option<u32>> {
+    match resolve(env) {
+        Err(_) if env.has("LOCAL_RANK") && !env.has("RANK") => env.number("LOCAL_RANK"),
+        shard => shard.map(|shard| shard.local_rank),
+    }
 }
 
 /// Refuses a batch script of several tasks: as rank 0 it would see a part of the data.
@@ -352,7 +406,7 @@ fn only(launcher: Launcher, env: Env<'_>) -> Result<Shard> {
     let row = &TABLE[launcher as usize];
     let claim = row.read(env)?;
     claim.map(|claim| claim.shard).ok_or_else(|| {
-        bad(format!("the launcher {launcher:?} gives no rank: {} and {} are not set", row.rank, row.world))
+        bad(format!("the launcher {launcher:?} gives no rank here: it sets {} and {}", row.rank, row.world))
     })
 }
 
@@ -442,6 +496,18 @@ mod tests {
             ("WORLD_SIZE=8 SLURM_PROCID=3 SLURM_NTASKS=8", "rank 3 of 8"),
             ("JOB_COMPLETION_INDEX=2 WORLD_SIZE=4", "rank 2 of 4"),
             ("JOB_COMPLETION_INDEX=1 PMI_RANK=5 PMI_SIZE=8", "rank 5 of 8"),
+            ("HOROVOD_RANK=3 HOROVOD_SIZE=4 HOROVOD_LOCAL_RANK=1 HOROVOD_CROSS_RANK=1", "rank 3 of 4 (local rank 1)"),
+            ("MV2_COMM_WORLD_RANK=3 MV2_COMM_WORLD_SIZE=4 MV2_COMM_WORLD_LOCAL_RANK=1 PMI_ID=3", "rank 3 of 4 (local rank 1)"),
+            ("JSM_NAMESPACE_RANK=3 JSM_NAMESPACE_SIZE=4 JSM_NAMESPACE_LOCAL_RANK=1 PMIX_RANK=3", "rank 3 of 4 (local rank 1)"),
+            ("FLUX_TASK_RANK=3 FLUX_JOB_SIZE=4 FLUX_TASK_LOCAL_ID=1 PMI_RANK=3 PMI_SIZE=4", "rank 3 of 4 (local rank 1)"),
+            ("PMI_RANK=3 PMI_SIZE=4 PMI_LOCAL_RANK=1 PALS_RANKID=3 PALS_LOCAL_RANKID=1", "rank 3 of 4 (local rank 1)"),
+            ("PMI_RANK=3 PMI_SIZE=4 PALS_RANKID=3 PALS_LOCAL_RANKID=1", "rank 3 of 4 (local rank 1)"),
+            ("PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=3 PMI_LOCAL_RANK=0", "rank 3 of 4 (local rank 3)"),
+            // Lightning's own launcher, on the first of two nodes; in a shell of srun; in pods.
+            ("LOCAL_RANK=1 NODE_RANK=0 WORLD_SIZE=4", "rank 1 of 4 (local rank 1)"),
+            ("LOCAL_RANK=1 NODE_RANK=0 WORLD_SIZE=2 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1", "rank 1 of 2 (local rank 1)"),
+            ("LOCAL_RANK=1 NODE_RANK=0 WORLD_SIZE=4 JOB_COMPLETION_INDEX=0", "rank 1 of 4 (local rank 1)"),
+            ("LOCAL_RANK=1 NODE_RANK=1 WORLD_SIZE=4 PMI_RANK=3 PMI_SIZE=4", "rank 3 of 4"),
             // A batch script or the shell of salloc, on the login node and on a compute node; an array task.
             ("SLURM_JOB_ID=7 SLURM_NTASKS=1", "rank 0 of 1"),
             ("SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0", "rank 0 of 1"),
@@ -484,7 +550,10 @@ mod tests {
             )
         };
         let alone = |set: &str| {
-            format!("{set} is set, but no variable gives the number of processes; use `Shard::new(rank, world)`")
+            format!(
+                "{set} is set, but no variables give both the rank among all processes and their number; \
+                 initialise torch.distributed first, or use `Shard::new(rank, world)`"
+            )
         };
         let not_a_number = |set: &str| format!("{set} is not a whole number from 0 to 4294967295");
         let no_srun = |set: &str| {
@@ -510,6 +579,7 @@ mod tests {
             ("RANK=3 JOB_COMPLETION_INDEX=3", half("RANK=3", "WORLD_SIZE")),
             ("OMPI_COMM_WORLD_RANK=0 RANK=0 WORLD_SIZE=2", half("OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE")),
             ("PMI_SIZE=4", half("PMI_SIZE=4", "PMI_RANK")),
+            ("MV2_COMM_WORLD_RANK=1", half("MV2_COMM_WORLD_RANK=1", "MV2_COMM_WORLD_SIZE")),
             ("SLURM_PROCID=3", half("SLURM_PROCID=3", "SLURM_NTASKS")),
             ("SLURM_NTASKS=4", half("SLURM_NTASKS=4", "SLURM_PROCID")),
             ("JOB_COMPLETION_INDEX=2", half("JOB_COMPLETION_INDEX=2", "WORLD_SIZE")),
@@ -519,7 +589,14 @@ mod tests {
             ("WORLD_SIZE=4 SLURM_PROCID=3 SLURM_NTASKS=8", spare(4, "rank 3 of 8")),
             ("WORLD_SIZE=4 SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_NTASKS=1", spare(4, "rank 0 of 1")),
             ("LOCAL_RANK=1 WORLD_SIZE=1", alone("LOCAL_RANK=1")),
+            ("LOCAL_RANK=1 WORLD_SIZE=2", alone("LOCAL_RANK=1")),
+            ("LOCAL_RANK=1 NODE_RANK=1 WORLD_SIZE=4", alone("LOCAL_RANK=1")),
+            ("LOCAL_RANK=0 NODE_RANK=1 WORLD_SIZE=4", alone("NODE_RANK=1")),
+            ("LOCAL_RANK=0 NODE_RANK=1 WORLD_SIZE=4 JOB_COMPLETION_INDEX=1", alone("NODE_RANK=1")),
+            ("LOCAL_RANK=0 WORLD_SIZE=2", spare(2, "rank 0 of 1 (local rank 0)")),
             ("PMIX_RANK=1", alone("PMIX_RANK=1")),
+            ("PMI_ID=1 MPI_LOCALRANKID=1", alone("PMI_ID=1")),
+            ("PALS_RANKID=1 PALS_LOCAL_RANKID=1", alone("PALS_RANKID=1")),
             ("NODE_RANK=3", alone("NODE_RANK=3")),
             // Illegal values, of outer launchers too.
             ("RANK=x WORLD_SIZE=4", not_a_number("RANK=\"x\"")),
@@ -534,6 +611,9 @@ mod tests {
             ("RANK=4 WORLD_SIZE=8 LOCAL_RANK=9", below("LOCAL_RANK=9", "WORLD_SIZE=8")),
             ("JOB_COMPLETION_INDEX=4 WORLD_SIZE=4", below("JOB_COMPLETION_INDEX=4", "WORLD_SIZE=4")),
             ("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALRANKID=2", below("MPI_LOCALRANKID=2", "PMI_SIZE=2")),
+            ("PMI_RANK=0 PMI_SIZE=2 PMI_LOCAL_RANK=2", below("PMI_LOCAL_RANK=2", "PMI_SIZE=2")),
+            ("LOCAL_RANK=2 NODE_RANK=0 WORLD_SIZE=2", below("LOCAL_RANK=2", "WORLD_SIZE=2")),
+            ("LOCAL_RANK=0 NODE_RANK=x WORLD_SIZE=2", not_a_number("NODE_RANK=\"x\"")),
             ("RANK=0 WORLD_SIZE=4 SLURM_PROCID=2 SLURM_NTASKS=2", below("SLURM_PROCID=2", "SLURM_NTASKS=2")),
             // srun was forgotten: in a batch script, in the shell of salloc.
             ("SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0", no_srun("SLURM_NTASKS=8")),
@@ -564,15 +644,33 @@ mod tests {
 
     #[test]
     fn a_named_launcher_is_read_alone() {
-        let all = "RANK=1 WORLD_SIZE=4 LOCAL_RANK=0 OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=5 PMI_RANK=3 PMI_SIZE=6 \
-                   SLURM_PROCID=4 SLURM_NTASKS=7 SLURM_LOCALID=2 JOB_COMPLETION_INDEX=3";
-        let shards =
-            ["rank 1 of 4 (local rank 0)", "rank 2 of 5", "rank 3 of 6", "rank 4 of 7 (local rank 2)", "rank 3 of 4"];
-        for (row, shard) in TABLE.iter().zip(shards) {
+        let all = "RANK=1 WORLD_SIZE=4 LOCAL_RANK=0 HOROVOD_RANK=0 HOROVOD_SIZE=2 OMPI_COMM_WORLD_RANK=2 \
+                   OMPI_COMM_WORLD_SIZE=5 MV2_COMM_WORLD_RANK=5 MV2_COMM_WORLD_SIZE=8 JSM_NAMESPACE_RANK=6 \
+                   JSM_NAMESPACE_SIZE=9 PMI_RANK=3 PMI_SIZE=6 FLUX_TASK_RANK=7 FLUX_JOB_SIZE=10 SLURM_PROCID=4 \
+                   SLURM_NTASKS=7 SLURM_LOCALID=2 JOB_COMPLETION_INDEX=3";
+        let shards = [
+            "rank 1 of 4 (local rank 0)",
+            "rank 0 of 2",
+            "rank 2 of 5",
+            "rank 5 of 8",
+            "rank 6 of 9",
+            "rank 3 of 6",
+            "rank 7 of 10",
+            "rank 4 of 7 (local rank 2)",
+            "rank 3 of 4",
+        ];
+        let lightning = "LOCAL_RANK=2 NODE_RANK=0 WORLD_SIZE=8 PMI_RANK=3 PMI_SIZE=6";
+        accepted(&[(lightning, "rank 2 of 8 (local rank 2)")], |env| only(Launcher::Lightning, env));
+        refused(
+            &[(all, "`Launcher::Lightning` gives no rank here: it sets LOCAL_RANK and WORLD_SIZE".into())],
+            |env| only(Launcher::Lightning, env),
+        );
+        let alone = TABLE.iter().filter(|row| row.launcher != Launcher::Lightning);
+        for (row, shard) in alone.zip(shards) {
             let launcher = row.launcher;
             assert_eq!(TABLE[launcher as usize].launcher, launcher);
             accepted(&[(all, shard)], |env| only(launcher, env));
-            let unset = format!("the launcher {launcher:?} gives no rank: {} and {} are not set", row.rank, row.world);
+            let unset = format!("the launcher {launcher:?} gives no rank here: it sets {} and {}", row.rank, row.world);
             refused(&[("", unset.clone()), ("HOME=/root LOCAL_RANK=1", unset)], |env| only(launcher, env));
         }
         let half = "RANK=1 is set but WORLD_SIZE is not; set WORLD_SIZE, or unset RANK".into();
@@ -597,7 +695,26 @@ mod tests {
         }
     }
 
-    const FURTHER: [&str; 5] = ["HOME", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_RANK", "TORCHELASTIC_RUN_ID"];
+    #[test]
+    fn a_local_rank_needs_no_rank() {
+        #[rustfmt::skip]
+        let rows = [
+            ("", None),
+            ("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1", Some(1)),
+            ("SLURM_PROCID=3 SLURM_NTASKS=8 SLURM_LOCALID=3", Some(3)),
+            ("LOCAL_RANK=1", Some(1)),
+            ("LOCAL_RANK=1 NODE_RANK=1 WORLD_SIZE=4", Some(1)),
+        ];
+        for (variables, expected) in rows {
+            assert_eq!(lookup(&parse(variables), local).unwrap(), expected, "{variables}");
+        }
+        for variables in ["PMIX_RANK=1", "RANK=many LOCAL_RANK=1", "LOCAL_RANK=x"] {
+            assert!(lookup(&parse(variables), local).is_err(), "{variables}");
+        }
+    }
+
+    const FURTHER: [&str; 6] =
+        ["HOME", "NODE_RANK", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_RANK", "TORCHELASTIC_RUN_ID"];
 
     /// Some launchers' claims, some of them spoilt by further variables, so that a part of the environments is legal.
     fn any_environment() -> impl Strategy<Value = Variables<'static>> {
@@ -606,7 +723,7 @@ mod tests {
             1 => any::<u64>().prop_map(|number| number.to_string()),
             1 => any::<String>(),
         ];
-        let names = TABLE.iter().flat_map(|row| [Some(row.rank), Some(row.world), row.local_rank]).flatten();
+        let names = TABLE.iter().flat_map(|row| [row.rank, row.world].into_iter().chain(row.local_rank.iter().copied()));
         let names: Vec<&str> = names.chain(FURTHER).collect();
         let claims = proptest::collection::vec((0..TABLE.len(), 0_u32..4, 1_u32..5), 0..3);
         let further = proptest::collection::vec((proptest::sample::select(names), value), 0..4);
@@ -631,14 +748,13 @@ mod tests {
                     prop_assert!(shard.rank() < shard.world());
                 }
             }
-            let has = |name| variables.iter().any(|(other, value)| *other == name && !value.is_empty());
             match lookup(&variables, resolve) {
                 Ok(shard) => {
                     prop_assert!(shard.rank() < shard.world());
                     prop_assert!(shard.local_rank().is_none_or(|local| local < shard.world()));
                     // The innermost launcher alone would say the same.
-                    let inner = TABLE.iter().find(|row| has(row.rank) && row.launcher != Launcher::Slurm);
-                    if let Some(row) = inner && !has("SLURM_PROCID") && has(row.world) {
+                    let inner = TABLE.iter().find(|row| lookup(&variables, |env| row.claim(env)).unwrap().is_some());
+                    if let Some(row) = inner {
                         let only = lookup(&variables, |env| only(row.launcher, env)).unwrap();
                         prop_assert_eq!((shard.rank(), shard.world()), (only.rank(), only.world()));
                     }
@@ -653,10 +769,11 @@ mod tests {
 
         #[test]
         fn an_outer_claim_agrees_or_divides_the_inner_world(
-            inner in 1_u32..40, outer in 1_u32..40, rank in 0_u32..40, outer_rank in 0_u32..40, which in 0_usize..3
+            inner in 1_u32..40, outer in 1_u32..40, rank in 0_u32..40, outer_rank in 0_u32..40, which in 0_usize..7
         ) {
             let (rank, outer_rank) = (rank % inner, outer_rank % outer);
-            let (one, other) = (&TABLE[which], &TABLE[which + 1]);
+            let rows: Vec<_> = TABLE.iter().filter(|row| row.launcher != Launcher::Lightning).collect();
+            let (one, other) = (rows[which], rows[which + 1]);
             let variables = vec![
                 (one.rank, rank.to_string()),
                 (one.world, inner.to_string()),

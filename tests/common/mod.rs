@@ -104,7 +104,8 @@ pub fn records(path: &Path, record: usize) -> Records {
 }
 
 /// Every kind of number that a field may hold.
-pub const DTYPES: [DType; 12] = [
+pub const DTYPES: [DType; 13] = [
+    DType::Bool,
     DType::U8,
     DType::I8,
     DType::U16,

@@ -6,6 +6,7 @@ mod writers;
 use crate::common::sweep::places;
 use crate::common::*;
 use feedline::dataset::{Dataset, Nulls, Parquet, ParquetBuilder};
+use feedline::tensor::DType;
 use feedline::{Batch, Error, ErrorKind, Loader, Order, Result};
 use std::path::{Path, PathBuf};
 
@@ -40,6 +41,7 @@ fn check_row(batch: &Batch, row: usize, word: bool) {
     assert_eq!(get::<u16>(batch, "u16", row), [(i * 7 % 65536) as u16]);
     assert_eq!(get::<i64>(batch, "i64", row), [i * 1_000_003 - 5]);
     assert_eq!(get::<f64>(batch, "f64", row), [r as f64 / 3.0]);
+    assert_eq!(batch.field("b").unwrap().dtype(), DType::Bool);
     assert_eq!(get::<u8>(batch, "b", row), [u8::from(r.is_multiple_of(3))]);
     assert_eq!(get::<f32>(batch, "emb", row), (0..4).map(|k| (r + k) as f32).collect::<Vec<_>>());
     assert_eq!(get::<u8>(batch, "fsb", row), (0..3).map(|k| (r + k) as u8).collect::<Vec<_>>());

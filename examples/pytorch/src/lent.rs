@@ -111,6 +111,7 @@ impl Lent {
             0 => 'i',
             1 => 'u',
             2 => 'f',
+            6 => 'b',
             _ => return Err(PyBufferError::new_err(format!("NumPy has no {}", self.dtype.name()))),
         };
         let interface = PyDict::new(py);

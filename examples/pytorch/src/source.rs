@@ -397,8 +397,8 @@ impl Pictures {
 }
 
 pub fn dtype(name: &str) -> Result<DType> {
-    use DType::{BF16, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
-    let all = [U8, I8, U16, I16, U32, I32, U64, I64, F16, BF16, F32, F64];
+    use DType::{BF16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
+    let all = [Bool, U8, I8, U16, I16, U32, I32, U64, I64, F16, BF16, F32, F64];
     let names = || all.map(DType::name).join(", ");
     all.into_iter()
         .find(|dtype| dtype.name() == name)

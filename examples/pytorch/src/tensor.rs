@@ -156,6 +156,12 @@ impl Tensor {
         Ok(self.place(py)?.is_none())
     }
 
+    /// Whether it may only be read, as what the host keeps of a batch on a GPU; unknown once it was handed over.
+    #[getter]
+    fn read_only(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.place(py)?.as_ref().is_some_and(Dlpack::read_only))
+    }
+
     fn __repr__(&self, py: Python<'_>) -> String {
         let place = if self.on_host() { String::new() } else { format!(" on cuda:{}", self.device.1) };
         let taken = self.taken(py).map_or(", of the parent process", |taken| if taken { ", taken" } else { "" });

@@ -4,6 +4,7 @@ Each test runs in a process of its own, see standin.py. What a real GPU and PyTo
 """
 
 import gc
+import os
 import sys
 import threading
 import time
@@ -72,6 +73,21 @@ def test_devices_are_named_as_pytorch_names_them(cuda, folder):
         taken.drop()
     raises(RuntimeError, "no device cuda:2; the process sees 2", lambda: open_records(path, device="cuda:2"))
     raises(ValueError, 'no device is called "cuda:x"', lambda: open_records(path, device="cuda:x"))
+
+
+@alone
+def test_cuda_is_the_device_of_the_local_rank(cuda, folder):
+    cuda.reset(devices=2)
+    path, _ = records(folder)
+    torchrun = {"RANK": "7", "WORLD_SIZE": "8", "LOCAL_RANK": "3"}
+    lightning = {"LOCAL_RANK": "1", "NODE_RANK": "1", "WORLD_SIZE": "4"}
+    for variables, name in [({}, "cuda:0"), (torchrun, "cuda:1"), (lightning, "cuda:1"), ({"SLURM_LOCALID": "1"}, "cuda:0")]:
+        os.environ.update(variables)
+        for words in ["cuda", "auto", "cuda:0"]:
+            loader = open_records(path, device=words, shard=(0, 1))
+            assert loader.device == ("cuda:0" if words == "cuda:0" else name), (variables, words)
+        for variable in variables:
+            del os.environ[variable]
 
 
 @alone

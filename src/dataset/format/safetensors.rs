@@ -30,7 +30,7 @@ const DIMS_MAX: usize = 64;
 
 /// Dtypes of the format, with their bits and their dtype in a batch.
 const DTYPES: [(&str, u64, Option<DType>); 22] = [
-    ("BOOL", 8, Some(DType::U8)),
+    ("BOOL", 8, Some(DType::Bool)),
     ("U8", 8, Some(DType::U8)),
     ("I8", 8, Some(DType::I8)),
     ("U16", 16, Some(DType::U16)),
@@ -56,7 +56,7 @@ const DTYPES: [(&str, u64, Option<DType>); 22] = [
 
 /// Dataset of safetensors files: sample *k* is row *k* (first axis) of every chosen tensor. Each tensor is a field.
 ///
-/// `BOOL` and the 8-bit floats (`F8_…`) are delivered as `u8`, bit by bit. Complex numbers and floats of fewer bits
+/// The 8-bit floats (`F8_…`) are delivered as `u8`, bit by bit. Complex numbers and floats of fewer bits
 /// have no dtype here and are refused by name.
 ///
 /// ```no_run

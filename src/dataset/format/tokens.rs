@@ -244,7 +244,7 @@ impl Cut {
     /// Errors: [`ErrorKind::Config`] for impossible windows.
     pub(crate) fn windows(&self, dtype: DType) -> Result<Windows> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
-        if matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
+        if matches!(dtype, DType::Bool | DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
             return bad(format!("tokens are whole numbers, not {dtype}"));
         }
         let window = (self.window as u64).saturating_add(u64::from(self.next_token));

@@ -221,10 +221,9 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<Gpu>> {
 }
 
 /// The GPU of this process with the reason, or why there is none: by the process's rank on its node, or else the first.
-pub(super) fn best() -> Result<(Arc<dyn Backend>, String), String> {
-    let count = Driver::get().map_err(|absent| absent.to_string())?.devices();
-    let shard = crate::order::Shard::from_env();
-    let (ordinal, why) = match shard.as_ref().map(|shard| shard.local_rank()) {
+pub(super) fn best() -> Result<(Arc<dyn Backend>, String)> {
+    let count = driver()?.devices();
+    let (ordinal, why) = match crate::order::Shard::local_from_env() {
         Ok(Some(rank)) if count > 1 => {
             (rank as usize % count, format!("local rank {rank}, {count} devices are visible"))
         }
@@ -233,7 +232,7 @@ pub(super) fn best() -> Result<(Arc<dyn Backend>, String), String> {
         }
         _ => (0, format!("the first of {count}")),
     };
-    let gpu = open(ordinal).map_err(|error| format!("cuda:{ordinal} is not usable: {}", error.message()))?;
+    let gpu = open(ordinal).map_err(|error| error.within(format_args!("cuda:{ordinal} is not usable")))?;
     Ok((gpu, why))
 }
 

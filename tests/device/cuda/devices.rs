@@ -156,14 +156,22 @@ fn auto_takes_the_device_of_the_local_rank() {
     let why = "cuda:0 (Stand-in GPU, the first of 3; the launcher's variables are unusable: \
                RANK=\"many\" is not a whole number from 0 to 4294967295)";
     alone("auto", &[("RANK", "many"), ("LOCAL_RANK", "2"), ("EXPECTED", why)]);
-    let variables = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")];
-    alone("auto of one", &variables);
+    // No variable gives the rank, but `LOCAL_RANK` the device: Lightning's launcher on its second node.
+    let second = [("LOCAL_RANK", "2"), ("NODE_RANK", "1"), ("WORLD_SIZE", "8")];
+    let local = "cuda:2 (Stand-in GPU, local rank 2, 3 devices are visible)";
+    alone("auto", &[second.as_slice(), &[("EXPECTED", local)]].concat());
+    // srun --gpus-per-task=1: each task sees one.
+    alone("auto of one", &[("SLURM_PROCID", "3"), ("SLURM_NTASKS", "8"), ("SLURM_LOCALID", "3")]);
+    alone("auto of one", &[("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")]);
 }
 
 fn auto() {
     case(config(), |_| {
         let device = Device::auto();
-        assert_eq!(device.to_string(), std::env::var("EXPECTED").unwrap());
+        let expected = std::env::var("EXPECTED").unwrap();
+        assert_eq!(device.to_string(), expected);
+        assert_eq!("cuda".parse::<Device>().unwrap().to_string(), expected);
+        assert_eq!("cuda:0".parse::<Device>().unwrap().kind(), DeviceKind::Cuda(0), "of every rank");
         let loader = build(data().device(device));
         same(&Got::epoch(&loader, 0), &Got::epoch(&build(data()), 0), "auto");
     });
@@ -171,7 +179,9 @@ fn auto() {
 
 fn auto_of_one() {
     case(Config::default(), |_| {
-        assert_eq!(Device::auto().to_string(), "cuda:0 (Stand-in GPU, the first of 1)");
+        for device in [Device::auto(), "cuda".parse().unwrap()] {
+            assert_eq!(device.to_string(), "cuda:0 (Stand-in GPU, the first of 1)");
+        }
     });
 }
 
@@ -215,7 +225,7 @@ fn device_names_parse_or_the_error_lists_the_devices() {
         let right = [
             ("host", "host (requested)"),
             ("cpu", "host (requested)"),
-            ("cuda", "cuda:0 (Stand-in GPU, requested)"),
+            ("cuda", "cuda:0 (Stand-in GPU, the first of 3)"),
             ("cuda:0", "cuda:0 (Stand-in GPU, requested)"),
             ("cuda:2", "cuda:2 (Stand-in GPU, requested)"),
         ];

@@ -167,9 +167,7 @@ def _array(name: str, value: Any) -> Any:
         array = numpy.asarray(value)
     except ValueError as error:
         raise TypeError(f"{name!r} of a sample is no array ({error}): give values of one shape, or each as a field") from error
-    if array.dtype == bool:
-        array = array.view(numpy.uint8)
-    if array.dtype.kind not in "iuf" or array.dtype.itemsize > 8:
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         kind = f"an array of {array.dtype}" if isinstance(value, numpy.ndarray) else type(value).__name__
         raise TypeError(f"{name!r} of a sample is {kind}: samples are numbers, arrays and tensors of at most 64 bits")
     return array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -183,7 +181,7 @@ def adds(given: Mapping[str, tuple[Any, Sequence[int]]]) -> list[Any]:
     return [(name, element(dtype), tuple(shape)) for name, (dtype, shape) in given.items()]
 
 
-_NAMES = {"half": "f16", "float": "f32", "double": "f64", "bfloat16": "bf16", "int": "i64", "long": "i64", "bool": "u8"}
+_NAMES = {"half": "f16", "float": "f32", "double": "f64", "bfloat16": "bf16", "int": "i64", "long": "i64"}
 
 
 def element(dtype: Any) -> str:
@@ -199,4 +197,4 @@ def _numpy(name: str) -> str:
     """NumPy's name of an element type."""
     if name == "bf16":
         raise TypeError("NumPy has no bf16: decode to f32")
-    return {"u": "uint", "i": "int", "f": "float"}[name[0]] + name[1:]
+    return name if name == "bool" else {"u": "uint", "i": "int", "f": "float"}[name[0]] + name[1:]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, Callable
 
 from ._native import Tensor
 
@@ -42,12 +43,36 @@ def to_torch(batch: Batch) -> dict[str, torch.Tensor]:
 
 def to_numpy(batch: Batch) -> dict[str, numpy.ndarray]:
     """The batch as a dict of NumPy arrays, without a copy. NumPy has no bf16, and takes host memory only."""
-    import numpy
-
     for name, tensor in batch.items():
         if tensor.__dlpack_device__()[0] != 1:
             raise BufferError(f"{name!r} is {tensor!r}: NumPy takes host memory, as a loader with device=\"cpu\" hands out")
-    return {name: numpy.from_dlpack(tensor) for name, tensor in batch.items()}
+    take = numpy_taker()
+    return {name: take(tensor) for name, tensor in batch.items()}
+
+
+@functools.cache
+def numpy_taker() -> Callable[[Tensor], numpy.ndarray]:
+    """What makes a NumPy array of a tensor. NumPy 2.1.0 to 2.2.4 take every array of DLPack as read-only."""
+    import numpy
+
+    if numpy.lib.NumpyVersion(numpy.__version__) >= "2.2.5":
+        return numpy.from_dlpack
+
+    def take(tensor: Tensor) -> numpy.ndarray:
+        read_only = tensor.read_only
+        array = numpy.from_dlpack(tensor)
+        return array if read_only or array.flags.writeable else numpy.asarray(_Writable(array))
+
+    return take
+
+
+class _Writable:
+    """The base of an array that sees the memory of another one, and may write to it."""
+
+    def __init__(self, array: numpy.ndarray):
+        self._array = array
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
 def to_jax(batch: Batch) -> dict[str, jax.Array]:

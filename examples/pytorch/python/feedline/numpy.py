@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from numpy import from_dlpack
-
 from . import IMAGENET
 from ._loader import Epoch, Loader as _Loader
-from ._tensors import Batch, to_numpy
+from ._tensors import Batch, numpy_taker, to_numpy
 
 if TYPE_CHECKING:
     import numpy
@@ -35,16 +33,23 @@ __all__ = [
 ]
 
 
+_take = numpy_taker()
+
+
 class Loader(_Loader["dict[str, numpy.ndarray]"]):
     """Hands out NumPy arrays."""
 
+    _on_host: bool
+
     def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
-        return super().__new__(cls, source, path, **{"device": "cpu", **settings})
+        loader = super().__new__(cls, source, path, **{"device": "cpu", **settings})
+        loader._on_host = str(settings.get("device", "cpu")) == "cpu"
+        return loader
 
     def _out(self, batch: Batch) -> dict[str, numpy.ndarray]:
-        if self.device != "cpu":
+        if not self._on_host:
             return to_numpy(batch)
-        return {name: from_dlpack(tensor) for name, tensor in batch.items()}
+        return {name: _take(tensor) for name, tensor in batch.items()}
 
 
 images = Loader.images

@@ -134,7 +134,8 @@ fn dtype_of(descr: &str) -> Result<DType, String> {
         _ => (b'=', descr),
     };
     let dtype = match name {
-        "b1" | "u1" => DType::U8,
+        "b1" => DType::Bool,
+        "u1" => DType::U8,
         "i1" => DType::I8,
         "u2" => DType::U16,
         "i2" => DType::I16,
@@ -287,7 +288,7 @@ mod tests {
     fn headers_of_numpy_and_other_writers_are_read() {
         let cases: [(u8, &str, usize, DType, &[u64]); 9] = [
             (1, "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }   \n", 48, DType::F32, &[3, 4]),
-            (2, "{'descr': '|b1', 'fortran_order': False, 'shape': (5,), }\n", 5, DType::U8, &[5]),
+            (2, "{'descr': '|b1', 'fortran_order': False, 'shape': (5,), }\n", 5, DType::Bool, &[5]),
             (3, "{'descr': '<i8', 'fortran_order': False, 'shape': (), }\n", 8, DType::I64, &[]),
             (1, "{\"shape\":(2,2),\"descr\":\"<f2\",\"fortran_order\":False}", 8, DType::F16, &[2, 2]),
             (1, "{'descr': '<u2', 'fortran_order': True, 'shape': (3,), }\n", 6, DType::U16, &[3]),

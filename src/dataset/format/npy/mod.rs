@@ -4,7 +4,7 @@
 //! pattern ──► files ──headers, in parallel──► dtype, shape, where the data starts ──► extents, read in place
 //! ```
 //!
-//! Supported: C order, versions 1 to 3, bool (as `u8`), integers and floats in the machine's byte order. Refused, by
+//! Supported: C order, versions 1 to 3, bool, integers and floats in the machine's byte order. Refused, by
 //! name: pickles (arrays of objects), the other byte order, Fortran order of more than one dimension, structured and
 //! text dtypes. A file must be exactly as long as its header says, so a cut file and several arrays in one file are
 //! errors. `.npy` has no checksum for the data: a flipped bit in it goes unnoticed.
@@ -59,7 +59,7 @@ const UNIFORM_LOOKS: usize = 64;
 
 /// Dataset of `.npy` files: each file is a sample, or each row of the first axis.
 ///
-/// Supported: C order, bool (as `u8`), integers and floats in the machine's byte order. Refused, by name: pickles
+/// Supported: C order, bool, integers and floats in the machine's byte order. Refused, by name: pickles
 /// (arrays of objects), the other byte order, Fortran order of more than one dimension, structured and text dtypes.
 ///
 /// ```no_run

@@ -67,7 +67,7 @@ impl SchemaPlan {
 /// A value's dtype, its bytes in the file, and the bytes to keep. A fixed-size byte array is a vector of bytes.
 fn number(leaf: &Leaf) -> Option<(DType, usize, usize)> {
     Some(match (&leaf.arrow, leaf.descr.physical_type()) {
-        (DataType::Boolean, Type::BOOLEAN) => (DType::U8, 1, 1),
+        (DataType::Boolean, Type::BOOLEAN) => (DType::Bool, 1, 1),
         (DataType::Int8, Type::INT32) => (DType::I8, 4, 1),
         (DataType::UInt8, Type::INT32) => (DType::U8, 4, 1),
         (DataType::Int16, Type::INT32) => (DType::I16, 4, 2),

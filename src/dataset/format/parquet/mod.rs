@@ -52,7 +52,7 @@ const CHUNK_BYTES: u64 = 128 << 20;
 
 /// Dataset of Parquet files, read by row groups.
 ///
-/// Supported: numbers of up to 64 bits (booleans as `u8`, dates and times as integers), fixed-length bytes, byte arrays
+/// Supported: numbers of up to 64 bits (dates and times as integers), booleans, fixed-length bytes, byte arrays
 /// and strings, lists of numbers; nested columns by their dotted names (`image.bytes`); pages uncompressed or with
 /// Snappy, gzip, LZ4, LZ4_RAW or zstd. Refused, with the column's name: lists of lists, maps, decimals, other
 /// compressions. A null is an error unless [`ParquetBuilder::nulls`] says otherwise.
