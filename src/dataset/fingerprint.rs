@@ -279,9 +279,7 @@ fn fields(schema: &[EncodedField]) -> u64 {
         match &field.encoding {
             Encoding::Image => digest.word(0),
             Encoding::Bytes => digest.word(1),
-            Encoding::Raw { dtype, shape: Shape::Fixed(fixed) } => {
-                dims(digest.word(2).bytes(name(*dtype)), fixed)
-            }
+            Encoding::Raw { dtype, shape: Shape::Fixed(fixed) } => dims(digest.word(2).bytes(name(*dtype)), fixed),
             Encoding::Raw { dtype, shape: Shape::UpTo { max, inner } } => {
                 dims(digest.word(3).bytes(name(*dtype)).word(*max as u64), inner)
             }

@@ -191,18 +191,12 @@ static TABLE: [Row; 10] = [
     row(Launcher::Kubernetes, "JOB_COMPLETION_INDEX", WORLD_SIZE, &[]),
 ];
 
-const fn row(
-    launcher: Launcher,
-    rank: &'static str,
-    world: &'static str,
-    local_rank: &'static [&'static str],
-) -> Row {
+const fn row(launcher: Launcher, rank: &'static str, world: &'static str, local_rank: &'static [&'static str]) -> Row {
     Row { launcher, rank, world, local_rank }
 }
 
 /// Ranks without a world, or not among all processes.
-const RANKS_ALONE: [&str; 6] =
-    ["LOCAL_RANK", "PMIX_RANK", "PMI_ID", "PALS_RANKID", "GROUP_RANK", "NODE_RANK"];
+const RANKS_ALONE: [&str; 6] = ["LOCAL_RANK", "PMIX_RANK", "PMI_ID", "PALS_RANKID", "GROUP_RANK", "NODE_RANK"];
 
 /// The highest step id of srun (Slurm's `SLURM_MAX_NORMAL_STEP_ID`); the shell of `salloc` has `SLURM_STEP_ID=4294967290`.
 const SLURM_STEP_MAX: u32 = 0xffff_fff0;
@@ -723,7 +717,8 @@ mod tests {
             1 => any::<u64>().prop_map(|number| number.to_string()),
             1 => any::<String>(),
         ];
-        let names = TABLE.iter().flat_map(|row| [row.rank, row.world].into_iter().chain(row.local_rank.iter().copied()));
+        let names =
+            TABLE.iter().flat_map(|row| [row.rank, row.world].into_iter().chain(row.local_rank.iter().copied()));
         let names: Vec<&str> = names.chain(FURTHER).collect();
         let claims = proptest::collection::vec((0..TABLE.len(), 0_u32..4, 1_u32..5), 0..3);
         let further = proptest::collection::vec((proptest::sample::select(names), value), 0..4);
