@@ -21,7 +21,7 @@ mod source;
 use clap::Parser;
 use feedline::dataset::{Damage, Dataset, Verified, Verify};
 use feedline::decode::Image;
-use feedline::tensor::{EncodedField, Encoding};
+use feedline::tensor::Encoding;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use source::{Opened, SourceArgs};
 use std::error::Error;
