@@ -329,7 +329,7 @@ fn a_budget_that_does_not_hold_the_chunks_is_refused_by_name() {
     let make = |order| Loader::builder(toy.clone()).order(order).memory_budget(24 << 20).workers(1);
     let error = make(Order::shuffled(1)).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Budget);
-    for words in ["30 at once", "Order::windowed", "toy.bin, chunk 0", "open chunks"] {
+    for words in ["30 at once", "a windowed one needs few", "toy.bin, chunk 0", "open chunks"] {
         assert!(error.to_string().contains(words), "{words} is missing in {error}");
     }
     let loader = build(make(Order::windowed(1, 3)));

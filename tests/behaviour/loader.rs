@@ -612,7 +612,7 @@ fn build_refuses_illegal_settings_with_a_message() {
         ),
         (start().order(Order::indices([3, 10])).build(), ErrorKind::Config, "10"),
         (start().memory_budget(1000).build(), ErrorKind::Budget, "sum"),
-        (start().batch_size(usize::MAX).build(), ErrorKind::Config, "batch_size"),
+        (start().batch_size(usize::MAX).build(), ErrorKind::Config, "make the batch smaller"),
         (start().reader(Mode::Mmap).direct(Direct::On).build(), ErrorKind::Config, "mmap"),
     ];
     for (index, (result, kind, words)) in cases.into_iter().enumerate() {

@@ -520,7 +520,7 @@ fn a_state_is_refused_while_an_iterator_is_alive() {
     let error = loader.resume(&state).unwrap_err();
     assert_eq!(
         (error.kind(), error.message()),
-        (ErrorKind::EpochLive, "another iterator of this loader is alive: drop it before `resume`")
+        (ErrorKind::EpochLive, "another iterator of this loader is alive: drop it before a state is resumed")
     );
     assert_eq!(loader.steps(1).err().unwrap().kind(), ErrorKind::EpochLive);
     // Nothing has moved.

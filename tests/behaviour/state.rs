@@ -281,7 +281,7 @@ fn open(dir: &Dir) -> Records {
 /// Result of `compare` for the dataset in its present state.
 fn difference(then: &Fingerprint, now: &dyn Dataset) -> feedline::Error {
     let error = Fingerprint::of(now).unwrap().compare(then, now).unwrap_err();
-    assert_eq!((error.kind(), error.stage()), (ErrorKind::FingerprintMismatch, Stage::Build));
+    assert_eq!((error.kind(), error.stage()), (ErrorKind::FingerprintMismatch, Stage::State));
     assert!(!error.to_string().contains('\n'));
     error
 }
