@@ -295,7 +295,7 @@ fn a_refused_run_after_an_interrupted_one_removes_nothing() {
     left.iter().for_each(|name| drop(dir.write(&format!("out/{name}"), b"half")));
     let error = write(&shards, &from, &to).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
-    for words in ["2 hidden files of a run that was interrupted", "--force", "overwrite(true)"] {
+    for words in ["2 hidden files of a run that was interrupted", "overwrite(true)"] {
         assert!(error.message().contains(words), "{error}");
     }
     assert_eq!(names(&to), left);
