@@ -337,6 +337,10 @@ fn bad(message: impl Into<String>) -> Error {
 fn unread(error: serde_json::Error) -> Error {
     let message = if error.is_eof() { "cut: it ends too early" } else { "not a saved state, or damaged" };
     let mut words = error.to_string();
+    if error.is_data() && !["missing", "unknown", "duplicate"].iter().any(|kind| words.starts_with(kind)) {
+        // The parser names types of this crate.
+        words = "a value is of another kind than in a state".into();
+    }
     if let Some((end, _)) = words.char_indices().nth(WORDS_MAX) {
         words.replace_range(end.., "…");
     }

@@ -79,6 +79,7 @@ fn legal(name: &str) -> Option<&'static str> {
         "decoders" => "give a dict from name to (function, element type, shape or most elements)",
         "streams" => "give a list of CUDA streams",
         "take" | "leave" => "give (fraction, key)",
+        "subset" | "indices" | "weights" | "keep" | "columns" => "give a list",
         "normalize" => "give (mean, std), each a list of numbers",
         _ => return None,
     })

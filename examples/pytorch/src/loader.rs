@@ -156,7 +156,8 @@ impl Loader {
 
     /// The predicted effect of a change, given and returned as JSON; None when nothing was measured yet.
     fn _what_if(&self, py: Python<'_>, change: &str) -> PyResult<Option<String>> {
-        let change: Change = serde_json::from_str(change).map_err(|error| PyTypeError::new_err(error.to_string()))?;
+        let change: Change = serde_json::from_str(change)
+            .map_err(|_| PyTypeError::new_err(format!("what_if takes numbers, and True or False: {change}")))?;
         let Some(model) = WhatIf::from(&self.inner(py)?.snapshot()) else { return Ok(None) };
         let said = serde_json::to_string(&model.with(&change));
         said.map(Some).map_err(|error| PyValueError::new_err(error.to_string()))

@@ -166,3 +166,19 @@ def test_an_iterator_that_failed_never_looks_like_one_at_its_end():
     run.load_state_dict(state)
     with pytest.raises(feedline.errors.UserCodeError):
         next(iter(run))
+
+
+def test_a_place_at_the_end_of_an_epoch_outlives_choices_that_are_taken_back(data):
+    want = [rows(loader(data, shuffle=3).epoch(epoch)) for epoch in range(3)]
+    end = loader_at(data, 7)
+    run = loader(data, shuffle=3)
+    run.load_state_dict(end)
+    run.set_epoch(2), run.set_epoch(0)
+    assert run.state_dict() == end and run.next_epoch == 0
+    run.set_epoch(1)
+    assert run.state_dict()["epoch"] == 1 and rows(run) == want[1]
+    # Skipping begins with the next epoch, since nothing is left of this one.
+    run.load_state_dict(end)
+    assert rows(run.dataset.__getitems__([number])[0] for number in range(7)) == want[1]
+    with pytest.raises(TypeError, match="None is no state"):
+        run.load_state_dict(None)

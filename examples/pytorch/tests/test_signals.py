@@ -59,6 +59,21 @@ print(seen, place(run), len(list(other)), len(list(other)))
         "5\n0 0 (1, 0)",
         0,
     ),
+    "loops_that_choose_their_epoch_stay_where_they_were_stopped": (
+        """
+for choose in ("set_epoch", "sampler", "epoch"):
+    run, seen = loader(), 0
+    for epoch in range(3):
+        if choose == "set_epoch": run.set_epoch(epoch)
+        if choose == "sampler": run.sampler.set_epoch(epoch)
+        for _ in run.epoch(epoch) if choose == "epoch" else run:
+            seen += 1
+            if seen == 7: run._request_stop()
+    print(seen, place(run), run.next_epoch)
+""",
+        "7 (1, 2) 1\n7 (1, 2) 1\n7 (1, 2) 1",
+        0,
+    ),
     "a_signal_before_the_first_loop_counts": ("run = loader(); send(); print(len(list(run)), place(run))", "0 (0, 0)", 0),
     "a_signal_ends_a_wait": (
         """

@@ -205,6 +205,7 @@ class Epoch(Generic[Out]):
                     f"an error ({error}): after `load_state_dict(state_dict())` a new loop goes on behind the last batch; with "
                     "`substitute` others stand in for bad samples"
                 )
+                self._loader._leave(self)
             raise
         self._left -= 1
         if self._left == 0:
@@ -399,7 +400,8 @@ class Loader(_Native, Generic[Out]):
 
         After `load_state_dict` the epoch of the state is what is left of it, and of an earlier one nothing is.
         """
-        return Epoch(self, self._upcoming() if epoch is None else _settings.epoch(epoch))
+        number = self._upcoming() if epoch is None else _settings.epoch(epoch)
+        return Epoch(self, None if self._stopped else number)
 
     @property
     def next_epoch(self) -> int:
@@ -410,12 +412,18 @@ class Loader(_Native, Generic[Out]):
         self._check_fork()
         if self._is_chosen():
             return self._upcoming()
-        return super().next_epoch if self._behind is None else self._behind
+        return super().next_epoch if (end := self._end()) is None else end
 
     def _is_chosen(self) -> bool:
         """Whether `set_epoch` chose another place than the run has: a loaded place stays if it is behind the chosen epoch."""
         place = super().next_epoch
-        return self._chosen and self._next is not None and self._next != place and not (self._loaded and self._next < place)
+        chosen = self._chosen and self._next is not None and self._next not in (place, self._behind)
+        return chosen and not (self._loaded and self._next < place)
+
+    def _end(self) -> int | None:
+        """The epoch at whose end the run stands, unless a later one was chosen."""
+        later = self._chosen and self._next is not None and self._behind is not None and self._next > self._behind
+        return None if later else self._behind
 
     def _upcoming(self) -> int:
         if self._next is not None:
@@ -459,9 +467,9 @@ class Loader(_Native, Generic[Out]):
     def set_epoch(self, epoch: int) -> None:
         """The next loop is this epoch: what is left of it if the loaded state is in it or behind it, else all of it."""
         self._check_fork()
-        self._next, self._chosen = _settings.epoch(epoch), True
-        if epoch >= super().next_epoch:
-            self._behind = None
+        epoch = _settings.epoch(epoch)
+        if not self._stopped:
+            self._next, self._chosen = epoch, True
 
     @property
     def _stopped(self) -> bool:
@@ -499,6 +507,9 @@ class Loader(_Native, Generic[Out]):
         """Batch `number` of the epoch that is read, or else of the next one."""
         if self._read is None or self._read[1] != number:
             epoch = Epoch(self)
+            if self._loaded and self._next is None and self._behind is not None:
+                # Nothing is left of the loaded epoch: batches are those of the next one.
+                self._behind = None
             epoch._native = self._open(epoch, None, number)
         else:
             epoch = self._read[0]
@@ -523,13 +534,15 @@ class Loader(_Native, Generic[Out]):
         """
         if self._is_chosen():
             return json.loads(self.state(self._next))
-        return json.loads(self.state() if self._behind is None else self.state(self._behind, len(self)))
+        return json.loads(self.state() if (end := self._end()) is None else self.state(end, len(self)))
 
     def load_state_dict(self, state: dict[str, Any], *, rebatched: bool = False) -> None:
         """Goes on from `state_dict()`, with the same settings on any number of ranks and workers.
 
         With `rebatched` the global batch and `last_batch` may differ: the samples stay in order, in other batches.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"{state!r} is no state: give what `state_dict()` gave")
         data = json.dumps(state, separators=(",", ":")).encode()
         try:
             self.resume(data, rebatched)

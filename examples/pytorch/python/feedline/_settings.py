@@ -51,4 +51,6 @@ def epoch(number: Any) -> int:
         raise TypeError(f"epoch {number!r}: give a whole number from 0")
     if number < 0:
         raise ValueError(f"epoch {number}: epochs are counted from 0")
+    if number >= 2**64 - 1:
+        raise ValueError(f"epoch {number}: epochs have 64 bits")
     return int(number)
