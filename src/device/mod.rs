@@ -153,7 +153,7 @@ impl FromStr for Device {
             _ => words.strip_prefix("cuda:").and_then(|number| number.parse().ok()),
         };
         let unknown = || {
-            let message = format!("no device is called {words:?}: use auto, host or cuda:N");
+            let message = format!("no device is called {words:?}: use auto, cpu, cuda or cuda:N");
             Error::new(ErrorKind::Config, Stage::Build, message)
         };
         Self::cuda(ordinal.ok_or_else(unknown)?)

@@ -261,17 +261,21 @@ impl Loader {
             _ => None,
         };
         let Built { shard, told, .. } = *own.built();
-        let now = own.recipe.settings.shard(found).map_err(|error| exception(py, &error))?;
+        let now = match own.recipe.settings.shard(found) {
+            Err(_) if told && found.is_none() => shard,
+            now => now.map_err(|error| exception(py, &error))?,
+        };
         // A group of processes that ended says nothing of the ranks of this one.
-        let same = (now.rank(), now.world()) == (shard.rank(), shard.world()) || (told && found.is_none());
+        let ended = told && found.is_none() && now.world() == 1;
+        let same = ended || (now.rank(), now.world()) == (shard.rank(), shard.world());
         if same {
             own.built().told = true;
             return own.inner(py);
         }
         if told {
             let message = format!(
-                "this loader has said its length, or handed out a state or batches, as {shard}; now this process is {now}: use \
-                 the loader only after the processes know each other (torch.distributed.init_process_group), or give it \
+                "this loader was asked for a length, size, device, state or batch as {shard}; now this process is {now}: ask it \
+                 only after the processes know each other (torch.distributed.init_process_group), or give it \
                  shard=(rank, world)"
             );
             return Err(exception(py, &config(message)));

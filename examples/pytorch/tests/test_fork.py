@@ -231,7 +231,8 @@ def test_each_call_is_told_at_each_moment(records, reader):
     sampler, later = loader.sampler, iter(loader)
     check([loader, sampler, later])
     batches, samples = loader.batch_sampler, loader.dataset
-    for ask in (lambda: len(batches), lambda: list(batches), lambda: len(samples), lambda: samples.__getitems__([0])):
+    item = next(iter(loader.batch_sampler))
+    for ask in (lambda: len(batches), lambda: list(batches), lambda: len(samples), lambda: samples.__getitems__(item)):
         check([], lambda _, ask=ask: {} if raises(ask) else {"of a sampler": "gave an answer"})
     epoch = loader.epoch(0)
     native = epoch._native

@@ -126,9 +126,12 @@ def test_batches_are_skipped_without_reading_them(data):
             run.set_epoch(epoch + 1)
     run = loader(data, shuffle=3)
     run.load_state_dict(loader_at(data, 3))
+    items = list(run.batch_sampler)
     with pytest.raises(RuntimeError, match="batch 2 of epoch 0 is behind the loaded state, which is at batch 3"):
-        run.dataset.__getitems__([2])
-    assert rows(run.dataset.__getitems__([4])) == [want[0][4]]
+        run.dataset.__getitems__(items[2])
+    assert rows(run.dataset.__getitems__(items[4])) == [want[0][4]]
+    with pytest.raises(TypeError, match="feedline reads whole batches"):
+        run.dataset.__getitems__([4])
 
 
 def loader_at(data, batch):
@@ -179,6 +182,14 @@ def test_a_place_at_the_end_of_an_epoch_outlives_choices_that_are_taken_back(dat
     assert run.state_dict()["epoch"] == 1 and rows(run) == want[1]
     # Skipping begins with the next epoch, since nothing is left of this one.
     run.load_state_dict(end)
-    assert rows(run.dataset.__getitems__([number])[0] for number in range(7)) == want[1]
-    with pytest.raises(TypeError, match="None is no state"):
+    assert rows(run.dataset.__getitems__(item)[0] for item in run.batch_sampler) == want[1]
+    with pytest.raises(TypeError, match="a state is a dict, not NoneType"):
         run.load_state_dict(None)
+
+
+def test_variables_that_change_once_a_rank_was_told_are_an_error(data, monkeypatch):
+    run = loader(data)
+    assert len(run) == 7
+    monkeypatch.setenv("RANK", "1"), monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(feedline.errors.ConfigError, match="as rank 0 of 1; now this process is rank 1 of 2"):
+        next(iter(run))

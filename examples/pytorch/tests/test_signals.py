@@ -74,6 +74,34 @@ for choose in ("set_epoch", "sampler", "epoch"):
         "7 (1, 2) 1\n7 (1, 2) 1\n7 (1, 2) 1",
         0,
     ),
+    "a_forked_child_ends_by_the_signal": (
+        """
+run = loader()
+child = os.fork()
+if child == 0:
+    send(); time.sleep(10); os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), run.stop_requested)
+""",
+        "-15 False",
+        0,
+    ),
+    "a_signal_while_the_loader_is_built_counts": (
+        """
+class Sending:
+    def __len__(self): return 20
+    def __getitem__(self, index): return np.int64(index)
+import warnings; warnings.simplefilter("ignore")
+from feedline import _signals
+install = _signals.install
+_signals.install = lambda: (install(), send())
+run = fl.dataset(Sending(), batch_size=10, stop_on_signals=True); print(len(list(run)), run.stop_requested)
+del run; gc.collect()
+try: loader(shard=(3, 2))
+except ValueError: print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+""",
+        "0 True\nTrue",
+        0,
+    ),
     "a_signal_before_the_first_loop_counts": ("run = loader(); send(); print(len(list(run)), place(run))", "0 (0, 0)", 0),
     "a_signal_ends_a_wait": (
         """

@@ -246,7 +246,7 @@ fn device_names_parse_or_the_error_lists_the_devices() {
             let error = words.parse::<Device>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{words:?}");
             assert!(
-                error.to_string().contains(&format!("no device is called {words:?}: use auto, host or cuda:N")),
+                error.to_string().contains(&format!("no device is called {words:?}: use auto, cpu, cuda or cuda:N")),
                 "{error}"
             );
         }

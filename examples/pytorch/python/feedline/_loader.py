@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, Iterator, Li
 from . import _code, _html, _settings, _signals
 from ._native import Loader as _Native
 from ._tensors import Batch
-from .errors import BatchesHeldError, EpochLiveError, ForkedError
+from .errors import BatchesHeldError, EpochLiveError, ForkedError, StateError
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -112,8 +112,8 @@ class Settings(TypedDict, total=False):
     """SIGTERM and SIGUSR1 set `stop_requested`. On one rank the loop ends after a whole batch, and each later one before its
     first; on several each rank goes on, since they hear signals at different steps: leave where all of them say so.
 
-    For loaders that the main thread builds. An earlier handler of Python is called, too; all is as it was when the last
-    such loader is gone."""
+    For loaders that the main thread builds, also while it does. An earlier handler of Python is called, too; a later one takes
+    the place of this. All is as it was when the last such loader is gone, and in forked children."""
     device: Any
     """"auto" (a GPU where one is usable), "cpu", "cuda" (of several GPUs, that of the local rank), "cuda:N" or N, a torch.device."""
     device_batches: int | None
@@ -266,6 +266,10 @@ class Sampler:
         return self._loader.samples_per_epoch
 
 
+class _Item(list[int]):
+    """Of `Batches`, for `Samples`."""
+
+
 class Batches:
     """A loader as a `batch_sampler`: an item is the number of a batch in its epoch, in a list.
 
@@ -282,7 +286,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[list[int]]:
         for number in range(len(self)):
-            yield [number]
+            yield _Item([number])
         self._loader._fetched_all()
 
     def __len__(self) -> int:
@@ -301,8 +305,9 @@ class Samples:
 
     def __getitems__(self, numbers: list[int]) -> list[Any]:
         """The batch of an item of `Batches`, in a list."""
-        (number,) = numbers
-        return [self._loader._fetch(number)]
+        if not isinstance(numbers, _Item):
+            self[0]
+        return [self._loader._fetch(numbers[0])]
 
     def __getitem__(self, index: int) -> Any:
         raise TypeError("feedline reads whole batches: loop over the loader, or set indices=[...] to choose samples")
@@ -365,12 +370,20 @@ class Loader(_Native, Generic[Out]):
             if settings.get(name) is not None:
                 settings[name] = convert(settings[name])
         ranks = cls._ranks() if settings["shard"] == "env" else None
-        loader = super().__new__(cls, source, _settings.paths(path), ranks=ranks, **settings)
+        stops = settings.get("stop_on_signals") is True
+        if stops:
+            _signals.install()
+        try:
+            loader = super().__new__(cls, source, _settings.paths(path), ranks=ranks, **settings)
+        except BaseException:
+            if stops:
+                _signals.release(0)
+            raise
         loader._shuffled = settings.get("shuffle") is not None
         loader._drop_last = settings.get("last_batch") == "drop"
         loader._lanes = settings.get("lanes") or 1
         loader._opening = threading.Lock()
-        if settings.get("stop_on_signals"):
+        if stops:
             _signals.watch(loader)
         return loader
 
@@ -407,7 +420,7 @@ class Loader(_Native, Generic[Out]):
     def next_epoch(self) -> int:
         """The epoch that `state_dict()` stands in: that of the batch that comes next, or the one that `set_epoch` chose.
 
-        Behind the last batch of an epoch it is the next one when the loop has ended, as after `break`.
+        Behind the last batch of an epoch it is that epoch until its loop has ended or another one has begun.
         """
         self._check_fork()
         if self._is_chosen():
@@ -465,7 +478,7 @@ class Loader(_Native, Generic[Out]):
             self._behind = epoch._number
 
     def set_epoch(self, epoch: int) -> None:
-        """The next loop is this epoch: what is left of it if the loaded state is in it or behind it, else all of it."""
+        """The next loop is this epoch: its rest where the loaded state is in it, nothing where the state is past it, else all."""
         self._check_fork()
         epoch = _settings.epoch(epoch)
         if not self._stopped:
@@ -542,8 +555,11 @@ class Loader(_Native, Generic[Out]):
         With `rebatched` the global batch and `last_batch` may differ: the samples stay in order, in other batches.
         """
         if not isinstance(state, Mapping):
-            raise TypeError(f"{state!r} is no state: give what `state_dict()` gave")
-        data = json.dumps(state, separators=(",", ":")).encode()
+            raise TypeError(f"a state is a dict, not {type(state).__name__}: give what `state_dict()` gave")
+        try:
+            data = json.dumps(state, separators=(",", ":")).encode()
+        except TypeError:
+            raise StateError("this dict is no state, which has numbers and strings: give what `state_dict()` gave") from None
         try:
             self.resume(data, rebatched)
         except EpochLiveError:

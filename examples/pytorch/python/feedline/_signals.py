@@ -11,17 +11,18 @@ import os
 import signal
 import threading
 import weakref
-from typing import Any
+from typing import Any, Callable
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-_wanting: dict[int, weakref.ref[Any]] = {}
+# By the loader's id; 0 is one that is being built.
+_wanting: dict[int, Callable[[], Any]] = {}
 # For each signal Python's handler before ours, and the kernel's: one in C is unknown to Python.
 _before: dict[int, tuple[Any, Any]] = {}
 _came = False
 
 
-def watch(loader: Any) -> None:
-    """Has signals stop this loader until it is gone."""
+def install() -> None:
+    """Takes the signals, before a loader is built that wants them: `watch` or `release` follows."""
     global _came
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("stop_on_signals: Python sets signal handlers in its main thread only: build the loader there")
@@ -30,10 +31,32 @@ def watch(loader: Any) -> None:
         for number in _SIGNALS:
             action = _action(number)
             _before[number] = (signal.signal(number, _handle), action)
+    _wanting[0] = lambda: None
+
+
+def watch(loader: Any) -> None:
+    """Has signals stop this loader until it is gone; also those that came while it was built."""
     key = id(loader)
-    _wanting[key] = weakref.ref(loader, lambda _: _gone(key))
+    _wanting[key] = weakref.ref(loader, lambda _: release(key))
+    release(0)
     if _came:
         loader._request_stop()
+
+
+def release(key: int) -> None:
+    """A loader is gone, or was not built."""
+    _wanting.pop(key, None)
+    if not _wanting and threading.current_thread() is threading.main_thread():
+        _restore()
+
+
+def _in_child() -> None:
+    # A forked child has no loader yet: it ends by these signals as others do.
+    _wanting.clear()
+    _restore()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _action(number: int, new: Any = None) -> Any:
@@ -57,12 +80,6 @@ def _handle(number: int, frame: Any) -> None:
         os.kill(os.getpid(), number)
     elif callable(earlier):
         earlier(number, frame)
-
-
-def _gone(key: int) -> None:
-    del _wanting[key]
-    if not _wanting and threading.current_thread() is threading.main_thread():
-        _restore()
 
 
 def _restore() -> None:
