@@ -435,8 +435,8 @@ class Loader(_Native, Generic[Out]):
 
     def _end(self) -> int | None:
         """The epoch at whose end the run stands, unless a later one was chosen."""
-        later = self._chosen and self._next is not None and self._behind is not None and self._next > self._behind
-        return None if later else self._behind
+        end = self._behind
+        return None if end is not None and self._chosen and self._next is not None and self._next > end else end
 
     def _upcoming(self) -> int:
         if self._next is not None:
