@@ -656,7 +656,7 @@ mod tests {
         let lightning = "LOCAL_RANK=2 NODE_RANK=0 WORLD_SIZE=8 PMI_RANK=3 PMI_SIZE=6";
         accepted(&[(lightning, "rank 2 of 8 (local rank 2)")], |env| only(Launcher::Lightning, env));
         refused(
-            &[(all, "`Launcher::Lightning` gives no rank here: it sets LOCAL_RANK and WORLD_SIZE".into())],
+            &[(all, "the launcher Lightning gives no rank here: it sets LOCAL_RANK and WORLD_SIZE".into())],
             |env| only(Launcher::Lightning, env),
         );
         let alone = TABLE.iter().filter(|row| row.launcher != Launcher::Lightning);

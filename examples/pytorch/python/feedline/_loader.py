@@ -430,8 +430,9 @@ class Loader(_Native, Generic[Out]):
     def _is_chosen(self) -> bool:
         """Whether `set_epoch` chose another place than the run has: a loaded place stays if it is behind the chosen epoch."""
         place = super().next_epoch
-        chosen = self._chosen and self._next is not None and self._next not in (place, self._behind)
-        return chosen and not (self._loaded and self._next < place)
+        if not self._chosen or self._next is None or self._next in (place, self._behind):
+            return False
+        return not (self._loaded and self._next < place)
 
     def _end(self) -> int | None:
         """The epoch at whose end the run stands, unless a later one was chosen."""
