@@ -351,7 +351,8 @@ class Loader(_Native, Generic[Out]):
     _read: tuple[Epoch[Out], int] | None = None
     _opening: threading.Lock
     _shuffled: bool
-    _drop_last: bool
+    drop_last: bool
+    """Whether samples that fill no batch are left out."""
     _lanes: int
 
     def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
@@ -380,7 +381,7 @@ class Loader(_Native, Generic[Out]):
                 _signals.release(0)
             raise
         loader._shuffled = settings.get("shuffle") is not None
-        loader._drop_last = settings.get("last_batch") == "drop"
+        loader.drop_last = settings.get("last_batch") == "drop"
         loader._lanes = settings.get("lanes") or 1
         loader._opening = threading.Lock()
         if stops:
@@ -495,11 +496,6 @@ class Loader(_Native, Generic[Out]):
     def batch_size(self) -> int:
         """Rows of a full batch of this rank."""
         return self._batch_sizes[0]
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether samples that fill no batch are left out."""
-        return self._drop_last
 
     @property
     def sampler(self) -> Sampler:
