@@ -1,5 +1,6 @@
 //! Files that appear whole or not at all: written under a hidden name, synced on request, then renamed.
 
+use crate::memory::Process;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
@@ -152,15 +153,37 @@ pub(crate) fn target_of(name: &str) -> Option<&str> {
     (digits(number) && digits(process)).then_some(target)
 }
 
+/// An open file whose lock ends with this value, and in its process alone.
+///
+/// A child shares the lock of a file that was open at the fork, until it closes it: to close the file here ends nothing.
+pub(crate) struct Held {
+    pub(crate) file: File,
+    process: Process,
+}
+
+impl Held {
+    pub(crate) fn new(file: File) -> Self {
+        Self { file, process: Process::current() }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.process.is_forked() {
+            let _ = self.file.unlock();
+        }
+    }
+}
+
 /// A lock on a file, held by this process until it is dropped; none where the file system has no locks.
-pub(crate) struct Lock(#[expect(dead_code, reason = "the open file holds the lock")] Option<File>);
+pub(crate) struct Lock(#[cfg_attr(not(test), expect(dead_code, reason = "it holds the lock"))] Option<Held>);
 
 impl Lock {
     /// Locks the file. `None`: another process holds the lock.
     pub(crate) fn try_of(path: &Path) -> io::Result<Option<Self>> {
         let file = File::open(path)?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(Self(Some(file)))),
+            Ok(()) => Ok(Some(Self(Some(Held::new(file))))),
             Err(std::fs::TryLockError::WouldBlock) => Ok(None),
             Err(std::fs::TryLockError::Error(_)) => Ok(Some(Self(None))),
         }
@@ -235,5 +258,19 @@ mod tests {
         assert_eq!((names().len(), std::fs::read(&target).unwrap()), (1, b"second".to_vec()));
         Folder::of(&target).unwrap().sync().unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_lock_ends_while_a_child_has_its_file() {
+        let path = std::env::temp_dir().join(format!("feedline-lock-{}", std::process::id()));
+        std::fs::write(&path, b"").unwrap();
+        let lock = Lock::try_of(&path).unwrap().unwrap();
+        assert!(Lock::try_of(&path).unwrap().is_none());
+        // A copy of the descriptor, as a child has it.
+        let child = lock.0.as_ref().unwrap().file.try_clone().unwrap();
+        drop(lock);
+        assert!(Lock::try_of(&path).unwrap().is_some());
+        drop(child);
+        std::fs::remove_file(&path).unwrap();
     }
 }

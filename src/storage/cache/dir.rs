@@ -1,6 +1,7 @@
 //! The folder of a cache: who reads which share of it, and how many bytes it holds.
 
 use super::super::fnv;
+use super::super::publish::Held;
 use super::config::{Cache, FREE};
 use super::entry::{is_data_name, is_map, link_name, map_of};
 use rustix::fs::{FlockOperation, flock, statvfs};
@@ -29,13 +30,13 @@ pub(super) struct Dir {
     capacity: u64,
     room: Mutex<Room>,
     /// Shared locks, held for the life of the loader.
-    leases: Mutex<Vec<Option<File>>>,
+    leases: Mutex<Vec<Option<Held>>>,
 }
 
 struct Room {
     used: File,
     /// Shared by all loaders of the machine. Whoever gets it alone may count the files.
-    loaders: File,
+    loaders: Held,
     /// Bytes of blocks on their way to the disk.
     booked: u64,
 }
@@ -79,7 +80,7 @@ impl Dir {
     }
 
     fn of(root: PathBuf, cache: &Cache, used: File, loaders: File) -> Self {
-        let room = Mutex::new(Room { used, loaders, booked: 0 });
+        let room = Mutex::new(Room { used, loaders: Held::new(loaders), booked: 0 });
         let leases = Mutex::new((0..SHARES).map(|_| None).collect());
         Self { root, capacity: cache.capacity, room, leases }
     }
@@ -100,7 +101,7 @@ impl Dir {
         if leases[share].is_none() {
             let file = open_lock(&self.lease(share))?;
             take(&file, FlockOperation::NonBlockingLockShared)?;
-            leases[share] = Some(file);
+            leases[share] = Some(Held::new(file));
         }
         Ok(self.share(share))
     }
@@ -157,8 +158,8 @@ impl Dir {
         }
         let (found, total) = self.all()?;
         // Killed processes leave the number too high. Others may have booked bytes that no file shows.
-        let alone = flock(&room.loaders, FlockOperation::NonBlockingLockExclusive).is_ok();
-        let _ = flock(&room.loaders, FlockOperation::NonBlockingLockShared);
+        let alone = flock(&room.loaders.file, FlockOperation::NonBlockingLockExclusive).is_ok();
+        let _ = flock(&room.loaders.file, FlockOperation::NonBlockingLockShared);
         let mut used = if alone { total + room.booked } else { used };
         let (removed, freed) = self.make_room(used, bytes, found)?;
         used = used.saturating_sub(freed);
@@ -204,17 +205,17 @@ impl Dir {
     }
 
     /// The lock of a share that no process reads, which keeps others from it. Errors: the system's; `WouldBlock`.
-    fn idle(&self, share: usize) -> io::Result<File> {
+    fn idle(&self, share: usize) -> io::Result<Held> {
         let file = open_lock(&self.lease(share))?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(file)
+        Ok(Held::new(file))
     }
 
     /// Keeps others from removing what a share holds, as long as the file is open.
-    pub(super) fn protect(&self, share: usize) -> io::Result<File> {
+    pub(super) fn protect(&self, share: usize) -> io::Result<Held> {
         let file = open_lock(&self.lease(share))?;
         take(&file, FlockOperation::NonBlockingLockShared)?;
-        Ok(file)
+        Ok(Held::new(file))
     }
 
     /// Whether a process reads a share.
@@ -224,7 +225,8 @@ impl Dir {
         let _ = take(&room.used, FlockOperation::NonBlockingLockExclusive);
         // Readers make the file, and lock it as long as they are there.
         let read = File::open(self.lease(share))
-            .is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK));
+            .map(Held::new)
+            .is_ok_and(|held| flock(&held.file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK));
         let _ = flock(&room.used, FlockOperation::Unlock);
         read
     }
@@ -272,17 +274,6 @@ impl Dir {
             found.push(Old { used: map.modified()?, data, link, bytes, share });
         }
         Ok(total)
-    }
-}
-
-impl Drop for Dir {
-    /// A forked child may share the files, and with them the locks.
-    fn drop(&mut self) {
-        let leases = lock(&self.leases);
-        for lease in leases.iter().flatten() {
-            let _ = flock(lease, FlockOperation::Unlock);
-        }
-        let _ = flock(&lock(&self.room).loaders, FlockOperation::Unlock);
     }
 }
 
