@@ -185,7 +185,7 @@ fn largest(path: &std::path::Path) -> Option<usize> {
 /// The loader, and the consumer of its batches.
 fn build(given: &Given, dataset: Arc<dyn Dataset>) -> Anyhow<(Arc<Loader>, Step)> {
     let settings = &given.args.settings;
-    let mut builder = settings.loader(dataset, given.decode());
+    let mut builder = settings.loader(dataset, given.decode())?;
     if given.benchmark.is_some() {
         builder = builder.last_batch(LastBatch::Drop);
     }

@@ -57,7 +57,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     if args.settings.cold {
         drop_from_cache(&dataset)?;
     }
-    let builder = args.settings.loader(dataset, true);
+    let builder = args.settings.loader(dataset, true)?;
     let memory = MemoryWatch::start();
     let built = Instant::now();
     let loader = builder.build()?;

@@ -106,17 +106,21 @@ impl Settings {
     }
 
     /// A loader of `dataset` with these settings. Without `decode` it delivers pictures as stored.
-    pub fn loader(&self, dataset: Arc<dyn Dataset>, decode: bool) -> LoaderBuilder {
-        let (schema, bytes_max) = (dataset.schema().to_vec(), dataset.sample_bytes_max() as usize);
-        let mut builder = self.configure(Loader::builder(dataset));
-        for field in schema {
+    ///
+    /// Errors: of reading the lengths of stored bytes.
+    pub fn loader(&self, dataset: Arc<dyn Dataset>, decode: bool) -> feedline::Result<LoaderBuilder> {
+        let mut builder = self.configure(Loader::builder(dataset.clone()));
+        for (number, field) in dataset.schema().iter().enumerate() {
             builder = match field.encoding {
                 Encoding::Image if decode => builder.decode_field(&field.name, self.pictures()),
-                Encoding::Image | Encoding::Bytes => builder.decode_field(&field.name, Bytes::up_to(bytes_max)),
+                Encoding::Image | Encoding::Bytes => {
+                    let most = dataset.field_bytes_max(number)?.max(1) as usize;
+                    builder.decode_field(&field.name, Bytes::up_to(most))
+                }
                 _ => builder,
             };
         }
-        builder
+        Ok(builder)
     }
 
     fn pictures(&self) -> Image {

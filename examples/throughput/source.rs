@@ -41,7 +41,7 @@ pub struct SourceArgs {
     /// npy, npz: make each row of the first axis a sample [default: each file]
     #[arg(long)]
     pub rows: bool,
-    /// npy, npz, Megatron documents, Parquet lists: maximum of varying lengths
+    /// npy, npz, Megatron documents, lists and texts of Parquet: maximum of varying lengths
     #[arg(long)]
     pub up_to: Option<usize>,
     /// npz: maximum elements of arrays of varying shape, delivered flat with their shape
@@ -169,8 +169,6 @@ impl SourceArgs {
             }
             Source::Tar => Arc::new(self.tar().open(path)?),
             #[cfg(feature = "parquet")]
-            Source::Parquet if self.up_to.is_some() && self.columns.is_empty() => return Err(UP_TO_WHAT.into()),
-            #[cfg(feature = "parquet")]
             Source::Parquet => Arc::new(self.parquet()?),
             Source::Tokens => Arc::new(Tokens::builder(self.token.dtype()).window(self.seq_len).open(path)?),
             Source::Megatron => Arc::new(match self.up_to {
@@ -267,10 +265,12 @@ impl SourceArgs {
         if self.null_zero {
             builder = builder.nulls(feedline::dataset::Nulls::Zero);
         }
-        builder = match (&self.stack, self.up_to) {
-            (Some(name), _) => builder.stack(name, &self.columns),
-            (None, Some(max)) => self.columns.iter().fold(builder, |builder, name| builder.up_to(name, max)),
-            (None, None) => builder.columns(self.columns.iter().map(String::as_str)),
+        if let Some(max) = self.up_to {
+            builder = builder.varying_up_to(max);
+        }
+        builder = match &self.stack {
+            Some(name) => builder.stack(name, &self.columns),
+            None => builder.columns(self.columns.iter().map(String::as_str)),
         };
         builder.open(&self.path)
     }

@@ -114,7 +114,7 @@ impl Child<'_> {
     /// A loader with the settings of the job.
     fn builder(&self, dataset: Arc<dyn Dataset>) -> Anyhow<LoaderBuilder> {
         let job = self.job;
-        let mut builder = plain(dataset, job);
+        let mut builder = plain(dataset, job)?;
         if job.substitute {
             builder = builder.on_bad_sample(OnBadSample::Substitute { budget: u64::MAX });
         }
@@ -204,7 +204,7 @@ impl Child<'_> {
     /// Runs a transform that never returns from the middle sample.
     fn stuck(&mut self, dataset: Arc<dyn Dataset>) -> Anyhow<()> {
         let victim = dataset.len() / 2;
-        let builder = plain(dataset, self.job).stall_deadline(Duration::from_secs(1));
+        let builder = plain(dataset, self.job)?.stall_deadline(Duration::from_secs(1));
         let loader = builder
             .map(move |_, ctx| {
                 while ctx.id() == victim {
@@ -229,7 +229,7 @@ impl Child<'_> {
         let mut draws = Draws::new(self.job.seed, 0, 0, "drop");
         let mut before = None;
         for round in 0..times {
-            let loader = plain(dataset.clone(), self.job).build()?;
+            let loader = plain(dataset.clone(), self.job)?.build()?;
             let most = loader.batches_per_epoch().min(6);
             let mut epoch = loader.epoch(u64::from(round))?;
             for _ in 0..draws.below(most + 1) {
@@ -254,7 +254,7 @@ impl Child<'_> {
             return Err(format!("threads and descriptors rose from {before:?} to {after:?}").into());
         }
         self.report.note = Some("threads and descriptors as before".into());
-        let loader = plain(dataset, self.job).build()?;
+        let loader = plain(dataset, self.job)?.build()?;
         self.phase = Phase::Epoch;
         self.read(&loader)
     }
@@ -318,22 +318,24 @@ fn as_opened(args: &SourceArgs) -> Anyhow<Opened> {
 }
 
 /// A loader that shuffles, and decodes encoded fields.
-fn plain(dataset: Arc<dyn Dataset>, job: &Job) -> LoaderBuilder {
-    let (schema, most) = (dataset.schema().to_vec(), dataset.sample_bytes_max() as usize);
-    let mut builder = Loader::builder(dataset)
+fn plain(dataset: Arc<dyn Dataset>, job: &Job) -> feedline::Result<LoaderBuilder> {
+    let mut builder = Loader::builder(dataset.clone())
         .order(Order::shuffled(ORDER))
         .seed(job.seed)
         .batch_size(job.batch)
         .workers(job.workers)
         .stall_deadline(Duration::from_secs(20));
-    for field in schema {
+    for (number, field) in dataset.schema().iter().enumerate() {
         builder = match field.encoding {
             Encoding::Image => builder.decode_field(&field.name, Witness(Image::resize(SIDE, SIDE))),
-            Encoding::Bytes => builder.decode_field(&field.name, Bytes::up_to(most.max(1))),
+            Encoding::Bytes => {
+                let most = dataset.field_bytes_max(number)?.max(1) as usize;
+                builder.decode_field(&field.name, Bytes::up_to(most))
+            }
             _ => builder,
         };
     }
-    builder
+    Ok(builder)
 }
 
 /// Decodes a picture, and adds a hash of its stored bytes.

@@ -10,6 +10,9 @@ macro_rules! forward {
         fn sources(&$self) -> &std::sync::Arc<crate::storage::Sources> { $to.sources() }
     };
     (@sample_bytes_max $self:ident $to:expr) => { fn sample_bytes_max(&$self) -> u64 { $to.sample_bytes_max() } };
+    (@field_bytes_max $self:ident $to:expr) => {
+        fn field_bytes_max(&$self, field: usize) -> crate::error::Result<u64> { $to.field_bytes_max(field) }
+    };
     (@largest_sample $self:ident $to:expr) => { fn largest_sample(&$self) -> Option<u64> { $to.largest_sample() } };
     (@extents $self:ident $to:expr) => {
         fn extents<'a>(&'a $self, sample: u64, parts: &mut crate::dataset::Parts<'a>) -> crate::error::Result<()> {

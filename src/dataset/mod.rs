@@ -193,8 +193,18 @@ pub trait Dataset: Send + Sync + 'static {
     /// Files and memory that hold the bytes.
     fn sources(&self) -> &Arc<Sources>;
 
-    /// Maximum bytes of all extents of one sample together: the smallest memory budget must hold them.
+    /// Maximum bytes of all extents of one sample together: the smallest memory budget must hold them. With chunks, the
+    /// most bytes of a chunk for each of its samples.
     fn sample_bytes_max(&self) -> u64;
+
+    /// Maximum bytes of a field as a decoder gets them: room for texts and other bytes that are delivered as stored. The
+    /// default asks [`extents`](Self::extents) for every sample; of framed fields and chunks it knows only
+    /// [`sample_bytes_max`](Self::sample_bytes_max). Parquet reads the column.
+    ///
+    /// Errors: of reading; [`ErrorKind::Config`] for a column with too many bytes to read them for this.
+    fn field_bytes_max(&self, field: usize) -> Result<u64> {
+        sample::longest(self, field)
+    }
 
     /// The sample with the most bytes, if the index knows it. The error of a memory budget that is too small names it.
     fn largest_sample(&self) -> Option<u64> {
@@ -275,7 +285,7 @@ pub trait Dataset: Send + Sync + 'static {
 }
 
 impl<D: Dataset + ?Sized> Dataset for Arc<D> {
-    forward!(self => (**self); schema len sources sample_bytes_max largest_sample extents check open seek_points opened_bytes_max chunked member identity index_bytes describe);
+    forward!(self => (**self); schema len sources sample_bytes_max field_bytes_max largest_sample extents check open seek_points opened_bytes_max chunked member identity index_bytes describe);
 }
 
 debug_by_describe!(Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord, Tokens);

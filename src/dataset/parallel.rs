@@ -30,7 +30,12 @@ pub(super) fn parallel_paths<R: Send>(
     }
 }
 
-fn by_threads<I, R: Send>(threads: usize, items: I, f: impl Fn(usize, I::Item) -> Result<R> + Sync) -> Result<Vec<R>>
+/// As [`parallel`], on so many threads.
+pub(super) fn by_threads<I, R: Send>(
+    threads: usize,
+    items: I,
+    f: impl Fn(usize, I::Item) -> Result<R> + Sync,
+) -> Result<Vec<R>>
 where
     I: IntoIterator<IntoIter: Send>,
 {

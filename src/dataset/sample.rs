@@ -132,6 +132,25 @@ impl<'d> Plain<'d> {
     }
 }
 
+/// Maximum bytes of a field by the extents of all samples.
+pub(super) fn longest<D: Dataset + ?Sized>(dataset: &D, field: usize) -> Result<u64> {
+    let (mut parts, mut most) = (Parts::new(), 0);
+    if dataset.chunked().is_some() {
+        return Ok(dataset.sample_bytes_max());
+    }
+    for sample in 0..dataset.len() {
+        parts.clear();
+        dataset.extents(sample, &mut parts)?;
+        let Some((_, part)) = parts.iter().find(|(of, _)| *of == field) else { continue };
+        most = most.max(match part {
+            Part::Framed(_) => return Ok(dataset.sample_bytes_max()),
+            Part::Extent(extent) | Part::Checked(extent) => extent.len,
+            Part::Inline(bytes) => bytes.len() as u64,
+        });
+    }
+    Ok(most)
+}
+
 /// Bytes of every field of a sample, as a decoder gets them.
 pub(super) fn read(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Vec<u8>>> {
     let message = match dataset.chunked() {

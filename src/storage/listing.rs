@@ -5,81 +5,202 @@ use super::meta::is_url;
 pub(crate) use super::meta::{Kind, Meta};
 use super::remote;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use std::ffi::OsString;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 /// Limit of files that one pattern may name.
 const FILES_MAX: usize = 1 << 24;
 
-/// The files that `pattern` names, in the order of their names (numbers in braces in the written order).
-///
-/// An existing path is taken literally. A folder gives its regular files whose names end in one of `endings` (all files
-/// if there are none), without hidden ones. Otherwise `{a,b}` and `{000..127}` are expanded, then `*`, `?` and `[…]`
-/// are looked up.
-///
-/// Errors: [`ErrorKind::NotFound`] for a missing name, [`ErrorKind::Empty`] if nothing is found,
-/// [`ErrorKind::NotAFile`] for a folder whose name ends like a file's.
-pub(crate) fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Vec<PathBuf>> {
-    let pattern = pattern.as_ref();
-    if is_url(pattern) {
-        return expand_url(pattern, endings);
-    }
-    if pattern.is_dir() {
-        return files_of(pattern, endings);
-    }
-    if pattern.exists() {
-        return Ok(vec![pattern.to_path_buf()]);
-    }
-    let Some(text) = pattern.to_str() else {
-        return Err(Error::new(ErrorKind::NotFound, Stage::Index, "").with_path(pattern));
-    };
-    let mut files = Vec::new();
-    let mut names = Vec::new();
-    braces(text, &mut names)?;
-    for name in names {
-        if !name.contains(['*', '?', '[']) {
-            if !Path::new(&name).exists() {
-                return Err(Error::new(ErrorKind::NotFound, Stage::Index, "").with_path(name));
-            }
-            files.push(PathBuf::from(name));
-            continue;
-        }
-        let bad = |error: glob::PatternError| {
-            Error::new(ErrorKind::Config, Stage::Index, "not a valid file pattern").with_source(error).with_path(&name)
-        };
-        let options = glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
-        for found in glob::glob_with(&name, options).map_err(bad)? {
-            let found = found.map_err(|error| {
-                let path = error.path().to_path_buf();
-                Error::os(Stage::Index, "cannot list the folder", error.into()).with_path(path)
-            })?;
-            if found.is_dir() && wanted(found.file_name().unwrap_or_default(), endings) && !endings.is_empty() {
-                return Err(a_folder(&found));
-            }
-            if !found.is_dir() {
-                files.push(found);
-            }
-        }
-    }
-    if files.is_empty() {
-        return Err(Error::new(ErrorKind::Empty, Stage::Index, "no file matches the pattern").with_path(pattern));
-    }
-    Ok(files)
+/// Limit of folders that are searched for data below a folder.
+const FOLDERS_MAX: usize = 1024;
+
+/// Ending of the index files that the crate writes beside shards.
+pub(crate) const INDEX: &str = ".fdx";
+
+/// The files of a dataset.
+pub(crate) struct Listed {
+    pub(crate) files: Vec<PathBuf>,
+    /// The pattern, and what is left out.
+    pub(crate) name: String,
 }
 
-/// As [`expand`]: a URL that ends in `/` is a folder.
-fn expand_url(pattern: &Path, endings: &[&str]) -> Result<Vec<PathBuf>> {
-    let text = pattern.to_string_lossy();
-    if text.ends_with('/') {
-        return files_of(pattern, endings);
+/// The files that `pattern` names, in the order of their names (numbers in braces in the written order).
+///
+/// An existing path is taken literally. A folder gives its regular files whose names end in one of `endings`, in upper
+/// or lower case (all files if there are none). Others are left out and counted: hidden files, other endings, folders
+/// without such files. Otherwise `{a,b}` and `{000..127}` are expanded, then `*`, `?`, `[…]` and `**`, any folders, are
+/// looked up. Links are followed. Nobody's data is a file of an index ([`INDEX`]).
+///
+/// Errors: [`ErrorKind::NotFound`] for a missing name, [`ErrorKind::Empty`] if nothing is found,
+/// [`ErrorKind::NotAFile`] for a folder whose name ends like a file's, and for a folder in a folder with such files.
+pub(crate) fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Listed> {
+    let pattern = pattern.as_ref();
+    let mut found = Found { endings, files: Vec::new(), left_out: BTreeMap::new() };
+    let text = pattern.to_str();
+    if is_url(pattern) {
+        found.url(pattern)?;
+    } else if pattern.is_dir() {
+        found.folder(pattern)?;
+    } else if let (false, Some(text)) = (pattern.exists(), text) {
+        found.matches(text)?;
+    } else {
+        found.files.push(regular(pattern).map(|_| pattern.to_path_buf())?);
     }
-    let mut names = Vec::new();
-    braces(&text, &mut names)?;
-    let files = remote::expand(&names)?;
-    match files.is_empty() {
-        true => Err(Error::new(ErrorKind::Empty, Stage::Index, "no object matches the pattern").with_path(pattern)),
-        false => Ok(files),
+    if found.files.is_empty() {
+        let which = if endings.is_empty() { String::new() } else { format!(" that end in {}", endings.join(", ")) };
+        let message = match pattern.is_dir() || text.is_some_and(|text| text.ends_with('/')) {
+            true => format!("the folder holds no files{which}{}", others(&found.left_out)),
+            false => format!("nothing matches the pattern{}", others(&found.left_out)),
+        };
+        return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(pattern));
     }
+    Ok(Listed { files: found.files, name: format!("{}{}", pattern.display(), others(&found.left_out)) })
+}
+
+struct Found<'a> {
+    endings: &'a [&'a str],
+    files: Vec<PathBuf>,
+    left_out: BTreeMap<String, u64>,
+}
+
+impl Found<'_> {
+    /// Adds the files of a pattern in a file system.
+    fn matches(&mut self, text: &str) -> Result<()> {
+        let mut names = Vec::new();
+        braces(text, &mut names)?;
+        for name in names {
+            if !name.contains(['*', '?', '[']) {
+                if !Path::new(&name).exists() {
+                    return Err(Error::new(ErrorKind::NotFound, Stage::Index, "").with_path(name));
+                }
+                self.files.push(PathBuf::from(name));
+                continue;
+            }
+            let bad = |error: glob::PatternError| {
+                let error = Error::new(ErrorKind::Config, Stage::Index, "not a valid file pattern").with_source(error);
+                error.with_path(&name)
+            };
+            let options = glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
+            for found in glob::glob_with(&name, options).map_err(bad)? {
+                let found = found.map_err(|error| {
+                    let path = error.path().to_path_buf();
+                    Error::os(Stage::Index, "cannot list the folder", error.into()).with_path(path)
+                })?;
+                match found.is_dir() {
+                    // Its files match by themselves.
+                    true if name.contains("**") => {}
+                    true => self.inner(found)?,
+                    false if is_index(found.as_os_str()) => {}
+                    false => self.files.push(found),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`expand`]: a URL that ends in `/` is a folder.
+    fn url(&mut self, pattern: &Path) -> Result<()> {
+        let text = pattern.to_string_lossy();
+        if text.ends_with('/') {
+            return self.folder(pattern);
+        }
+        let mut names = Vec::new();
+        braces(&text, &mut names)?;
+        self.files = remote::expand(&names)?;
+        Ok(())
+    }
+
+    /// Adds the files of a folder, sorted by name.
+    fn folder(&mut self, dir: &Path) -> Result<()> {
+        for (name, kind) in names_in(dir)? {
+            let path = dir.join(&name);
+            let is_hidden = name.as_encoded_bytes().starts_with(b".");
+            // A file without a target is an error where it is opened.
+            match kind == Kind::Folder || (kind == Kind::Link && path.is_dir()) {
+                _ if is_index(&name) => {}
+                true if !is_hidden => self.inner(path)?,
+                false if !is_hidden && wanted(&name, self.endings) => self.files.push(path),
+                _ => *self.left_out.entry(ending_of(&name)).or_default() += 1,
+            }
+        }
+        self.files.sort();
+        Ok(())
+    }
+
+    /// Counts a folder in a folder, or refuses it: to leave its data out would lose samples silently.
+    fn inner(&mut self, dir: PathBuf) -> Result<()> {
+        let refused = |message: String| Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(&dir));
+        if !self.endings.is_empty() && wanted(dir.file_name().unwrap_or_default(), self.endings) {
+            return refused("a folder has the name of a dataset file".into());
+        }
+        if let Some(file) = self.data_in(&dir) {
+            let ending = file.extension().map_or(String::new(), |ending| format!(".{}", ending.to_string_lossy()));
+            let all = dir.parent().unwrap_or(&dir).join(format!("**/*{ending}"));
+            let message = format!("a folder in the folder holds data: give the pattern {all:?} to take its files, too");
+            return refused(message);
+        }
+        *self.left_out.entry("folder".into()).or_default() += 1;
+        Ok(())
+    }
+
+    /// A wanted file below a folder, looked for in a limited number of folders. Folders that begin with `.` or `_` hold
+    /// no data, as elsewhere: a table's log, files of an unfinished job.
+    fn data_in(&self, dir: &Path) -> Option<PathBuf> {
+        let mut todo = vec![dir.to_path_buf()];
+        for _ in 0..FOLDERS_MAX {
+            let dir = todo.pop()?;
+            if dir.file_name().is_some_and(|name| [b'.', b'_'].contains(&name.as_encoded_bytes()[0])) {
+                continue;
+            }
+            // Somebody else's, such as a file system's `lost+found`.
+            for (name, kind) in names_in(&dir).unwrap_or_default() {
+                match kind {
+                    Kind::Folder => todo.push(dir.join(name)),
+                    Kind::File if wanted(&name, self.endings) && ending_of(&name) != "hidden" => {
+                        return Some(dir.join(name));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        None
+    }
+}
+
+/// What is left out of a folder, behind a description.
+pub(crate) fn others(left_out: &BTreeMap<String, u64>) -> String {
+    if left_out.is_empty() {
+        return String::new();
+    }
+    let list: Vec<_> = left_out.iter().map(|(ending, count)| format!("{count} {ending}")).collect();
+    format!("; left out: {}", list.join(", "))
+}
+
+/// The ending of a name, in lower case, as counted for files that are left out.
+pub(crate) fn ending_of(name: &OsStr) -> String {
+    if name.as_encoded_bytes().starts_with(b".") {
+        return "hidden".into();
+    }
+    let ending =
+        Path::new(name).extension().map(|ending| format!(".{}", ending.to_string_lossy().to_ascii_lowercase()));
+    ending.unwrap_or_else(|| "without ending".into())
+}
+
+/// The kind of a link's target. `root`: the folder that is listed.
+///
+/// Errors: [`ErrorKind::NotFound`] without a target; [`ErrorKind::NotAFile`] for a folder that the link lies in, whose
+/// list would never end.
+pub(crate) fn follow(link: &Path, root: &Path) -> Result<Kind> {
+    let failed = |source| Error::os(Stage::Index, "a link without a target", source).with_path(link);
+    let target = real_path(link).map_err(failed)?;
+    let kind = look(&target)?.kind;
+    let is_around = |dir: &Path| real_path(dir).is_ok_and(|dir| dir.starts_with(&target));
+    if kind == Kind::Folder && link.ancestors().skip(1).take_while(|dir| dir.starts_with(root)).any(is_around) {
+        let message = format!("the link leads to {target:?}, which it lies in: remove the link");
+        return Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(link));
+    }
+    Ok(kind)
 }
 
 /// Reads the metadata of a path. Links are followed. Errors: the system's.
@@ -130,37 +251,14 @@ pub(crate) fn real_path(path: &Path) -> std::io::Result<PathBuf> {
     if is_url(path) { Ok(path.to_path_buf()) } else { path.canonicalize() }
 }
 
-/// The regular files of a folder, sorted by name, without hidden ones.
-pub(crate) fn files_of(dir: &Path, endings: &[&str]) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for (name, kind) in names_in(dir)? {
-        if !wanted(&name, endings) || name.as_encoded_bytes().starts_with(b".") {
-            continue;
-        }
-        // A link may lead to a folder.
-        let is_folder = |path: &Path| kind == Kind::Folder || (kind == Kind::Link && path.is_dir());
-        match dir.join(&name) {
-            path if !is_folder(&path) => files.push(path),
-            path if !endings.is_empty() => return Err(a_folder(&path)),
-            _ => {}
-        }
-    }
-    files.sort();
-    if files.is_empty() {
-        let which = if endings.is_empty() { String::new() } else { format!(" that end in {}", endings.join(", ")) };
-        let message = format!("the folder holds no files{which}");
-        return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(dir));
-    }
-    Ok(files)
+/// Whether a name ends in one of `endings`, which are in lower case; all names do if there are none.
+fn wanted(name: &OsStr, endings: &[&str]) -> bool {
+    let name = name.as_encoded_bytes().to_ascii_lowercase();
+    endings.is_empty() || endings.iter().any(|ending| name.ends_with(ending.as_bytes()))
 }
 
-fn wanted(name: &std::ffi::OsStr, endings: &[&str]) -> bool {
-    endings.is_empty() || endings.iter().any(|ending| name.as_encoded_bytes().ends_with(ending.as_bytes()))
-}
-
-/// An error for a folder in place of a dataset file. Leaving it out would lose its samples silently.
-fn a_folder(path: &Path) -> Error {
-    Error::new(ErrorKind::NotAFile, Stage::Index, "a folder has the name of a dataset file").with_path(path)
+fn is_index(name: &OsStr) -> bool {
+    name.as_encoded_bytes().ends_with(INDEX.as_bytes())
 }
 
 /// Expands all braces. They are counted first: a pattern of a few bytes may stand for any number of files.
@@ -296,7 +394,7 @@ mod tests {
             std::fs::write(dir.join(name), name).unwrap();
         }
         let names = |pattern: &str| -> Result<Vec<String>> {
-            let files = expand(dir.join(pattern), &[".tar"])?;
+            let files = expand(dir.join(pattern), &[".tar"])?.files;
             Ok(files.iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_string()).collect())
         };
         assert_eq!(names("").unwrap(), ["b-0.tar", "b-1.tar"]);

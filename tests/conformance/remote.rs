@@ -215,7 +215,7 @@ fn missing_objects_and_wrong_urls_are_typed_errors() {
     for (url, kind, words) in [
         (server.s3("gone.bin"), ErrorKind::NotFound, "gone.bin"),
         (server.http("gone.bin"), ErrorKind::NotFound, "gone.bin"),
-        (server.s3("*.tar"), ErrorKind::Empty, "no object matches"),
+        (server.s3("*.tar"), ErrorKind::Empty, "nothing matches"),
         (server.s3("none/"), ErrorKind::Empty, "no files that end in .bin"),
         ("ftp://host/a.bin".into(), ErrorKind::Config, "use s3://, gs://, az://"),
         (format!("{}?secret=1", server.http("a.bin")), ErrorKind::Config, "plain URL"),

@@ -80,6 +80,7 @@ fn legal(name: &str) -> Option<&'static str> {
         "streams" => "give a list of CUDA streams",
         "take" | "leave" => "give (fraction, key)",
         "subset" | "indices" | "weights" | "keep" | "columns" => "give a list",
+        "up_to" => "give a number, or a dict from column to number",
         "normalize" => "give (mean, std), each a list of numbers",
         _ => return None,
     })

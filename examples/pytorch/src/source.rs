@@ -4,7 +4,7 @@ use crate::error::config;
 use crate::given::Given;
 use crate::python::{self, Code, Declared, Samples};
 use feedline::dataset::{
-    Concat, Dataset, DatasetExt, Images, Mds, Megatron, Mix, Npy, Npz, Nulls, Parquet, Records, SafeTensors, Tar,
+    Concat, Dataset, DatasetExt, Images, Mds, Megatron, Mix, Npy, Npz, Nulls, Parquet, ParquetBuilder, Records, SafeTensors, Tar,
     TfRecord, Tokens,
 };
 use feedline::decode::{Bytes, Image, PixelLayout};
@@ -12,6 +12,7 @@ use feedline::device::Finish;
 use feedline::tensor::{DType, Encoding, Field};
 use feedline::{Loader, LoaderBuilder, Order, Result};
 use pyo3::prelude::*;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -34,7 +35,7 @@ pub struct Source {
     columns: Option<Vec<String>>,
     stack: Option<String>,
     rows: Option<bool>,
-    up_to: Option<usize>,
+    up_to: Option<UpTo>,
     null_zero: Option<bool>,
     index_file: Option<PathBuf>,
     checked: Option<PathBuf>,
@@ -61,6 +62,22 @@ type Owned<'a> = (&'a str, bool, &'a [&'a str]);
 
 /// A dataset, and its order if it is a mix.
 pub type Opened = (Arc<dyn Dataset>, Option<Order>);
+
+/// The most elements of what varies in length: of all columns, or of each.
+#[derive(FromPyObject)]
+enum UpTo {
+    All(usize),
+    Each(BTreeMap<String, usize>),
+}
+
+impl UpTo {
+    fn of(&self, column: &str) -> Option<usize> {
+        match self {
+            Self::All(max) => Some(*max),
+            Self::Each(each) => each.get(column).copied(),
+        }
+    }
+}
 
 /// One path, or several whose samples are those of one dataset.
 #[derive(FromPyObject)]
@@ -110,8 +127,7 @@ impl Source {
             let decoder = Python::attach(|py| samples.decoder(py, self.code.clone()))?;
             return Ok(Loader::builder(dataset).decode(decoder));
         }
-        let (schema, longest) = (dataset.schema().to_vec(), dataset.sample_bytes_max());
-        let longest = usize::try_from(longest).unwrap_or(usize::MAX);
+        let schema = dataset.schema().to_vec();
         if schema.iter().all(|field| field.encoding != Encoding::Image) {
             pictures.refuse()?;
         }
@@ -121,7 +137,7 @@ impl Source {
             let names: Vec<_> = schema.iter().map(|field| field.name.as_str()).collect();
             return Err(config(format!("decoders: the source has no field {name:?}; it has {}", names.join(", "))));
         }
-        schema.into_iter().try_fold(Loader::builder(dataset), |builder, field| {
+        schema.into_iter().enumerate().try_fold(Loader::builder(dataset.clone()), |builder, (number, field)| {
             if let Some((function, declared)) = self.decoders.iter().find(|(_, of)| of.0 == field.name) {
                 let decoder = Python::attach(|py| python::decoder(py, &self.code, function, declared))?;
                 return Ok::<_, feedline::Error>(builder.decode_field(&field.name, decoder));
@@ -131,7 +147,13 @@ impl Source {
                     let builder = builder.decode_field(&field.name, pictures.decoder(random)?);
                     pictures.finish()?.into_iter().fold(builder, |builder, finish| builder.finish(&field.name, finish))
                 }
-                Encoding::Bytes => builder.decode_field(&field.name, Bytes::up_to(self.up_to.unwrap_or(longest))),
+                Encoding::Bytes => {
+                    let most = match self.up_to.as_ref().and_then(|up_to| up_to.of(&field.name)) {
+                        Some(most) => most,
+                        None => usize::try_from(dataset.field_bytes_max(number)?.max(1)).unwrap_or(usize::MAX),
+                    };
+                    builder.decode_field(&field.name, Bytes::up_to(most))
+                }
                 _ => builder,
             })
         })
@@ -201,7 +223,7 @@ impl Source {
                 let builder = Tokens::builder(dtype(self.token.as_deref().unwrap_or("u16"))?).window(window);
                 Arc::new(if next { builder.next_token() } else { builder }.open(path)?)
             }
-            "megatron" => Arc::new(match self.up_to {
+            "megatron" => Arc::new(match self.one_up_to()? {
                 Some(max) => Megatron::builder().documents(max).open(path)?,
                 None => {
                     let builder = Megatron::builder().window(window);
@@ -221,7 +243,22 @@ impl Source {
         })
     }
 
+    /// The most elements, for a source of one field.
+    fn one_up_to(&self) -> Result<Option<usize>> {
+        match self.up_to {
+            Some(UpTo::Each(_)) => Err(config(format!("up_to: source {:?} has one field, give a number", self.kind))),
+            Some(UpTo::All(max)) => Ok(Some(max)),
+            None => Ok(None),
+        }
+    }
+
     fn refuse_foreign(&self) -> Result<()> {
+        if let Some(UpTo::Each(each)) = &self.up_to {
+            let named = |name: &&String| self.columns.iter().flatten().any(|column| column == *name);
+            if let Some(name) = each.keys().find(|name| !named(name)) {
+                return Err(config(format!("up_to names {name:?}, columns does not: name it in both")));
+            }
+        }
         let given: [Owned<'_>; 10] = [
             ("record_bytes", self.record_bytes.is_some(), &["records"]),
             ("token", self.token.is_some(), &["tokens"]),
@@ -283,10 +320,16 @@ impl Source {
             builder = builder.nulls(Nulls::Zero);
         }
         let columns = self.columns.as_deref().unwrap_or_default();
-        builder = match (&self.stack, self.up_to) {
-            (Some(name), _) => builder.stack(name, columns),
-            (None, Some(max)) => columns.iter().fold(builder, |builder, name| builder.up_to(name, max)),
-            (None, None) => builder.columns(columns.iter().map(String::as_str)),
+        if let Some(UpTo::All(max)) = self.up_to {
+            builder = builder.varying_up_to(max);
+        }
+        let one = |builder: ParquetBuilder, name: &String| match &self.up_to {
+            Some(UpTo::Each(each)) if each.contains_key(name) => builder.up_to(name, each[name]),
+            _ => builder.column(name),
+        };
+        builder = match &self.stack {
+            Some(name) => builder.stack(name, columns),
+            None => columns.iter().fold(builder, one),
         };
         builder.open(path)
     }
@@ -296,7 +339,7 @@ impl Source {
         if self.rows == Some(true) {
             builder = builder.rows();
         }
-        if let Some(max) = self.up_to {
+        if let Some(max) = self.one_up_to()? {
             builder = builder.up_to("array", max);
         }
         builder.open()
@@ -313,8 +356,10 @@ impl Source {
         if self.up_to.is_some() && self.columns.is_none() {
             return Err(config("up_to is the most rows of the arrays in columns: say columns, too"));
         }
-        if let Some(max) = self.up_to {
-            builder = self.columns.iter().flatten().fold(builder, |builder, name| builder.up_to(name, max));
+        for name in self.columns.iter().flatten() {
+            if let Some(max) = self.up_to.as_ref().and_then(|up_to| up_to.of(name)) {
+                builder = builder.up_to(name, max);
+            }
         }
         builder.open(path)
     }

@@ -15,7 +15,6 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape};
-use std::path::Path;
 use std::sync::Arc;
 
 /// An array in a file.
@@ -115,13 +114,13 @@ impl Arrays {
     /// Makes the samples of files of this `format`: the files, or their rows.
     ///
     /// Errors: [`ErrorKind::Shape`] for incompatible arrays; [`ErrorKind::Empty`] for arrays without rows.
-    pub(crate) fn of(sources: Sources, given: Vec<Given>, rows: bool, format: &str, pattern: &Path) -> Result<Self> {
+    pub(crate) fn of(sources: Sources, given: Vec<Given>, rows: bool, format: &str, name: String) -> Result<Self> {
         let arrays = if rows { Self::rows(sources, given)? } else { Self::samples(sources, given)? };
         if arrays.len == 0 {
-            return Err(Error::new(ErrorKind::Empty, Stage::Index, "the arrays have no rows").with_path(pattern));
+            return Err(Error::new(ErrorKind::Empty, Stage::Index, "the arrays have no rows").with_path(name));
         }
         let what = format!("{}{format}", if rows { "rows of " } else { "" });
-        Ok(Self { what, name: pattern.display().to_string(), ..arrays })
+        Ok(Self { what, name, ..arrays })
     }
 
     /// Verifies every array on each read. `checks`: for the first file's arrays, then for the next file's.

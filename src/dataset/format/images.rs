@@ -9,7 +9,7 @@ use crate::dataset::digest::Digest;
 use crate::dataset::parallel::parallel;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::{Kind, look, names_in, real_path, regular};
+use crate::storage::listing::{Kind, ending_of, follow, names_in, others, regular};
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use std::collections::BTreeMap;
@@ -26,7 +26,8 @@ const DEPTH_MAX: usize = 32;
 const STAT_CHUNK: usize = 512;
 
 /// Dataset of pictures in folders. Fields: `image` (encoded) and, with class folders, `label` (`i64`, the class's index
-/// in [`Images::classes`]). Samples are in the order of class, folder and file name.
+/// in [`Images::classes`]). Samples are in the order of torchvision's `ImageFolder`: class, folder, file name. Links to
+/// files and folders are followed.
 pub struct Images {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
@@ -51,13 +52,11 @@ struct Folder {
 impl Images {
     /// Indexes `root`: its subfolders are the classes; without subfolders it is one flat folder without labels.
     ///
-    /// Errors: FIFOs, sockets and devices, links to a folder or out of the root, a class without images, images beside
-    /// class folders; each with the path.
+    /// Errors: FIFOs, sockets and devices, links without a target or to a folder around them, a class without images,
+    /// images beside class folders; each with the path.
     pub fn open(root: impl AsRef<Path>) -> Result<Self> {
         let root = root.as_ref();
-        let real = real_path(root)
-            .map_err(|source| Error::os(Stage::Index, "cannot open the folder", source).with_path(root))?;
-        let top = list(root, 0, &real)?;
+        let top = list(root, 0, root)?;
         let classes = top.folders;
         if classes.is_empty() {
             let mut folders = vec![top.folder];
@@ -68,7 +67,7 @@ impl Images {
             return Err(beside_classes(&root.join(name)));
         }
         let mut folders =
-            parallel(&classes, |index, path| walk(path, index, &real))?.into_iter().flatten().collect::<Vec<_>>();
+            parallel(&classes, |index, path| walk(path, index, root))?.into_iter().flatten().collect::<Vec<_>>();
         measure(&mut folders)?;
         let names = classes.iter().map(|path| path.file_name().unwrap_or_default().to_string_lossy().into_owned());
         folders.push(top.folder);
@@ -147,14 +146,6 @@ impl Images {
     }
 }
 
-fn others(left_out: &BTreeMap<String, u64>) -> String {
-    if left_out.is_empty() {
-        return String::new();
-    }
-    let list: Vec<_> = left_out.iter().map(|(ending, count)| format!("{count} {ending}")).collect();
-    format!("; left out: {}", list.join(", "))
-}
-
 struct Listing {
     folder: Folder,
     folders: Vec<PathBuf>,
@@ -172,24 +163,19 @@ pub(crate) enum Taken {
 pub(crate) fn take(dir: &Path, name: &OsString, kind: Kind, root: &Path) -> Result<Taken> {
     let not_a_file =
         |message: &str| Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(dir.join(name)));
-    if name.as_encoded_bytes().starts_with(b".") {
-        return Ok(Taken::LeftOut("hidden".into()));
-    }
     let ending = ending_of(name);
-    if kind == Kind::Folder && ending.is_ok() {
+    if ending == "hidden" {
+        return Ok(Taken::LeftOut(ending));
+    }
+    let kind = if kind == Kind::Link { follow(&dir.join(name), root)? } else { kind };
+    match (kind, is_picture(name)) {
         // Descending would find nothing and drop a picture silently.
-        return not_a_file("a folder with the name of a picture");
+        (Kind::Folder, true) => not_a_file("a folder with the name of a picture"),
+        (Kind::Folder, false) => Ok(Taken::Folder),
+        (Kind::File, true) => Ok(Taken::Picture),
+        (Kind::File, false) => Ok(Taken::LeftOut(ending)),
+        _ => not_a_file("neither a file nor a folder"),
     }
-    if kind == Kind::Folder {
-        return Ok(Taken::Folder);
-    }
-    if kind == Kind::Link && !stays_inside(&dir.join(name), root)? {
-        return not_a_file("a link to a folder, or out of the dataset's root");
-    }
-    if kind == Kind::Other {
-        return not_a_file("neither a file nor a folder");
-    }
-    Ok(ending.map_or_else(Taken::LeftOut, |()| Taken::Picture))
 }
 
 /// Lists one folder, sorted by name; sizes are read later.
@@ -209,28 +195,22 @@ fn list(path: &Path, class: usize, root: &Path) -> Result<Listing> {
     Ok(Listing { folder, folders })
 }
 
-/// Whether a link leads to a regular file below `root`.
-fn stays_inside(link: &Path, root: &Path) -> Result<bool> {
-    let target =
-        real_path(link).map_err(|source| Error::os(Stage::Index, "a link without a target", source).with_path(link))?;
-    Ok(target.starts_with(root) && look(&target)?.kind == Kind::File)
-}
-
-/// `Ok` for a picture; `Err` with the ending for other files.
-fn ending_of(name: &std::ffi::OsStr) -> std::result::Result<(), String> {
+/// Whether the name is a picture's.
+fn is_picture(name: &std::ffi::OsStr) -> bool {
     let ending = Path::new(name).extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
-    if EXTENSIONS.contains(&ending.as_str()) { Ok(()) } else { Err(format!(".{ending}")) }
+    EXTENSIONS.contains(&ending.as_str())
 }
 
-/// Lists all folders of a class, parents before children.
+/// Lists all folders of a class, in the order of their paths as texts: that of torchvision's `ImageFolder`.
 fn walk(path: &Path, class: usize, root: &Path) -> Result<Vec<Folder>> {
     let mut out = Vec::new();
-    let mut todo = vec![(path.to_path_buf(), 0)];
-    while let Some((path, depth)) = todo.pop() {
+    let mut todo = BTreeMap::from([(path.as_os_str().to_owned(), 0)]);
+    while let Some((path, depth)) = todo.pop_first() {
+        let path = PathBuf::from(path);
         check_depth(&path, depth)?;
         let listing = list(&path, class, root)?;
         out.push(listing.folder);
-        todo.extend(listing.folders.into_iter().rev().map(|path| (path, depth + 1)));
+        todo.extend(listing.folders.into_iter().map(|path| (path.into_os_string(), depth + 1)));
     }
     Ok(out)
 }

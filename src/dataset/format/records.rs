@@ -4,7 +4,7 @@ use crate::dataset::digest::Digest;
 use crate::dataset::starts::Starts;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::{expand, regular};
+use crate::storage::listing::{Listed, expand, regular};
 use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use std::path::{Path, PathBuf};
@@ -105,9 +105,9 @@ impl RecordsBuilder {
     /// ([`ErrorKind::Truncated`], with the extra bytes); a wrong number of labels ([`ErrorKind::Shape`]); a field that
     /// does not have `record_bytes` bytes ([`ErrorKind::Config`]).
     pub fn open(self, path: impl AsRef<Path>) -> Result<Records> {
-        let path = path.as_ref();
-        let mut records = self.open_files(&expand(path, &[])?)?;
-        records.name = path.display().to_string();
+        let Listed { files, name } = expand(path, &[])?;
+        let mut records = self.open_files(&files)?;
+        records.name = name;
         Ok(records)
     }
 

@@ -15,7 +15,7 @@ use crate::dataset::format::{little_endian, number};
 use crate::dataset::forward::forward;
 use crate::dataset::parallel::parallel_paths;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::expand;
+use crate::storage::listing::{Listed, expand};
 use crate::storage::{Blob, Sources};
 use crate::tensor::DType;
 use serde::de::value::MapAccessDeserializer;
@@ -101,7 +101,7 @@ impl SafeTensorsBuilder {
     /// names the file.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<SafeTensors> {
         little_endian("safetensors")?;
-        let files = expand(&pattern, &[".safetensors"])?;
+        let Listed { files, name } = expand(pattern, &[".safetensors"])?;
         let headers = parallel_paths(&files, |_, path| {
             let input = Blob::open(path)?;
             Ok((input.look()?, self.chosen(header(&input)?)))
@@ -121,7 +121,7 @@ impl SafeTensorsBuilder {
             sources.add(path, &meta)?;
             take(&mut given, tensors).map_err(|error| error.with_path(path))?;
         }
-        Arrays::of(sources, given, true, "safetensors", pattern.as_ref()).map(SafeTensors)
+        Arrays::of(sources, given, true, "safetensors", name).map(SafeTensors)
     }
 
     /// The requested tensors of a file.

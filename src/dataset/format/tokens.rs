@@ -15,7 +15,7 @@ use crate::dataset::starts::Starts;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
-use crate::storage::listing::expand;
+use crate::storage::listing::{Listed, expand};
 use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use std::path::{Path, PathBuf};
@@ -135,8 +135,9 @@ impl TokensBuilder {
     /// number of tokens ([`ErrorKind::Truncated`], with the extra bytes), a header that is not llm.c's
     /// ([`ErrorKind::Decode`]), no window at all ([`ErrorKind::Empty`]).
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Tokens> {
-        let mut tokens = self.open_files(&expand(&pattern, &[".bin"])?)?;
-        tokens.name = pattern.as_ref().display().to_string();
+        let Listed { files, name } = expand(pattern, &[".bin"])?;
+        let mut tokens = self.open_files(&files)?;
+        tokens.name = name;
         Ok(tokens)
     }
 

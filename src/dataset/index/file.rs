@@ -11,7 +11,7 @@ use crate::storage::{Blob, fnv, is_url};
 use std::path::{Path, PathBuf};
 
 /// Ending of index files.
-pub(super) const ENDING: &str = ".fdx";
+pub(super) use crate::storage::listing::INDEX as ENDING;
 /// Bytes at each end of a shard that belong to its version.
 const ENDS: u64 = 4096;
 /// Maximum bytes of the ledger in an index file: JSON, which takes many times its length while it is parsed. A file
@@ -73,12 +73,6 @@ pub(super) fn beside(path: &Path, purpose: u64) -> Option<PathBuf> {
 
 fn options(purpose: u64) -> u32 {
     (purpose ^ purpose >> 32) as u32
-}
-
-/// Removes index files that a pattern such as `train-*` has matched.
-pub(crate) fn without_indexes(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
-    files.retain(|path| !path.as_os_str().as_encoded_bytes().ends_with(ENDING.as_bytes()));
-    files
 }
 
 /// Index of the header word with the CRC. Words of the header: magic and version, purpose, the shard's length, time and

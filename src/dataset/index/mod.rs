@@ -30,7 +30,6 @@ mod tests;
 
 #[cfg(feature = "unstable")]
 pub(crate) use file::fuzz;
-pub(crate) use file::without_indexes;
 pub(crate) use scan::Scan;
 pub(crate) use table::{Entry, FIELDS_MAX, Rows};
 

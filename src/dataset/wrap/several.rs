@@ -164,6 +164,10 @@ impl Dataset for Concat {
         self.most(|part| part.sample_bytes_max())
     }
 
+    fn field_bytes_max(&self, field: usize) -> Result<u64> {
+        self.parts.iter().try_fold(0, |most, part| Ok(part.dataset.field_bytes_max(field)?.max(most)))
+    }
+
     fn largest_sample(&self) -> Option<u64> {
         let largest = self.parts.iter().enumerate().max_by_key(|(_, part)| part.dataset.sample_bytes_max());
         let (index, part) = largest?;

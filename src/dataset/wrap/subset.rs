@@ -55,7 +55,7 @@ impl<D: Dataset> Subset<D> {
 }
 
 impl<D: Dataset> Dataset for Subset<D> {
-    forward!(self => self.whole; schema sources sample_bytes_max opened_bytes_max);
+    forward!(self => self.whole; schema sources sample_bytes_max field_bytes_max opened_bytes_max);
 
     fn len(&self) -> u64 {
         match &self.choice {

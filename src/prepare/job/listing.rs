@@ -66,11 +66,12 @@ impl Walk<'_> {
         }
         for (class, path) in classes.into_iter().enumerate() {
             let mut some = false;
-            let mut todo = vec![(path.clone(), 0)];
-            while let Some((path, depth)) = todo.pop() {
+            let mut todo = BTreeMap::from([(path.clone().into_os_string(), 0)]);
+            while let Some((path, depth)) = todo.pop_first() {
+                let path = PathBuf::from(path);
                 check_depth(&self.root.join(&path), depth)?;
                 let folders = self.folder(&path, Some(class as u32), &mut |_| some = true)?;
-                todo.extend(folders.into_iter().rev().map(|path| (path, depth + 1)));
+                todo.extend(folders.into_iter().map(|path| (path.into_os_string(), depth + 1)));
             }
             if !some {
                 return Err(no_pictures(&self.root.join(path), &self.left_out));

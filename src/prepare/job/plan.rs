@@ -165,7 +165,7 @@ impl Plan {
         to: impl AsRef<Path>,
         tasks: u64,
     ) -> Result<Self> {
-        let (files, to) = (expand(pattern, endings)?, to.as_ref());
+        let (files, to) = (expand(pattern, endings)?.files, to.as_ref());
         let head = Head::new(String::new(), tasks, Work::Files { settings: settings.into() });
         let add = |writer: &mut Writer, file: &PathBuf| {
             let name = absolute(file)?;

@@ -299,3 +299,105 @@ fn a_dictionary_header_that_is_not_counted_is_read() {
         assert_eq!(error.kind(), ErrorKind::Truncated, "{writer}: {error}");
     }
 }
+
+/// Rows of a folder's columns that all pairs have, and of the list unless a file lacks it.
+fn pair(folder: &Path, lists: bool) -> Result<Vec<Vec<String>>> {
+    let builder = Parquet::builder().columns(["a", "x", "t"]).up_to("s", 4);
+    read(if lists { builder.up_to("l", 3) } else { builder }, folder)
+}
+
+#[test]
+fn files_of_any_two_writers_with_equal_values_are_one_dataset() {
+    let files: Vec<_> = std::fs::read_dir(fixture("pairs")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files.len(), 10);
+    let twice = |rows: &Vec<String>| [&rows[..], &rows[..]].concat();
+    for (first, second) in files.iter().flat_map(|first| files.iter().map(move |second| (first, second))) {
+        let dir = crate::common::Dir::new();
+        for (name, file) in ["0.parquet", "1.PQ"].iter().zip([first, second]) {
+            dir.write(&format!("set/{name}"), &std::fs::read(file).unwrap());
+        }
+        let lists = ![first, second].iter().any(|file| file.ends_with("fastparquet.parquet"));
+        let expected: Vec<_> = pair(&fixture("pairs/pyarrow.parquet"), lists).unwrap().iter().map(twice).collect();
+        let rows = pair(&dir.path("set"), lists).unwrap_or_else(|error| panic!("{first:?}, {second:?}: {error}"));
+        assert_eq!(rows, expected, "{first:?}, {second:?}");
+    }
+}
+
+/// A footer whose schema is `columns`, each the fields of an element behind its name, on the pages of a real file.
+fn annotated(columns: &str, change: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
+    use parquet::data_type::Int32Type;
+    use parquet::file::writer::SerializedFileWriter;
+    let schema = parquet::schema::parser::parse_message_type(columns).unwrap();
+    let mut bytes = Vec::new();
+    let mut file = SerializedFileWriter::new(&mut bytes, schema.into(), Default::default()).unwrap();
+    let mut group = file.next_row_group().unwrap();
+    while let Some(mut column) = group.next_column().unwrap() {
+        let levels = [1, 1];
+        column.typed::<Int32Type>().write_batch(&[7, 8], Some(&levels), None).unwrap();
+        column.close().unwrap();
+    }
+    group.close().unwrap();
+    file.close().unwrap();
+    change(&mut bytes);
+    bytes
+}
+
+#[test]
+fn a_column_with_an_odd_annotation_harms_no_other() {
+    let schema = "message m { required int32 odd (DATE); required int32 good (UINT_8); }";
+    // The number of the converted type behind the name: DATE becomes the one that parquet-cpp 1.3 had for nulls.
+    let odd = |bytes: &mut Vec<u8>| {
+        let at = bytes.windows(5).rposition(|window| window == b"odd\x25\x0c").unwrap();
+        bytes[at + 4] = 48;
+    };
+    let bytes = annotated(schema, odd);
+    assert!(
+        parquet::file::metadata::ParquetMetaDataReader::new()
+            .parse_and_finish(&bytes::Bytes::from(bytes.clone()))
+            .is_err()
+    );
+    let dataset = Parquet::builder().column("good").open_bytes(bytes.clone()).unwrap();
+    assert_eq!(dataset.schema()[0].as_raw().unwrap().dtype(), feedline::tensor::DType::U8, "its annotation stays");
+    let loader = Loader::builder(dataset).batch_size(2).build().unwrap();
+    let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+    assert_eq!(batch.field("good").unwrap().as_bytes().unwrap(), [7, 8]);
+    let error = Parquet::builder().column("odd").open_bytes(bytes).unwrap_err();
+    assert!(error.kind() == ErrorKind::Config && error.message().contains("`odd`"), "{error}");
+}
+
+#[test]
+fn a_column_of_another_type_is_an_error_with_both_types() {
+    let dir = crate::common::Dir::new();
+    let types = ["INT_32", "DATE", "UINT_8", "TIME_MILLIS"];
+    for (number, of) in types.iter().enumerate() {
+        dir.write(
+            &format!("{number}.parquet"),
+            &annotated(&format!("message m {{ optional int32 a ({of}); }}"), |_| {}),
+        );
+    }
+    for (first, second) in [(0, 1), (0, 2), (1, 3)] {
+        let files = dir.path(&format!("{{{first},{second}}}.parquet"));
+        let error = Parquet::open(files).unwrap_err();
+        let path = dir.path(&format!("{second}.parquet"));
+        assert_eq!((error.kind(), error.site().path.as_deref()), (ErrorKind::Shape, Some(&*path)), "{error}");
+        let (_, words) = error.message().split_once("column `a` is ").unwrap();
+        let (here, there) = words.split_once(" here, ").unwrap();
+        assert_ne!(here, there.strip_suffix(" in the first file").unwrap(), "{error}");
+    }
+}
+
+#[test]
+fn the_longest_row_of_each_column_of_bytes_is_found() {
+    let texts = Parquet::open(fixture("writers/repeated-polars.parquet")).unwrap();
+    let bytes: Vec<_> = texts.schema().iter().enumerate().filter(|(_, field)| field.as_raw().is_none()).collect();
+    assert!(!bytes.is_empty());
+    for (number, field) in bytes {
+        let loader = |most: u64| {
+            let one = Parquet::builder().column(&field.name).open(fixture("writers/repeated-polars.parquet")).unwrap();
+            Loader::builder(one).decode(Bytes::up_to(most as usize)).build().unwrap()
+        };
+        let most = texts.field_bytes_max(number).unwrap();
+        assert!(loader(most).epoch(0).unwrap().all(|batch| batch.is_ok()));
+        assert!(loader(most - 1).epoch(0).unwrap().any(|batch| batch.is_err()), "{most} is not the least");
+    }
+}

@@ -676,14 +676,14 @@ class Loader(_Native, Generic[Out]):
         *,
         image: str | None = None,
         columns: Sequence[str] | None = None,
-        up_to: int | None = None,
+        up_to: int | Mapping[str, int] | None = None,
         index_file: Path | None = None,
         **settings: Unpack[Source],
     ) -> Self:
         """Tar shards, as in "train-{0000..0127}.tar". Without `image` ("jpg;png") and `columns` the first sample tells.
 
-        Fields: `image`; `label` of the member "cls"; other members as bytes, padded to `up_to` (by default the largest sample),
-        with their lengths in NAME.lens. An index is kept beside each shard (NAME.tar.fdx), or in `index_file`.
+        Fields: `image`; `label` of the member "cls"; other members as bytes, padded to `up_to` (by default the longest), with
+        their lengths in NAME.lens. An index is kept beside each shard (NAME.tar.fdx), or in `index_file`.
         """
         own = {"image": image, "columns": columns, "up_to": up_to, "index_file": index_file}
         return cls("tar", path, **own, **settings)
@@ -696,11 +696,15 @@ class Loader(_Native, Generic[Out]):
         columns: Sequence[str] | None = None,
         image: str | None = None,
         stack: str | None = None,
-        up_to: int | None = None,
+        up_to: int | Mapping[str, int] | None = None,
         null_zero: bool | None = None,
         **settings: Unpack[Source],
     ) -> Self:
-        """Parquet files. `stack` joins the columns into one field; `up_to` bounds lists; `null_zero`: nulls are 0 or empty."""
+        """Parquet files. `stack` joins the columns into one field; `null_zero`: nulls are 0 or empty.
+
+        `up_to` is the most elements of lists of any length and of texts, for all or by column; shorter rows are padded, with
+        their lengths in NAME.lens. Without it the longest text is looked for when the loader is built.
+        """
         own = {"columns": columns, "image": image, "stack": stack, "up_to": up_to, "null_zero": null_zero}
         return cls("parquet", path, **own, **settings)
 

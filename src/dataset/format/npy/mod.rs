@@ -50,7 +50,7 @@ use crate::dataset::format::arrays::{Array, Arrays, Given, Rule};
 use crate::dataset::forward::forward;
 use crate::dataset::parallel::parallel_paths;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::{expand, regular};
+use crate::storage::listing::{Listed, expand, regular};
 use crate::storage::{Blob, Sources};
 use std::path::{Path, PathBuf};
 
@@ -162,9 +162,11 @@ impl NpyBuilder {
         self.rules.check(&names)?;
         let mut sources = Sources::new();
         let mut given = Vec::new();
+        let mut place = None;
         let mut first_files: Option<Vec<PathBuf>> = None;
         for (name, pattern) in &self.fields {
-            let files = expand(pattern, &[".npy"])?;
+            let Listed { files, name: listed } = expand(pattern, &[".npy"])?;
+            place.get_or_insert(listed);
             if !self.rows {
                 check_pairs(first_files.get_or_insert_with(|| files.clone()), &files, name)?;
             }
@@ -172,7 +174,7 @@ impl NpyBuilder {
             let arrays = self.arrays(&files, &mut sources)?;
             given.push(Given { name: name.clone(), base, arrays, rule: self.rules.of(name) });
         }
-        Arrays::of(sources, given, self.rows, "npy arrays", &self.fields[0].1).map(Npy)
+        Arrays::of(sources, given, self.rows, "npy arrays", place.unwrap_or_default()).map(Npy)
     }
 
     /// Adds each file to the sources and gives its array.

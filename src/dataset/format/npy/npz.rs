@@ -11,7 +11,7 @@ use crate::dataset::format::arrays::{Array, Arrays, Check, Given, Rule};
 use crate::dataset::forward::forward;
 use crate::dataset::parallel::parallel_paths;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::{Meta, expand};
+use crate::storage::listing::{Listed, Meta, expand};
 use crate::storage::{Blob, Sources};
 use std::path::{Path, PathBuf};
 
@@ -87,7 +87,7 @@ impl NpzBuilder {
         if self.rows && self.verify {
             return bad("checksums need whole members, and samples are rows of them: leave out one of both");
         }
-        let files = expand(&pattern, &[".npz"])?;
+        let Listed { files, name } = expand(pattern, &[".npz"])?;
         let names = match &self.fields {
             Some(names) => names.clone(),
             None => all_names(&files[0])?,
@@ -98,10 +98,10 @@ impl NpzBuilder {
         self.rules.check(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
         let all = self.fields.is_none();
         let archives = parallel_paths(&files, |_, path| Archive::open(&Blob::open(path)?, &names, all))?;
-        self.finish(&files, names, archives, pattern.as_ref())
+        self.finish(&files, names, archives, name)
     }
 
-    fn finish(self, files: &[PathBuf], names: Vec<String>, archives: Vec<Archive>, pattern: &Path) -> Result<Npz> {
+    fn finish(self, files: &[PathBuf], names: Vec<String>, archives: Vec<Archive>, name: String) -> Result<Npz> {
         let mut sources = Sources::new();
         let mut given: Vec<Given> = names
             .into_iter()
@@ -115,7 +115,7 @@ impl NpzBuilder {
                 checks.push(check);
             }
         }
-        let arrays = Arrays::of(sources, given, self.rows, "npz archives", pattern)?;
+        let arrays = Arrays::of(sources, given, self.rows, "npz archives", name)?;
         Ok(Npz(if self.verify { arrays.verified(checks) } else { arrays }))
     }
 }

@@ -30,7 +30,7 @@ pub enum Nulls {
     /// The chunk's samples fail, with an error that names the row.
     #[default]
     Error,
-    /// A null becomes 0, no bytes or an empty list.
+    /// A null becomes 0, no bytes or an empty list. A null within a list stays an error.
     Zero,
 }
 

@@ -8,7 +8,6 @@ use crate::tensor::{DType, EncodedField, Field};
 use arrow_schema::DataType;
 use parquet::basic::Type;
 use parquet::file::statistics::Statistics;
-use parquet::schema::types::ColumnDescPtr;
 
 /// Columns and plans of the batch's fields.
 pub(super) struct SchemaPlan {
@@ -18,7 +17,8 @@ pub(super) struct SchemaPlan {
 }
 
 impl SchemaPlan {
-    pub(super) fn new(wanted: &[Wanted], footer: &Footer) -> Result<Self> {
+    /// `varying`: the maximum length of lists and byte arrays that have none of their own.
+    pub(super) fn new(wanted: &[Wanted], varying: Option<usize>, footer: &Footer) -> Result<Self> {
         let all: Vec<Wanted>;
         let wanted = if wanted.is_empty() {
             let one =
@@ -28,14 +28,21 @@ impl SchemaPlan {
         } else {
             wanted
         };
+        if let Some((at, twice)) =
+            wanted.iter().enumerate().find(|(at, field)| wanted[..*at].iter().any(|other| other.name == field.name))
+        {
+            let picture = wanted[..=at].iter().any(|field| field.name == twice.name && field.how == How::Image);
+            let why = if picture { "is the picture, and named again" } else { "is named twice" };
+            return Err(config(format!("column `{}` {why}: name it once", twice.name)));
+        }
         let mut plan = Self { schema: Vec::new(), fields: Vec::new(), leaves: Vec::new() };
         for field in wanted {
-            plan.add(field, footer)?;
+            plan.add(field, varying, footer)?;
         }
         Ok(plan)
     }
 
-    fn add(&mut self, wanted: &Wanted, footer: &Footer) -> Result<()> {
+    fn add(&mut self, wanted: &Wanted, varying: Option<usize>, footer: &Footer) -> Result<()> {
         let start = self.leaves.len();
         for column in &wanted.columns {
             // Hugging Face's datasets store a picture as a structure of `bytes` and `path`.
@@ -57,7 +64,12 @@ impl SchemaPlan {
             );
             return Err(config(message));
         }
-        let (encoded, kind) = encoded_field(wanted, first, leaves.len())?;
+        let varies = first.list == List::Any || (is_bytes(first) && first.list == List::No);
+        let how = match (wanted.how, varying) {
+            (How::Stored, Some(max)) if varies && leaves.len() == 1 => How::UpTo(max),
+            (how, _) => how,
+        };
+        let (encoded, kind) = encoded_field(&wanted.name, how, first, leaves.len())?;
         self.schema.push(encoded);
         self.fields.push(FieldPlan { columns: start..self.leaves.len(), kind });
         Ok(())
@@ -95,6 +107,11 @@ fn is_decimal(of: &DataType) -> bool {
     matches!(of, Decimal32(..) | Decimal64(..) | Decimal128(..) | Decimal256(..))
 }
 
+/// Whether the values are texts or other bytes of any length. A column whose annotation cannot be read may be neither.
+fn is_bytes(leaf: &Leaf) -> bool {
+    leaf.descr.physical_type() == Type::BYTE_ARRAY && !is_decimal(&leaf.arrow) && leaf.arrow != DataType::Null
+}
+
 /// Reason why a column cannot be the requested field.
 fn refusal(leaf: &Leaf) -> String {
     let list = leaf.list != List::No;
@@ -113,8 +130,7 @@ fn refusal(leaf: &Leaf) -> String {
     }
 }
 
-fn encoded_field(wanted: &Wanted, leaf: &Leaf, columns: usize) -> Result<(EncodedField, FieldKind)> {
-    let name = &wanted.name;
+fn encoded_field(name: &str, how: How, leaf: &Leaf, columns: usize) -> Result<(EncodedField, FieldKind)> {
     let unsupported = || {
         let stored = leaf.descr.physical_type();
         Err(config(format!("column `{}` ({}, stored as {stored}): {}", leaf.name, leaf.described(), refusal(leaf))))
@@ -129,9 +145,8 @@ fn encoded_field(wanted: &Wanted, leaf: &Leaf, columns: usize) -> Result<(Encode
         return Ok((EncodedField::raw(Field::fixed(name, DType::U8, shape)), kind));
     }
     let any_bytes = FieldKind::Ragged { width: 1, keep: 1 };
-    let bytes = leaf.descr.physical_type() == Type::BYTE_ARRAY && leaf.list == List::No && columns == 1;
-    let bytes = bytes && !is_decimal(&leaf.arrow);
-    match (number(leaf), leaf.list, wanted.how) {
+    let bytes = is_bytes(leaf) && leaf.list == List::No && columns == 1;
+    match (number(leaf), leaf.list, how) {
         (None, _, How::Image) if bytes => Ok((EncodedField::image(name), any_bytes)),
         (None, _, How::Stored) if bytes => Ok((EncodedField::bytes(name), any_bytes)),
         (None, _, How::UpTo(max)) if bytes => Ok((EncodedField::raw(Field::up_to(name, DType::U8, max)), any_bytes)),
@@ -160,22 +175,31 @@ fn encoded_field(wanted: &Wanted, leaf: &Leaf, columns: usize) -> Result<(Encode
 /// Finds the chosen columns in this file. Errors: a column is missing or has another type.
 pub(super) fn same_columns(leaves: &[Leaf], footer: &Footer) -> Result<Vec<usize>> {
     let place = |leaf: &Leaf| {
-        let path = leaf.descr.path().string();
-        let index = footer.find(&path)?;
+        let index = footer.find(&leaf.name)?;
         let here = &footer.leaves[index];
-        let same = |a: &ColumnDescPtr, b: &ColumnDescPtr| {
-            a.physical_type() == b.physical_type()
-                && a.max_def_level() == b.max_def_level()
-                && a.max_rep_level() == b.max_rep_level()
-                && a.type_length() == b.type_length()
-        };
-        if here.arrow != leaf.arrow || here.list != leaf.list || !same(&here.descr, &leaf.descr) {
-            let message = format!("column `{path}` is {} here, {} in the first file", here.words(), leaf.words());
+        if !same_values(here, leaf) {
+            let (name, here, first) = (&leaf.name, here.words(), leaf.words());
+            let message = format!("column `{name}` is {here} here, {first} in the first file");
             return Err(Error::new(ErrorKind::Shape, Stage::Index, message));
         }
         Ok(index)
     };
     leaves.iter().map(place).collect()
+}
+
+/// Whether two files store values of one type alike. Writers differ in what does not matter: whether nulls may occur, the
+/// names within a list, text or bytes, the size of offsets in memory, a time zone beside the same unit.
+fn same_values(a: &Leaf, b: &Leaf) -> bool {
+    let stored = |leaf: &Leaf| {
+        let of = leaf.descr.physical_type();
+        (of, if of == Type::FIXED_LEN_BYTE_ARRAY { leaf.descr.type_length() } else { 0 })
+    };
+    let nested = |leaf: &Leaf| (leaf.list != List::No, leaf.descr.max_rep_level());
+    let arrow = |leaf: &Leaf| match &leaf.arrow {
+        DataType::Timestamp(unit, _) => DataType::Timestamp(*unit, None),
+        other => other.clone(),
+    };
+    stored(a) == stored(b) && nested(a) == nested(b) && ((is_bytes(a) && is_bytes(b)) || arrow(a) == arrow(b))
 }
 
 pub(super) fn prune_columns(prune: &[(String, f64, f64)], footer: &Footer) -> Result<Vec<(usize, f64, f64)>> {

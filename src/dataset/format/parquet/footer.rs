@@ -1,14 +1,15 @@
 //! Footers: read through a blob and checked before use, with their columns.
 
 use super::ParquetBuilder;
-use super::page;
+use super::page::{self, Annotated};
 use crate::error::{Error, ErrorKind, Result, Stage, guarded};
 use crate::storage::Blob;
 use crate::storage::listing::Meta;
 use arrow_schema::{DataType, Fields};
 use bytes::Bytes;
 use parquet::DecodeResult;
-use parquet::arrow::parquet_to_arrow_schema;
+use parquet::arrow::{ProjectionMask, parquet_to_arrow_schema_by_columns};
+use parquet::basic::Type;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{
     PageIndexPolicy, ParquetMetaData, ParquetMetaDataPushDecoder, ParquetMetaDataReader, RowGroupMetaData,
@@ -53,12 +54,11 @@ impl Leaf {
         }
     }
 
-    /// Description of everything in which two files may differ.
+    /// Description of everything in which the values of two files may differ.
     pub(super) fn words(&self) -> String {
-        let (defined, repeated) = (self.descr.max_def_level(), self.descr.max_rep_level());
-        let nulls = if defined == repeated { "never null" } else { "nullable" };
-        let stored = self.descr.physical_type();
-        format!("{} ({nulls}, levels {defined} and {repeated}, stored as {stored})", self.described())
+        let (stored, len) = (self.descr.physical_type(), self.descr.type_length());
+        let len = if stored == Type::FIXED_LEN_BYTE_ARRAY { format!(" of {len} bytes") } else { String::new() };
+        format!("{} (stored as {stored}{len})", self.described())
     }
 }
 
@@ -89,26 +89,18 @@ impl Footer {
     }
 
     fn of_blob(blob: &Blob, bytes: Option<Arc<[u8]>>, builder: &ParquetBuilder) -> Result<Self> {
-        let parse = || Self::new(blob, read_meta(blob, builder)?, bytes);
+        let parse = || {
+            let (meta, odd) = read_meta(blob, builder)?;
+            Self::new(blob, meta, &odd, bytes)
+        };
         guarded("the footer", Stage::Index, parse)
     }
 
-    fn new(blob: &Blob, meta: ParquetMetaData, bytes: Option<Arc<[u8]>>) -> Result<Self> {
-        let file = meta.file_metadata();
-        let descr = file.schema_descr_ptr();
-        let arrow = parquet_to_arrow_schema(&descr, file.key_value_metadata()).map_err(unread)?;
-        let mut types = Vec::new();
-        for field in arrow.fields() {
-            let before = types.len();
-            leaf_types(field.data_type(), List::No, &mut types);
-            if types.len() == before {
-                return Err(config(format!("column `{}` of type {} has no values", field.name(), field.data_type())));
-            }
-        }
-        if types.len() != descr.num_columns() {
-            let message = format!("the schema has {} columns, the file {}", types.len(), descr.num_columns());
-            return Err(Error::new(ErrorKind::Decode, Stage::Index, message));
-        }
+    /// `odd`: columns whose annotations are left out.
+    fn new(blob: &Blob, meta: ParquetMetaData, odd: &[usize], bytes: Option<Arc<[u8]>>) -> Result<Self> {
+        let descr = meta.file_metadata().schema_descr_ptr();
+        let mut types = types_of(&meta);
+        odd.iter().for_each(|leaf| types[*leaf].0 = UNREAD);
         let alone = |root: &str| descr.columns().iter().filter(|column| column.path().parts()[0] == root).count() == 1;
         let leaves = descr.columns().iter().zip(types).map(|(descr, (arrow, list))| {
             let root = &descr.path().parts()[0];
@@ -136,8 +128,35 @@ impl Footer {
     }
 }
 
-/// Reads the footer after checking its length against the file.
-fn read_meta(blob: &Blob, builder: &ParquetBuilder) -> Result<ParquetMetaData> {
+/// Type of a column whose annotation cannot be read: it is refused where it is asked for, and harms no other column.
+const UNREAD: DataType = DataType::Null;
+
+/// The types of all leaves.
+fn types_of(meta: &ParquetMetaData) -> Vec<(DataType, List)> {
+    let (descr, hints) = (meta.file_metadata().schema_descr(), meta.file_metadata().key_value_metadata());
+    let of = |mask: ProjectionMask, leaves: usize| {
+        // The schema that Arrow's writers add is a hint.
+        [hints, None].into_iter().find_map(|hints| {
+            let schema = parquet_to_arrow_schema_by_columns(descr, mask.clone(), hints).ok()?;
+            let mut types = Vec::new();
+            schema.fields().iter().for_each(|field| leaf_types(field.data_type(), List::No, &mut types));
+            (types.len() == leaves).then_some(types)
+        })
+    };
+    let all = of(ProjectionMask::all(), descr.num_columns());
+    all.unwrap_or_else(|| {
+        let roots = 0..descr.root_schema().get_fields().len();
+        let one = |root: usize| {
+            let leaves = (0..descr.num_columns()).filter(|leaf| descr.get_column_root_idx(*leaf) == root).count();
+            of(ProjectionMask::roots(descr, [root]), leaves).unwrap_or_else(|| vec![(UNREAD, List::No); leaves])
+        };
+        roots.flat_map(one).collect()
+    })
+}
+
+/// Reads the footer after checking its length against the file; gives also the columns whose annotations it had to leave
+/// out.
+fn read_meta(blob: &Blob, builder: &ParquetBuilder) -> Result<(ParquetMetaData, Vec<usize>)> {
     let len = blob.len();
     let wrong = |kind, message: String| Err(Error::new(kind, Stage::Index, message));
     if len < 12 {
@@ -155,10 +174,22 @@ fn read_meta(blob: &Blob, builder: &ParquetBuilder) -> Result<ParquetMetaData> {
     }
     let start = len - 8 - footer;
     let bytes = Bytes::from(blob.read(start, footer, "the footer")?);
-    let clean = page::check_footer(&bytes).map_err(|error| {
+    let mut annotated = Vec::new();
+    let mut clean = page::check_footer(&bytes, &mut annotated).map_err(|error| {
         Error::new(error.kind(), Stage::Index, format!("the footer: {}", error.message())).with_range(start, footer)
     })?;
-    let meta = ParquetMetaDataReader::decode_metadata(clean.as_deref().unwrap_or(&bytes)).map_err(unread)?;
+    let mut odd = Vec::new();
+    let meta = match ParquetMetaDataReader::decode_metadata(clean.as_deref().unwrap_or(&bytes)) {
+        Err(_) if clean.is_none() => {
+            let alone = |column: &Annotated| ParquetMetaDataReader::decode_metadata(&column.alone(&bytes));
+            annotated.retain(|column| alone(column).is_err());
+            odd = annotated.iter().map(|column| column.leaf).collect();
+            clean = page::without_annotations(&bytes, annotated)?;
+            ParquetMetaDataReader::decode_metadata(clean.as_deref().unwrap_or(&bytes))
+        }
+        read => read,
+    };
+    let meta = meta.map_err(unread)?;
     drop(bytes);
     let counted = meta.row_groups().iter().fold(0_i64, |rows, group| rows.saturating_add(group.num_rows()));
     // Some writers omit the total number of rows.
@@ -171,15 +202,15 @@ fn read_meta(blob: &Blob, builder: &ParquetBuilder) -> Result<ParquetMetaData> {
     }
     if clean.is_some() {
         // The parquet crate would find the offset index by its own parse of the footer, with the removed fields.
-        return Ok(meta);
+        return Ok((meta, odd));
     }
     let large =
         |group: &RowGroupMetaData| u64::try_from(group.total_byte_size()).is_ok_and(|b| b > builder.chunk_bytes / 2);
     // Page locations matter only for row groups that may have to be cut.
     if !meta.row_groups().iter().any(large) || offset_index_bytes(&meta) > FOOTER_MAX {
-        return Ok(meta);
+        return Ok((meta, odd));
     }
-    with_offset_index(blob, meta)
+    Ok((with_offset_index(blob, meta)?, odd))
 }
 
 /// Adds the page locations to the footer.

@@ -53,6 +53,11 @@ impl Cut<'_> {
         }
         let mut len = number("bytes", meta.compressed_size())?;
         let mut uncompressed = number("bytes when unpacked", meta.uncompressed_size())?;
+        if uncompressed == 0 {
+            // DuckDB left it out once.
+            let unpacked = self.footer.blob().and_then(|content| scan::all_unpacked(&content, start, len));
+            uncompressed = unpacked.unwrap_or(0);
+        }
         let uncounted = self.uncounted_header(start, len);
         (len, uncompressed) = (len.saturating_add(uncounted), uncompressed.saturating_add(uncounted));
         let values = number("values", meta.num_values())?;
@@ -120,7 +125,7 @@ impl Parquet {
         if rows == 0 {
             return Ok(());
         }
-        let places: Box<[Place]> = (0..self.leaves.len()).map(|index| cut.whole(index)).collect::<Result<_>>()?;
+        let places: Box<[Place]> = (0..cut.columns.len()).map(|index| cut.whole(index)).collect::<Result<_>>()?;
         let bytes = self.bytes_of(cut, &places, rows);
         let runs = if bytes.opened > cut.limit { self.runs(cut, &places, rows, bytes.opened) } else { None };
         match runs {
@@ -180,7 +185,7 @@ impl Parquet {
     /// byte arrays with sizes in the index, take at most their own bytes and levels. For others the page headers are
     /// read.
     fn size_run(&self, cut: &Cut<'_>, leaf: usize, run: &mut Place, pages: &OffsetIndexMetaData, content: &Blob) {
-        let descr = &self.leaves[leaf];
+        let descr = &cut.footer.leaves[cut.columns[leaf]].descr;
         let here = || pages.page_locations().iter().filter(|page| run.holds(page.offset));
         let payload = payload(run, pages);
         let kind = self.fields.iter().find(|field| field.columns.contains(&leaf)).map(|field| field.kind);

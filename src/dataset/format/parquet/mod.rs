@@ -34,11 +34,13 @@ use self::fields::{SchemaPlan, outside, prune_columns, same_columns};
 use self::footer::Footer;
 use self::groups::Cut;
 use crate::dataset::digest::Digest;
-use crate::dataset::parallel::parallel_paths;
+use crate::dataset::parallel::{by_threads, parallel_paths};
+use crate::dataset::sample::Plain;
 use crate::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::expand;
+use crate::setting::Setting;
+use crate::storage::listing::{Listed, expand};
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::EncodedField;
 use bytes::Bytes;
@@ -46,6 +48,9 @@ use parquet::schema::types::ColumnDescPtr;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Maximum stored bytes of a column that is read for its longest row.
+const LENGTHS_MAX: u64 = 1 << 30;
 
 /// Default of [`ParquetBuilder::chunk_bytes`].
 const CHUNK_BYTES: u64 = 128 << 20;
@@ -74,8 +79,8 @@ pub struct Parquet {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
     fields: Vec<FieldPlan>,
-    /// The chosen columns in the file's schema.
-    leaves: Vec<ColumnDescPtr>,
+    /// The chosen columns in each file's schema.
+    leaves: Vec<Leaves>,
     chunks: Vec<Chunk>,
     starts: Vec<u64>,
     nulls: Nulls,
@@ -83,6 +88,8 @@ pub struct Parquet {
     pruned: usize,
     name: String,
 }
+
+type Leaves = Arc<[ColumnDescPtr]>;
 
 /// Plan of a field: its columns and layout.
 struct FieldPlan {
@@ -108,6 +115,13 @@ struct Chunk {
     bytes: ChunkBytes,
 }
 
+impl Chunk {
+    /// The chunk with these columns only.
+    fn of(&self, columns: Range<usize>) -> Self {
+        Self { rows: self.rows.clone(), places: self.places[columns].into(), ..*self }
+    }
+}
+
 /// Builder of [`Parquet`]; every call except [`open`](Self::open) is optional.
 #[derive(Clone, Debug)]
 #[must_use]
@@ -116,6 +130,7 @@ pub struct ParquetBuilder {
     nulls: Nulls,
     chunk_bytes: u64,
     prune: Vec<(String, f64, f64)>,
+    varying: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -142,7 +157,13 @@ impl Parquet {
 
     /// Starts a builder.
     pub fn builder() -> ParquetBuilder {
-        ParquetBuilder { wanted: Vec::new(), nulls: Nulls::default(), chunk_bytes: CHUNK_BYTES, prune: Vec::new() }
+        ParquetBuilder {
+            wanted: Vec::new(),
+            nulls: Nulls::default(),
+            chunk_bytes: CHUNK_BYTES,
+            prune: Vec::new(),
+            varying: None,
+        }
     }
 
     /// Number of row groups that [`ParquetBuilder::prune`] left out.
@@ -186,6 +207,13 @@ impl ParquetBuilder {
         self.wants(name, vec![name.into()], How::UpTo(max))
     }
 
+    /// Takes every list of any length, and every byte array that is no picture, with at most `max` elements, unless it
+    /// has an [`up_to`](Self::up_to) of its own. Other columns stay as they are.
+    pub fn varying_up_to(mut self, max: usize) -> Self {
+        self.varying = Some(max);
+        self
+    }
+
     /// Sets the policy for nulls. Default: [`Nulls::Error`].
     pub fn nulls(mut self, nulls: Nulls) -> Self {
         self.nulls = nulls;
@@ -212,13 +240,13 @@ impl ParquetBuilder {
     /// Errors: not Parquet; damage; a column that is missing or has an unsupported type; files whose chosen columns
     /// differ. Each error names the file.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Parquet> {
-        let files = expand(&pattern, &[".parquet"])?;
+        let Listed { files, name } = expand(pattern, &[".parquet", ".parq", ".pq"])?;
         let footers = parallel_paths(&files, |_, path| Footer::of_file(path.clone(), &self))?;
         let mut sources = Sources::new();
         for footer in &footers {
             sources.add(&footer.path, &footer.version)?;
         }
-        self.finish(sources, &footers, pattern.as_ref().display().to_string())
+        self.finish(sources, &footers, name)
     }
 
     /// Opens one file that lies in memory.
@@ -234,12 +262,13 @@ impl ParquetBuilder {
 
     fn finish(self, sources: Sources, footers: &[Footer], name: String) -> Result<Parquet> {
         let first = &footers[0];
-        let layout = SchemaPlan::new(&self.wanted, first).map_err(|error| error.with_path(&first.path))?;
+        let layout =
+            SchemaPlan::new(&self.wanted, self.varying, first).map_err(|error| error.with_path(&first.path))?;
         let mut dataset = Parquet {
             sources: Arc::new(sources),
             schema: layout.schema,
             fields: layout.fields,
-            leaves: layout.leaves.iter().map(|leaf| leaf.descr.clone()).collect(),
+            leaves: Vec::with_capacity(footers.len()),
             chunks: Vec::new(),
             starts: vec![0],
             nulls: self.nulls,
@@ -249,6 +278,7 @@ impl ParquetBuilder {
         };
         for (file, footer) in footers.iter().enumerate() {
             let columns = same_columns(&layout.leaves, footer).map_err(|error| error.with_path(&footer.path))?;
+            dataset.add_leaves(columns.iter().map(|column| footer.leaves[*column].descr.clone()).collect());
             let prune = prune_columns(&self.prune, footer).map_err(|error| error.with_path(&footer.path))?;
             for (number, group) in footer.meta.row_groups().iter().enumerate() {
                 if prune.iter().any(|(column, min, max)| outside(group.column(*column).statistics(), *min, *max)) {
@@ -267,6 +297,41 @@ impl ParquetBuilder {
 }
 
 impl Parquet {
+    /// Maximum bytes of a field's rows, found by reading its column: neither footer nor index has it.
+    fn longest(&self, field: usize) -> Result<u64> {
+        let FieldPlan { columns, kind } = &self.fields[field];
+        let stored = |chunk: &Chunk| chunk.places[columns.clone()].iter().map(|place| place.data.1).sum::<u64>();
+        let bytes = self.chunks.iter().map(stored).fold(0, u64::saturating_add);
+        if bytes > LENGTHS_MAX {
+            let name = &self.schema[field].name;
+            let message = format!("column `{name}` has {bytes} bytes, too many to look for the longest row: give it");
+            return Err(footer::config(message + &Setting::UpTo.hint(|up_to| format!(" by {up_to}"))));
+        }
+        let alone = Self {
+            sources: self.sources.clone(),
+            schema: vec![self.schema[field].clone()],
+            fields: vec![FieldPlan { columns: 0..columns.len(), kind: *kind }],
+            leaves: self.leaves.iter().map(|leaves| leaves[columns.clone()].into()).collect(),
+            chunks: self.chunks.iter().map(|chunk| chunk.of(columns.clone())).collect(),
+            starts: self.starts.clone(),
+            name: String::new(),
+            ..*self
+        };
+        let longest = |chunk: usize| {
+            let rows = Plain::new(&alone).chunk(chunk)?;
+            Ok((0..rows.rows()).filter_map(|row| rows.row(0, row)).map(<[u8]>::len).max().unwrap_or(0))
+        };
+        // Each thread holds the open rows of a chunk.
+        let found = by_threads(4, 0..alone.chunks.len(), |chunk, _| longest(chunk))?;
+        Ok(found.into_iter().max().unwrap_or(0) as u64)
+    }
+
+    /// Adds the columns of the next file. Equal ones, as most are, are held once.
+    fn add_leaves(&mut self, leaves: Leaves) {
+        let same = self.leaves.last().filter(|last| **last == leaves).cloned();
+        self.leaves.push(same.unwrap_or(leaves));
+    }
+
     fn open_fields(&self, chunk: &Chunk, pieces: &[Bytes], arenas: &mut Arenas, out: &mut ChunkBuf) -> Result<()> {
         let none = Bytes::new();
         let mut pieces = pieces.iter();
@@ -277,7 +342,7 @@ impl Parquet {
             parts.push((dictionary, piece()));
         }
         let column = |leaf: usize| Column {
-            descr: &self.leaves[leaf],
+            descr: &self.leaves[chunk.file as usize][leaf],
             place: &chunk.places[leaf],
             dictionary: parts[leaf].0,
             data: parts[leaf].1,
@@ -376,7 +441,7 @@ impl Dataset for Parquet {
     fn identity(&self) -> u64 {
         let digest = Digest::new("parquet").word(u64::from(self.nulls == Nulls::Zero));
         let field = |digest: Digest, field: &FieldPlan| {
-            let columns = &self.leaves[field.columns.clone()];
+            let columns = &self.leaves[0][field.columns.clone()];
             let digest = digest.word(columns.len() as u64);
             columns.iter().fold(digest, |digest, leaf| digest.bytes(leaf.path().string().as_bytes()))
         };
@@ -385,6 +450,10 @@ impl Dataset for Parquet {
             digest.word(u64::from(chunk.file)).word(u64::from(chunk.group)).word(chunk.rows.start)
         };
         self.chunks.iter().fold(digest, chunk).end()
+    }
+
+    fn field_bytes_max(&self, field: usize) -> Result<u64> {
+        self.longest(field)
     }
 
     fn index_bytes(&self) -> usize {

@@ -273,8 +273,10 @@ const METADATA: [u8; 17] = [5, 9, 9, 5, 6, 6, 6, 9, 6, 6, 6, 12, 9, 6, 5, 12, 12
 /// Gives the footer without column metadata fields of another type than the format's, if it has any. The format tells
 /// readers to skip them (Dremio wrote some), but the parquet crate reads them by number alone.
 ///
+/// `annotated`: gets the leaf columns with an annotation of their type.
+///
 /// Errors: [`ErrorKind::Decode`], [`ErrorKind::Limit`].
-pub(super) fn check_footer(footer: &[u8]) -> Result<Option<Vec<u8>>> {
+pub(super) fn check_footer(footer: &[u8], annotated: &mut Vec<Annotated>) -> Result<Option<Vec<u8>>> {
     let mut thrift = Thrift::new(footer);
     let mut foreign = Vec::new();
     thrift.fields(0, |thrift, id, of| {
@@ -287,13 +289,35 @@ pub(super) fn check_footer(footer: &[u8]) -> Result<Option<Vec<u8>>> {
             Error::new(ErrorKind::Limit, Stage::Index, message)
         })?;
         match (id, kind) {
-            (2, kind) => schema(thrift, len, kind)?,
+            (2, kind) => schema(thrift, len, kind, annotated)?,
             (4, 12) => (0..len).try_for_each(|_| row_group(thrift, &mut foreign))?,
             (_, kind) => (0..len).try_for_each(|_| thrift.skip_element(kind, 1))?,
         }
         Ok(true)
     })?;
     without(footer, &foreign)
+}
+
+/// A leaf column whose element of the schema has annotations: its number, its element, and the annotations.
+pub(super) struct Annotated {
+    pub(super) leaf: usize,
+    element: std::ops::Range<usize>,
+    fields: Vec<Foreign>,
+}
+
+impl Annotated {
+    /// The element alone, as the only column of a footer without rows.
+    pub(super) fn alone(&self, footer: &[u8]) -> Vec<u8> {
+        let element = footer.get(self.element.clone()).unwrap_or_default();
+        // Version 1; two elements: `r` with one child, then the column; no rows, no row groups.
+        [&[0x15, 2, 0x19, 0x2c, 0x48, 1, b'r', 0x15, 2, 0], element, &[0x16, 0, 0x19, 0x0c, 0]].concat()
+    }
+}
+
+/// The footer without the annotations of these columns.
+pub(super) fn without_annotations(footer: &[u8], columns: Vec<Annotated>) -> Result<Option<Vec<u8>>> {
+    let fields: Vec<Foreign> = columns.into_iter().flat_map(|column| column.fields).collect();
+    without(footer, &fields)
 }
 
 /// A field to remove: its place, and its number minus the number of the field before it.
@@ -364,16 +388,23 @@ fn without(footer: &[u8], foreign: &[Foreign]) -> Result<Option<Vec<u8>>> {
 }
 
 /// Walks the elements of a schema, each group before its children.
-fn schema(thrift: &mut Thrift<'_>, len: usize, kind: u8) -> Result<()> {
+fn schema(thrift: &mut Thrift<'_>, len: usize, kind: u8, annotated: &mut Vec<Annotated>) -> Result<()> {
     // Children left in each open group.
-    let mut open: Vec<usize> = Vec::new();
+    let (mut open, mut leaf): (Vec<usize>, usize) = (Vec::new(), 0);
     for element in 0..len {
-        let mut children = 0;
+        let (mut children, mut before, mut fields, start) = (0, 0, Vec::new(), thrift.at);
         if kind != 12 {
             return Err(bad("the schema has an element that is not a structure"));
         }
-        thrift.fields(1, |thrift, id, of| match (id, of) {
-            (5, 5) => {
+        thrift.fields(1, |thrift, id, of| match (id, of, id.saturating_sub(std::mem::replace(&mut before, id))) {
+            // Converted type, scale, precision, logical type.
+            (6..=8 | 10, of, step) => {
+                let start = thrift.field_at;
+                thrift.skip_value(of, 2)?;
+                fields.push(Foreign { bytes: start..thrift.at, step: u8::try_from(step).unwrap_or(u8::MAX) });
+                Ok(true)
+            }
+            (5, 5, _) => {
                 let there = len - element - 1;
                 let said = thrift.zigzag()?;
                 children = usize::try_from(said)
@@ -384,6 +415,12 @@ fn schema(thrift: &mut Thrift<'_>, len: usize, kind: u8) -> Result<()> {
             }
             _ => Ok(false),
         })?;
+        if children == 0 && element > 0 {
+            if !fields.is_empty() {
+                annotated.push(Annotated { leaf, element: start..thrift.at, fields });
+            }
+            leaf += 1;
+        }
         if let Some(left) = open.last_mut() {
             *left = left.saturating_sub(1);
         }

@@ -48,6 +48,17 @@ pub(super) fn uncounted_header(blob: &Blob, offset: u64, len: u64) -> Option<u64
     (dictionary.kind == Kind::Dictionary && end - len == uncounted).then_some(uncounted)
 }
 
+/// Unpacked bytes of all pages in these bytes, with their headers.
+pub(super) fn all_unpacked(blob: &Blob, offset: u64, len: u64) -> Option<u64> {
+    let (mut buffer, mut end, mut sum) = (Vec::new(), 0, 0_u64);
+    while end < len {
+        let (header, bytes) = header(blob, offset.checked_add(end)?, len - end, &mut buffer)?;
+        end = end.checked_add(bytes)?.checked_add(header.compressed as u64)?;
+        sum = sum.checked_add(bytes)?.checked_add(header.uncompressed as u64)?;
+    }
+    Some(sum)
+}
+
 /// Unpacked bytes and values of the pages at these offsets, with these lengths.
 pub(super) fn page_sizes(blob: &Blob, mut pages: impl Iterator<Item = (u64, u64)>) -> Option<(u64, u64)> {
     let mut buffer = Vec::new();

@@ -25,13 +25,12 @@ use self::samples::{Len, RECORD, Rule, Samples, split};
 use crate::dataset::damage::{Damage, OnDamage, cost};
 use crate::dataset::digest::Digest;
 use crate::dataset::forward::forward;
-use crate::dataset::index::{
-    Cache, FIELDS_MAX, Index, Rows, Scan, Settings, index_getters, index_setters, without_indexes,
-};
+use crate::dataset::index::{Cache, FIELDS_MAX, Index, Rows, Scan, Settings, index_getters, index_setters};
 use crate::dataset::{Dataset, EXTENSIONS, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
-use crate::storage::{Blob, listing};
+use crate::storage::Blob;
+use crate::storage::listing::{Listed, expand, others};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -248,8 +247,7 @@ impl TarBuilder {
     /// Opens shards as [`Tar::open`] does, with the same errors.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Tar> {
         let pattern = pattern.as_ref();
-        let files = without_indexes(listing::expand(pattern, &[".tar"])?);
-        let name = pattern.display().to_string();
+        let Listed { files, name } = expand(pattern, &[".tar"])?;
         self.open_as(&files, name)
     }
 
@@ -480,8 +478,7 @@ impl Dataset for Tar {
             text += &format!("; {}", cost(self.damage()));
         }
         if !self.left_out().is_empty() {
-            let list: Vec<String> = self.left_out().iter().map(|(what, count)| format!("{count} {what}")).collect();
-            text += &format!("; left out: {}", list.join(", "));
+            text += &others(self.left_out());
         }
         if !self.index.checksums() {
             text += "; without checksums";

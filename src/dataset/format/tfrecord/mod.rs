@@ -20,10 +20,11 @@ use self::example::{Feature, Kind};
 use crate::dataset::damage::{Damage, DamageKind, OnDamage};
 use crate::dataset::digest::Digest;
 use crate::dataset::forward::forward;
-use crate::dataset::index::{Cache, Entry, Index, Rows, Scan, Settings, index_getters, index_setters, without_indexes};
+use crate::dataset::index::{Cache, Entry, Index, Rows, Scan, Settings, index_getters, index_setters};
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{Extent, listing};
+use crate::storage::Extent;
+use crate::storage::listing::{Listed, expand};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -190,11 +191,8 @@ impl TfRecordBuilder {
     /// not [`records`](Self::records); [`ErrorKind::Config`] for impossible fields.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<TfRecord> {
         let pattern = pattern.as_ref();
-        let files = without_indexes(listing::expand(pattern, &[])?);
-        let name = match &files[..] {
-            [_] => pattern.display().to_string(),
-            _ => format!("{} files of {}", files.len(), pattern.display()),
-        };
+        let Listed { files, name } = expand(pattern, &[])?;
+        let name = if files.len() == 1 { name } else { format!("{} files of {name}", files.len()) };
         self.open_as(&files, name)
     }
 

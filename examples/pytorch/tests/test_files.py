@@ -1,0 +1,156 @@
+"""Files as other programs write and read them: the right value is theirs."""
+
+import os
+
+import numpy as np
+import pytest
+
+import feedline.numpy as fn
+from feedline.errors import ConfigError, NotAFileError
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Tokens of any length, texts, bytes and pictures beside numbers."""
+    from PIL import Image
+    import io
+
+    png = io.BytesIO()
+    Image.new("RGB", (96, 96)).save(png, "PNG")
+    rows = 64
+    columns = {
+        "label": list(range(rows)),
+        "weight": [0.5 * row for row in range(rows)],
+        "input_ids": [list(range(row % 7)) for row in range(rows)],
+        "text": ["ä" * (row % 5) for row in range(rows)],
+        "blob": [b"x" * (100 * (row % 9)) for row in range(rows)],
+        "image": [{"bytes": png.getvalue(), "path": "x"}] * rows,
+        "fixed": pa.array([[row, 1] for row in range(rows)], pa.list_(pa.int32(), 2)),
+    }
+    table = pa.table(columns)
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=20)
+    return tmp_path / "a.parquet", table
+
+
+def values(loader):
+    """The rows of each field, cut to their lengths, as Python has them."""
+    out = {}
+    for batch in loader:
+        for name in [name for name in batch if not name.endswith(".lens")]:
+            array, lens = batch[name], batch.get(name + ".lens")
+            rows = [row if lens is None else row[: lens[at]] for at, row in enumerate(array)]
+            out.setdefault(name, []).extend(row.tolist() for row in rows)
+    return out
+
+
+def expected(table, name):
+    rows = table[name].to_pylist()
+    return [list(row.encode() if isinstance(row, str) else row) if isinstance(row, (str, bytes)) else row for row in rows]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"columns": ["text"]},
+        {"columns": ["blob", "label"]},
+        {"columns": ["label", "input_ids"], "up_to": 8},
+        {"columns": ["weight", "input_ids", "fixed"], "up_to": 8},
+        {"columns": ["text", "input_ids"], "up_to": 8},
+        {"columns": ["text", "input_ids", "blob"], "up_to": {"input_ids": 6, "text": 100}},
+        {"columns": ["fixed", "label"]},
+        {"columns": ["input_ids", "label"], "up_to": 8, "image": "image", "size": 84},
+    ],
+    ids=str,
+)
+def test_numbers_lists_texts_and_pictures_are_read_together_as_pyarrow_reads_them(table, asked):
+    path, table = table
+    got = values(fn.parquet(path, batch_size=10, **asked))
+    pictures = got.pop("image", None)
+    assert ("image" in asked) == (pictures is not None and len(pictures) == table.num_rows)
+    assert list(got) == asked["columns"]
+    for name in asked["columns"]:
+        assert got[name] == expected(table, name), name
+
+
+def test_lengths_of_texts_are_the_longest_not_the_mean(tmp_path):
+    rows = [b"x" * n for n in range(100, 3000, 29)]
+    pq.write_table(pa.table({"b": rows, "label": range(100)}), tmp_path / "t.parquet", row_group_size=7)
+    shapes = [batch["b"].shape for batch in fn.parquet(tmp_path / "t.parquet", columns=["b", "label"], batch_size=10)]
+    assert shapes == [(10, 2971)] * 10
+    pq.write_table(pa.table({"lang": ["", ""]}), tmp_path / "t.parquet")
+    assert values(fn.parquet(tmp_path / "t.parquet", columns=["lang"])) == {"lang": [[], []]}
+
+
+def test_members_of_a_tar_take_the_longest_of_their_kind(tmp_path):
+    import io
+    import tarfile
+
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for row in range(4):
+            for ending, data in (("bin", b"x" * 5000), ("txt", b"y" * row)):
+                info = tarfile.TarInfo(f"{row}.{ending}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    batch = next(iter(fn.webdataset(tmp_path / "a.tar", columns=["bin", "txt"], batch_size=4)))
+    assert batch["txt"].shape == (4, 3) and batch["bin"].shape == (4, 5000)
+
+
+def test_wrong_uses_of_up_to_are_named(table):
+    path, _ = table
+    for asked, words in [
+        ({"columns": ["input_ids"]}, "up_to"),
+        ({"columns": ["label"], "up_to": {"label": 3}}, "columns"),
+        ({"columns": ["label"], "up_to": {"input_ids": 3}}, "columns does not"),
+        ({"columns": ["image", "label"], "image": "image"}, "picture"),
+    ]:
+        with pytest.raises(ConfigError, match=words) as error:
+            next(iter(fn.parquet(path, **asked)))
+        assert "::" not in str(error.value)
+
+
+def test_pictures_have_the_order_and_classes_of_image_folder(tmp_path):
+    folder = pytest.importorskip("torchvision.datasets").ImageFolder
+    from PIL import Image
+
+    names = ["b/1.png", "b/x/1.PNG", "b/x-y/1.jpg", "b/x y/2.jpeg", "b/x.y/1.png", "b/x0/1.png", "B/z.png", "a b/é.png", "b/a.png"]
+    root = tmp_path / "set"
+    for number, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (20 * number, 0, 0)).save(root / name, "PNG")
+    (tmp_path / "other/n02/deep").mkdir(parents=True)
+    Image.new("RGB", (8, 8), (250, 0, 0)).save(tmp_path / "other/n02/deep/1.png")
+    (root / "n02").symlink_to(tmp_path / "other/n02")
+    (root / "b/link.png").symlink_to(tmp_path / "other/n02/deep/1.png")
+    (root / "b/.DS_Store").write_bytes(b"x")
+    theirs = folder(root)
+    pixels = [np.asarray(image)[0, 0, 0] for image, _ in theirs]
+    ours = [(batch["image"][0, 0, 0, 0], batch["label"][0]) for batch in fn.images(root, size=8, batch_size=1)]
+    assert ours == list(zip(pixels, [label for _, label in theirs.samples]))
+
+
+def test_a_link_into_itself_is_an_error(tmp_path):
+    from PIL import Image
+
+    (tmp_path / "set/a").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "set/a/1.png")
+    (tmp_path / "set/a/again").symlink_to(tmp_path / "set")
+    with pytest.raises(NotAFileError, match="remove the link"):
+        len(fn.images(tmp_path / "set", size=8))
+
+
+def test_a_folder_of_parquet_is_that_of_pyarrow_or_an_error_that_names_the_rest(tmp_path):
+    import pyarrow.dataset as ds
+
+    for number, name in enumerate(["0.parquet", "1.PARQUET", "2.pq", "3.parq", "sub/4.parquet"]):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        pq.write_table(pa.table({"a": [number]}), tmp_path / name)
+    with pytest.raises(NotAFileError, match=r"\*\*/\*.parquet"):
+        len(fn.parquet(tmp_path))
+    os.rename(tmp_path / "sub/4.parquet", tmp_path / "4.parquet")
+    theirs = ds.dataset(tmp_path, format="parquet").to_table()["a"].to_pylist()
+    loader = fn.parquet(tmp_path)
+    assert sorted(values(loader)["a"]) == sorted(theirs) == [0, 1, 2, 3, 4]
+    assert "left out: 1 folder" in loader.report()
