@@ -63,6 +63,7 @@ settings! {
     Epochs: "epochs(a..b)", "", "";
     Finish: "finish", "dtype", "";
     Flat: "flat", "", "--flat";
+    FollowLinks: "follow_links(true)", "follow_links=True", "--follow-links";
     GlobalBatch: "global_batch({})", "global_batch={}", "";
     Keep: "keep", "keep", "";
     LastBatch: "last_batch(LastBatch::{})", "last_batch=\"{}\"", "";

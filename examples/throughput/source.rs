@@ -50,6 +50,9 @@ pub struct SourceArgs {
     /// TFRecord: read the context of tf.train.SequenceExample, and skip its feature lists [default: an error]
     #[arg(long)]
     pub context_only: bool,
+    /// MDS: follow links of shards that lead out of the folder
+    #[arg(long)]
+    pub follow_links: bool,
     /// Tar, TFRecord: file or object with the indexes of all shards; a missing file is made
     #[arg(long)]
     pub index: Option<PathBuf>,
@@ -181,8 +184,11 @@ impl SourceArgs {
             Source::Npz => Arc::new(self.npz()?),
             Source::Safetensors if self.columns.is_empty() => Arc::new(SafeTensors::open(path)?),
             Source::Safetensors => Arc::new(SafeTensors::builder().tensors(columns()).open(path)?),
-            Source::Mds if self.columns.is_empty() => Arc::new(Mds::open(path)?),
-            Source::Mds => Arc::new(Mds::builder().columns(columns()).open(path)?),
+            Source::Mds => {
+                let builder = Mds::builder().follow_links(self.follow_links);
+                let builder = if self.columns.is_empty() { builder } else { builder.columns(columns()) };
+                Arc::new(builder.open(path)?)
+            }
         })
     }
 

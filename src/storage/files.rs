@@ -13,6 +13,7 @@ use super::fault_hook::FaultHook;
 use super::progress::{Next, footprint};
 use super::{Extent, Footprint, SourceId, Sources, add, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
@@ -371,7 +372,10 @@ pub(super) fn unopened(errno: Errno, rooted: bool) -> Error {
             let message = format!("too many open files (the soft limit is {}, see `ulimit -n`)", descriptor_limit());
             typed(ErrorKind::Limit, &message)
         }
-        Errno::XDEV if rooted => typed(ErrorKind::NotAFile, OUTSIDE),
+        Errno::XDEV if rooted => {
+            let hint = Setting::FollowLinks.hint(|follow| format!(", or give {follow}"));
+            typed(ErrorKind::NotAFile, &format!("{OUTSIDE}{hint}"))
+        }
         Errno::LOOP => typed(ErrorKind::NotAFile, "a loop of symbolic links"),
         Errno::NXIO | Errno::NODEV => typed(ErrorKind::NotAFile, "a socket or device"),
         Errno::NOTDIR => typed(ErrorKind::NotFound, ""),

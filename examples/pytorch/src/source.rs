@@ -37,6 +37,7 @@ pub struct Source {
     rows: Option<bool>,
     up_to: Option<UpTo>,
     null_zero: Option<bool>,
+    follow_links: Option<bool>,
     index_file: Option<PathBuf>,
     checked: Option<PathBuf>,
     seek_points: Option<PathBuf>,
@@ -111,6 +112,7 @@ impl Source {
             rows: given.take("rows")?,
             up_to: given.take("up_to")?,
             null_zero: given.take("null_zero")?,
+            follow_links: given.take("follow_links")?,
             index_file: given.take("index_file")?,
             checked: given.take("checked")?,
             seek_points: given.take("seek_points")?,
@@ -237,8 +239,11 @@ impl Source {
             "npz" => Arc::new(self.npz(path)?),
             "safetensors" if self.columns.is_none() => Arc::new(SafeTensors::open(path)?),
             "safetensors" => Arc::new(SafeTensors::builder().tensors(columns()).open(path)?),
-            "mds" if self.columns.is_none() => Arc::new(Mds::open(path)?),
-            "mds" => Arc::new(Mds::builder().columns(columns()).open(path)?),
+            "mds" => {
+                let builder = Mds::builder().follow_links(self.follow_links == Some(true));
+                let builder = if self.columns.is_some() { builder.columns(columns()) } else { builder };
+                Arc::new(builder.open(path)?)
+            }
             other => return Err(config(format!("source {other:?}: there are {}", SOURCES.join(", ")))),
         })
     }
@@ -259,7 +264,7 @@ impl Source {
                 return Err(config(format!("up_to names {name:?}, columns does not: name it in both")));
             }
         }
-        let given: [Owned<'_>; 10] = [
+        let given: [Owned<'_>; 11] = [
             ("record_bytes", self.record_bytes.is_some(), &["records"]),
             ("token", self.token.is_some(), &["tokens"]),
             ("seq_len", self.seq_len.is_some(), &["tokens", "megatron"]),
@@ -270,6 +275,7 @@ impl Source {
             ("rows", self.rows.is_some(), &["npy", "npz"]),
             ("up_to", self.up_to.is_some(), &["megatron", "tar", "parquet", "mds", "npy", "npz"]),
             ("null_zero", self.null_zero.is_some(), &["parquet"]),
+            ("follow_links", self.follow_links.is_some(), &["mds"]),
         ];
         let index: Owned<'_> = ("index_file", self.index_file.is_some(), &["tar", "tfrecord"]);
         let foreign = |(_, given, kinds): &&Owned<'_>| *given && !kinds.contains(&self.kind.as_str());

@@ -9,8 +9,8 @@ use crate::dataset::digest::Digest;
 use crate::dataset::parallel::parallel;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::{Kind, ending_of, follow, names_in, others, regular};
-use crate::storage::{Extent, SourceId, Sources};
+use crate::storage::listing::{Kind, ending_of, expand, follow, names_in, others, regular};
+use crate::storage::{Extent, SourceId, Sources, is_url};
 use crate::tensor::{DType, EncodedField, Field};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -50,12 +50,16 @@ struct Folder {
 }
 
 impl Images {
-    /// Indexes `root`: its subfolders are the classes; without subfolders it is one flat folder without labels.
+    /// Indexes `root`: its subfolders are the classes; without subfolders it is one flat folder without labels. A file, or
+    /// the files of a pattern such as `photos/**/*.jpg`, are a flat list.
     ///
     /// Errors: FIFOs, sockets and devices, links without a target or to a folder around them, a class without images,
     /// images beside class folders; each with the path.
     pub fn open(root: impl AsRef<Path>) -> Result<Self> {
         let root = root.as_ref();
+        if !root.is_dir() && (!is_url(root) || root.to_string_lossy().contains(['*', '?', '[', '{'])) {
+            return Self::open_files(&expand(root, &[])?.files);
+        }
         let top = list(root, 0, root)?;
         let classes = top.folders;
         if classes.is_empty() {

@@ -724,10 +724,19 @@ class Loader(_Native, Generic[Out]):
 
     @classmethod
     def mds(
-        cls, path: Paths, *, columns: Sequence[str] | None = None, up_to: int | None = None, **settings: Unpack[Source]
+        cls,
+        path: Paths,
+        *,
+        columns: Sequence[str] | None = None,
+        up_to: int | Mapping[str, int] | None = None,
+        follow_links: bool = False,
+        **settings: Unpack[Source],
     ) -> Self:
-        """Shards of MosaicML Streaming. Columns of bytes are padded to `up_to`, by default the largest sample."""
-        return cls("mds", path, columns=columns, up_to=up_to, **settings)
+        """Shards of MosaicML Streaming. Columns of bytes are padded to `up_to`, by default the largest sample.
+
+        `follow_links`: links of shards may lead out of the folder of the index.
+        """
+        return cls("mds", path, columns=columns, up_to=up_to, follow_links=follow_links or None, **settings)
 
     @classmethod
     def npy(

@@ -298,11 +298,11 @@ impl TarBuilder {
         let mut known: Vec<&str> = Vec::new();
         for TarField { field, rule } in &self.fields {
             for ending in &rule.endings {
-                if ending.is_empty() || known.contains(&ending.as_str()) {
-                    return bad(format!(
-                        "field `{}` has an ending that is empty or there twice: {ending:?}",
-                        field.name
-                    ));
+                if ending.is_empty() {
+                    return bad(format!("field `{}` has an empty ending", field.name));
+                }
+                if known.contains(&ending.as_str()) {
+                    return bad(format!("members that end in {ending:?} are two fields, `{}` the second", field.name));
                 }
                 known.push(ending);
             }
