@@ -434,6 +434,11 @@ fn class(text: &[u8]) -> Result<i64> {
 impl Dataset for Tar {
     forward!(self => self.index; len sources sample_bytes_max largest_sample);
 
+    fn field_bytes_max(&self, field: usize) -> Result<u64> {
+        let entries = (0..self.len()).filter_map(|sample| self.index.entry(sample, field));
+        Ok(entries.map(|(_, entry)| entry.len).max().unwrap_or(0))
+    }
+
     /// Key and ending of the first field's member.
     fn member(&self, sample: u64) -> Option<String> {
         self.member_name(sample, 0).ok()
