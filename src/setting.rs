@@ -45,14 +45,16 @@ macro_rules! settings {
 // In Rust, in Python, on the command line. `{}` is the place of a value; without one the name ends before it. An empty
 // name: there is none, and no message may offer the setting.
 settings! {
+    AnyCount: "Field::up_to", "NAME:TYPE:?", "NAME:TYPE:?";
     BatchSize: "batch_size({})", "batch_size={}", "--batch {}";
     Bind: "batch.bind(…)", "", "";
+    BytesFeature: "TfRecordBuilder::bytes", "NAME:bytes", "NAME:bytes";
     Cache: "cache(Cache::at(…))", "cache=FOLDER", "--cache FOLDER";
     CacheBytes: "capacity", "cache_bytes", "--cache-gib";
     CheckedAnew: "checked_anew", "", "--checked-anew";
     Columns: "column", "columns", "--columns";
-    ContextOnly: "context_only(true)", "", "--context-only";
-    Cut: "cut(true)", "", "";
+    ContextOnly: "context_only(true)", "context_only=True", "--context-only";
+    Cut: "cut(true)", "cut=True", "--cut";
     DctScaling: "dct_scaling", "dct_scaling", "";
     Decode: "decode", "", "";
     DecodeField: "decode_field", "decoders", "";
@@ -62,18 +64,23 @@ settings! {
     Documents: "documents", "documents", "--up-to";
     Epochs: "epochs(a..b)", "", "";
     Finish: "finish", "dtype", "";
-    Flat: "flat", "", "--flat";
+    Flat: "flat", "flat", "--flat";
+    FloatsFeature: "TfRecordBuilder::floats", "NAME:f32", "NAME:f32";
     FollowLinks: "follow_links(true)", "follow_links=True", "--follow-links";
     GlobalBatch: "global_batch({})", "global_batch={}", "";
+    HeaderBytes: "header({})", "header_bytes={}", "--header-bytes {}";
+    IntsFeature: "TfRecordBuilder::ints", "NAME:i64", "NAME:i64";
     Keep: "keep", "keep", "";
     LastBatch: "last_batch(LastBatch::{})", "last_batch=\"{}\"", "";
     Ledger: "Loader::ledger", "bad_samples", "";
     MemoryBudget: "memory_budget", "memory_budget", "--budget-mib";
+    MissingZero: "missing_zero(true)", "missing_zero=True", "--missing-zero";
     NextEpoch: "loader.next_epoch()", "loader.next_epoch", "";
     NullZero: "nulls(Nulls::Zero)", "null_zero=True", "--null-zero";
     Numa: "numa", "numa", "";
     Overwrite: "overwrite(true)", "", "--force";
     Padding: "TarBuilder::padding", "", "";
+    Raw: "MdsBuilder::raw", "raw", "--raw";
     Reader: "reader(Mode::{})", "reader=\"{}\"", "--reader {}";
     Sampler: "Sampler", "", "";
     SeekPoints: "dataset.seekable", "seek_points", "--seek-points";
@@ -88,6 +95,7 @@ settings! {
     Strict: "strict(false)", "strict=False", "";
     Substitute: "on_bad_sample", "substitute", "";
     TarFields: "Tar::builder", "columns", "--columns";
+    Token: "Tokens::builder(DType::{})", "token=\"{}\"", "--token {}";
     UpTo: "up_to", "up_to", "--up-to";
     WholeData: "Shard::single()", "shard=None", "";
     Window: "Order::windowed", "window", "--window";
@@ -148,7 +156,7 @@ mod tests {
         let all = |setting: Setting| [Rust, Python, CommandLine].map(|dialect| setting.words_in(dialect));
         assert_eq!(all(Setting::Slots), ["`slots`", "`slots`", "`--slots`"]);
         assert_eq!(all(Setting::NullZero), ["`nulls(Nulls::Zero)`", "`null_zero=True`", "`--null-zero`"]);
-        assert_eq!(all(Setting::Cut), ["`cut(true)`", "cut", "cut"]);
+        assert_eq!(all(Setting::Epochs), ["`epochs(a..b)`", "epochs", "epochs"]);
         assert_eq!(all(Setting::LastBatch), ["`last_batch`", "`last_batch`", "lastbatch"]);
     }
 

@@ -92,12 +92,42 @@ fn columns_come_in_the_order_asked_for_beside_pickles() {
     for (sample, right) in samples.iter().zip(expected.as_array().unwrap()) {
         assert_eq!(*sample, [hex(&right["str_int"]), hex(&right["int8"])]);
     }
-    // Arrays that store their shape are bytes, unless the user declares more.
-    let bytes = Mds::builder().columns(["shaped", "bytes"]).open(fixture("raw")).unwrap();
-    assert_eq!(bytes.schema(), [EncodedField::bytes("shaped"), EncodedField::bytes("bytes")]);
-    let stored = fuzzing::sample(&bytes, 2).unwrap().remove(0);
-    assert_eq!(stored[..3], [1 << 2 | 1, (300_u16 & 0xff) as u8, 1], "one axis of 16 bits, 300 long");
-    assert_eq!(stored[3..], hex(&expected[2]["shaped"]));
+}
+
+#[test]
+fn arrays_that_store_their_length_are_lists() {
+    let lists = Mds::builder().up_to(300).open(fixture("lists")).unwrap();
+    compare(lists.schema(), &all(&lists).unwrap(), &fixture("lists.json"));
+    let open = || Mds::builder().columns(["tokens"]).up_to(300).open(fixture("lists")).unwrap();
+    assert_eq!(open().schema(), [EncodedField::raw(Field::up_to("tokens", DType::U32, 300))]);
+    let expected = parse(&fixture("lists.json"));
+    for (mode, direct) in readers() {
+        let loader = build(Loader::builder(open()).batch_size(5).reader(mode).direct(direct));
+        let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+        let tokens = batch.field("tokens").unwrap();
+        assert_eq!(tokens.lens().unwrap(), [300, 1, 7, 255, 256]);
+        for (row, right) in tokens.as_bytes().unwrap().chunks(1200).zip(expected.as_array().unwrap()) {
+            let right = hex(&right["tokens"]);
+            assert!(row[..right.len()] == right && row[right.len()..].iter().all(|byte| *byte == 0));
+        }
+    }
+    let refused = [
+        (
+            Mds::builder().up_to(6).columns(["free"]),
+            "column `free`: its arrays may have any shape: give type and shape by",
+        ),
+        (
+            Mds::builder().columns(["shaped"]),
+            "column `shaped`: its arrays may have any shape: give their most elements by",
+        ),
+    ];
+    for (builder, words) in refused {
+        let error = builder.open(fixture("raw")).err().unwrap();
+        assert!(error.kind() == ErrorKind::Config && error.to_string().contains(words), "{error}");
+    }
+    let short = Mds::builder().columns(["tokens"]).up_to(299).open(fixture("lists")).unwrap();
+    let error = build(Loader::builder(short)).epoch(0).unwrap().next().unwrap().unwrap_err();
+    assert!(error.to_string().contains("`tokens` takes at most 299, the sample has 300"), "{error}");
 }
 
 const NUMBERS: [&str; 5] = ["fixed", "free", "int", "shaped", "str_float"];
@@ -283,9 +313,15 @@ fn open_refuses_fields_that_a_column_cannot_hold() {
         (Mds::builder().columns(Vec::<String>::new()), "0 columns"),
         (Mds::builder().raw(Field::fixed("nope", DType::U8, [])), "no column `nope`"),
         (Mds::builder().columns(["int"]).raw(Field::fixed("free", DType::I16, [6])), "not among those asked for"),
-        (Mds::builder().raw(Field::fixed("shaped", DType::F64, [6])), "its arrays are f32, the field is f64"),
-        (Mds::builder().raw(Field::fixed("int", DType::I64, [2])), "its values have 8 bytes, the field 16"),
-        (Mds::builder().raw(Field::up_to("fixed", DType::U8, 12)), "its values have 12 bytes"),
+        (
+            Mds::builder().columns(["shaped"]).raw(Field::fixed("shaped", DType::F64, [6])),
+            "its arrays are f32, the field is f64",
+        ),
+        (
+            Mds::builder().columns(["int"]).raw(Field::fixed("int", DType::I64, [2])),
+            "its values have 8 bytes, the field 16",
+        ),
+        (Mds::builder().columns(["fixed"]).raw(Field::up_to("fixed", DType::U8, 12)), "its values have 12 bytes"),
     ];
     for (builder, words) in cases {
         let error = builder.open(fixture("raw")).err().unwrap();
@@ -296,7 +332,7 @@ fn open_refuses_fields_that_a_column_cannot_hold() {
     let cases = [
         (Field::fixed("free", DType::I16, [3, 2]), "shape [2, 3], expected Fixed([3, 2])"),
         (Field::fixed("free", DType::F16, [2, 3]), "an array of i16, expected f16"),
-        (Field::up_to("free", DType::I16, 6), "shape [2, 3]"),
+        (Field::up_to("free", DType::I16, 6), "shape [2, 3], expected"),
     ];
     for (field, words) in cases {
         let mds = Mds::builder().columns(["int", "free"]).raw(field).open(fixture("raw")).unwrap();
@@ -506,6 +542,12 @@ mod compressed {
     }
 
     #[test]
+    fn lists_in_compressed_shards_have_their_values() {
+        let mds = Mds::builder().up_to(300).open(fixture("lists-zstd")).unwrap();
+        compare(mds.schema(), &all(&mds).unwrap(), &fixture("lists.json"));
+    }
+
+    #[test]
     fn a_decompressed_copy_of_a_shard_is_read_instead() {
         for raw in [vec![1], vec![0, 1, 2, 3]] {
             let dir = Dir::new();
@@ -593,10 +635,10 @@ mod compressed {
 
     #[test]
     fn flips_in_a_shard_of_streaming_never_lose_samples() {
-        let mut index = parse(&fixture("zstd/index.json"));
+        let mut index = parse(&fixture("lists-zstd/index.json"));
         index["shards"].as_array_mut().unwrap().truncate(1);
         let index = index.to_string().into_bytes();
-        let zip = std::fs::read(fixture("zstd/shard.00000.mds.zstd")).unwrap();
+        let zip = std::fs::read(fixture("lists-zstd/shard.00000.mds.zstd")).unwrap();
         let right = fuzzing::chunk(&fuzzing::mds(&index, &zip).unwrap(), 0).unwrap();
         let (mut silent, mut errors) = (0, 0);
         for at in 0..zip.len() {
@@ -642,7 +684,7 @@ mod compressed {
 #[cfg(not(feature = "zstd"))]
 #[test]
 fn a_compressed_shard_without_the_feature_is_an_error() {
-    let error = Mds::open(fixture("zstd")).err().unwrap();
+    let error = builder().open(fixture("zstd")).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("feature `zstd`"), "{error}");
 }

@@ -137,6 +137,50 @@ fn archives_are_read_as_dlio_and_numpy_write_them() {
 }
 
 #[test]
+fn a_rule_for_what_varies_leaves_other_members_as_they_are() {
+    let x = |rows: i32| (0..2 * rows).flat_map(|k| (k as f32).to_le_bytes()).collect::<Vec<u8>>();
+    let scalars = |k: i64| [one("y", &(k + 7).to_le_bytes()), one("z", &(k as i32).to_le_bytes())].concat();
+    let expected: Vec<Row> =
+        [(3, 0), (5, 1)].map(|(rows, k)| [one("x", &x(rows)), scalars(k)].concat()).into_iter().collect();
+    check(|| Npz::builder().up_to("*", 8).open(npy("mixed-*.npz")), &expected);
+    let dataset = Npz::builder().up_to("*", 8).open(npy("mixed-*.npz")).unwrap();
+    let shapes: Vec<Shape> = dataset.schema().iter().map(|field| field.as_raw().unwrap().shape().clone()).collect();
+    assert_eq!(shapes, [Shape::UpTo { max: 8, inner: vec![2] }, Shape::Fixed(vec![1]), Shape::Fixed(vec![])]);
+    // A rule by name goes before, and is for one shape, too.
+    let named = Npz::builder().fields(["x", "y"]).up_to("y", 2).flat("*", 10).open(npy("mixed-*.npz")).unwrap();
+    let names: Vec<String> = named.schema().iter().map(|field| format!("{} {}", field.name, field.encoding)).collect();
+    assert_eq!(names, ["x f32 up to [10]", "x.shape i64 [2]", "y i64 up to [2]"]);
+    let open = |builder: feedline::dataset::NpzBuilder| builder.open(npy("mixed-*.npz")).unwrap_err().to_string();
+    assert!(open(Npz::builder().up_to("*", 4)).contains("5 is more than the maximum of 4"));
+    assert!(open(Npz::builder().up_to("*", 8).flat("*", 8)).contains("`*` has two rules"));
+    assert!(
+        open(Npz::builder().fields(["z"]).up_to("z", 8)).contains("`z` is i32 []: a scalar has no first dimension")
+    );
+    assert!(open(Npz::builder().rows().up_to("*", 8)).contains("rows of `x` have one shape"));
+    let same = Npy::builder().field("x", npy("same-*.npy")).up_to("*", 9).open().unwrap();
+    assert_eq!(*same.schema()[0].as_raw().unwrap().shape(), Shape::Fixed(vec![2, 3]));
+}
+
+#[test]
+fn a_member_that_is_no_array_of_numbers_is_named() {
+    let dir = Dir::new();
+    let text = std::fs::read(npy("text.npz")).unwrap();
+    dir.write("text.npz", &text);
+    let error = Npz::open(dir.path("text.npz")).unwrap_err().to_string();
+    assert!(error.contains("`names.npy`: text (`<U2`) is not supported in a batch"), "{error}");
+    assert_eq!(Npz::builder().fields(["x"]).open(dir.path("text.npz")).unwrap().len(), 1);
+    // The header of the array of text, and its array of 2 times 2 letters, in place of an array.
+    let at = text.windows(9).rposition(|bytes| bytes == b"names.npy").unwrap();
+    let local = u32::from_le_bytes(text[at - 4..at].try_into().unwrap()) as usize;
+    let magic = local + text[local..].windows(6).position(|bytes| bytes == b"\x93NUMPY").unwrap();
+    let mut broken = text.clone();
+    broken[magic..magic + 6].copy_from_slice(b"hello ");
+    dir.write("text.npz", &broken);
+    let error = Npz::open(dir.path("text.npz")).unwrap_err().to_string();
+    assert!(error.contains("`names.npy`: not an npy array: it starts with [68, 65, 6c, 6c, 6f, 20]"), "{error}");
+}
+
+#[test]
 fn rows_of_an_archive_can_be_samples() {
     let table = cases("npy", "table.npz");
     let expected: Vec<Row> =
@@ -158,7 +202,7 @@ fn the_error_of_a_refused_array_says_what_to_do() {
         ("refused-dates.npy", "`<M8[D]`"),
         ("refused-structured.npy", "structured"),
         ("shape-empty.npy", "samples have no bytes"),
-        ("deflated.npz", "not an npy array"),
+        ("deflated.npz", "not an npy array: it is a zip archive"),
     ];
     for (name, words) in cases {
         let error = Npy::open(npy(name)).unwrap_err();

@@ -34,7 +34,7 @@ const FORMATS: [(&str, Open); 13] = [
     ("safetensors", |at| arc(SafeTensors::open(format!("{at}/safetensors/torch-{{0,1}}.safetensors")))),
     ("tar", |at| arc(Tar::builder().index(false).open(format!("{at}/tar/webdataset.tar")))),
     ("tfrecord", |at| arc(TfRecord::builder().index(false).open(format!("{at}/tfrecord/plain.tfrecord")))),
-    ("mds", |at| arc(Mds::open(format!("{at}/mds/raw")))),
+    ("mds", |at| arc(Mds::builder().up_to(300).open(format!("{at}/mds/lists")))),
     ("images", |at| arc(Images::open(format!("{at}/jpeg/")))),
     ("images of classes", |at| arc(Images::open(format!("{at}/classes/")))),
 ];

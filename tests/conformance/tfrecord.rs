@@ -157,7 +157,7 @@ fn the_error_of_a_missing_feature_lists_the_others() {
     let cases = [
         (plain().open(fixture("plain.tfrecord.gz")), ErrorKind::Decode, "gzip"),
         (plain().open(fixture("plain.tfrecord.zz")), ErrorKind::Decode, "zlib"),
-        (at("empty", b""), ErrorKind::Truncated, "empty"),
+        (at("empty", b""), ErrorKind::Empty, "no records"),
         (at("short", &good[..15]), ErrorKind::Truncated, "15 bytes"),
         (at("cut", &[&good[..], &good[..18]].concat()), ErrorKind::Truncated, "offset=19 len=18"),
         (at("tail", &[&good[..], b"x"].concat()), ErrorKind::Truncated, "offset=19 len=1"),
@@ -168,6 +168,7 @@ fn the_error_of_a_missing_feature_lists_the_others() {
         (plain().floats(scalar(DType::F64), "f").open(labels()), ErrorKind::Config, "f32"),
         (plain().ints(scalar(DType::I32), "f").open(labels()), ErrorKind::Config, "i64"),
         (plain().bytes("a").bytes("a").open(labels()), ErrorKind::Config, "two fields"),
+        (plain().image("a").ints(scalar(DType::I64), "a").open(labels()), ErrorKind::Config, "two kinds of list"),
         (plain().ints(Field::fixed("x", DType::I64, [0]), "f").open(labels()), ErrorKind::Config, "size"),
     ];
     for (index, (result, kind, words)) in cases.into_iter().enumerate() {
@@ -180,7 +181,10 @@ fn the_error_of_a_missing_feature_lists_the_others() {
         (plain().ints(scalar(DType::I64), "four"), "feature \"four\" is a float list, not an int64 list"),
         (plain().floats(Field::fixed("x", DType::F32, [5]), "four"), "feature \"four\": 4 values, 5 expected"),
         (plain().floats(Field::up_to("x", DType::F32, 3), "four"), "4 values or more, at most 3"),
-        (plain().bytes("label"), "feature \"label\" is an int64 list, not a bytes list"),
+        (
+            plain().bytes("label"),
+            "feature \"label\" is an int64 list, not a bytes list; read it by `TfRecordBuilder::ints`",
+        ),
     ];
     for (builder, words) in samples {
         let error = fuzzing::sample(&builder.open(labels()).unwrap(), 2).unwrap_err();
@@ -189,6 +193,73 @@ fn the_error_of_a_missing_feature_lists_the_others() {
         assert!(error.to_string().contains("example.tfrecord"), "{error}");
         assert_eq!(error.site().sample, Some(2), "{error}");
     }
+}
+
+/// An `Example` of one feature, as protobuf encodes it: the list of field `kind` (1 bytes, 2 floats, 3 ints) with these
+/// bytes; without a kind a feature that says none.
+fn one_feature(name: &str, kind: Option<u8>, list: &[u8]) -> Vec<u8> {
+    let field = |number: u8, bytes: &[u8]| [&[number << 3 | 2, bytes.len() as u8], bytes].concat();
+    let feature = kind.map_or(Vec::new(), |kind| field(kind, list));
+    let entry = [field(1, name.as_bytes()), field(2, &feature)].concat();
+    field(1, &field(1, &entry))
+}
+
+#[test]
+fn missing_and_empty_features_are_zeros_where_asked_for() {
+    let of = |kind, values: &[u8]| tf_record(&one_feature("a", kind, &[&[0x0a, values.len() as u8], values].concat()));
+    let none = |kind| tf_record(&one_feature("a", kind, b""));
+    // TensorFlow: FixedLenFeature with the default 0, VarLenFeature.
+    let ints =
+        [of(Some(3), &[7]), none(Some(3)), none(None), tf_record(&one_feature("b", Some(3), b"")), tf_record(b"")];
+    let floats = [of(Some(2), &1.5_f32.to_le_bytes()), none(Some(2)), none(None)];
+    let bytes = [of(Some(1), b"xyz"), none(Some(1)), none(None)];
+    let scalar = |dtype| Field::fixed("x", dtype, []);
+    let open = |builder: TfRecordBuilder, records: &[Vec<u8>]| builder.missing_zero(true).open_bytes(records.concat());
+    let first = |dataset: &TfRecord| all(dataset).unwrap().into_iter().flatten().collect::<Vec<_>>();
+
+    let fixed = open(plain().ints(scalar(DType::I64), "a"), &ints).unwrap();
+    assert_eq!(first(&fixed), [7_i64, 0, 0, 0, 0].map(|value| value.to_ne_bytes().to_vec()));
+    let lists = open(plain().ints(Field::up_to("x", DType::I64, 2), "a"), &ints).unwrap();
+    assert_eq!(first(&lists), [7_i64.to_ne_bytes().to_vec(), vec![], vec![], vec![], vec![]]);
+    let fixed = open(plain().floats(scalar(DType::F32), "a"), &floats).unwrap();
+    assert_eq!(first(&fixed), [1.5_f32, 0.0, 0.0].map(|value| value.to_ne_bytes().to_vec()));
+    let texts = open(plain().bytes("a"), &bytes).unwrap();
+    assert_eq!(first(&texts), [b"xyz".to_vec(), vec![], vec![]]);
+
+    let strict = plain().ints(scalar(DType::I64), "a").open_bytes(ints.concat()).unwrap();
+    let advice = "; `missing_zero(true)` takes it as zeros";
+    for (sample, words) in [(1, "0 values, 1 expected"), (2, "is empty, not an int64 list"), (3, "no feature \"a\"")] {
+        let error = fuzzing::sample(&strict, sample).unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains(advice), "{error}");
+    }
+    // A list of another kind, a picture, and a list of fewer values are no missing numbers.
+    let others = [
+        (plain().floats(scalar(DType::F32), "a"), "feature \"a\" is an int64 list, not a float list"),
+        (plain().image("b"), "no feature \"b\""),
+        (
+            plain().ints(Field::fixed("x", DType::I64, [2]), "a"),
+            "1 values, 2 expected; `Field::up_to` takes any number",
+        ),
+    ];
+    for (builder, words) in others {
+        let error = fuzzing::sample(&open(builder, &ints).unwrap(), 0).unwrap_err().to_string();
+        assert!(error.contains(words) && !error.contains(advice), "{error}");
+    }
+}
+
+#[test]
+fn a_shard_of_no_records_is_one_of_no_samples() {
+    let dir = Dir::new();
+    for (name, payloads) in [("a", 0..0), ("b", 0..2_u8), ("c", 0..0), ("d", 2..3)] {
+        dir.write(name, &payloads.flat_map(|k| tf_record(&[k])).collect::<Vec<_>>());
+    }
+    for indexed in [false, true, true] {
+        let records = TfRecord::builder().index(indexed).open(dir.path("")).unwrap();
+        assert_eq!(all(&records).unwrap(), [[[0]], [[1]], [[2]]]);
+        assert_eq!(records.damage(), []);
+    }
+    let error = plain().open(dir.path("{a,c}")).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Empty, "{error}");
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use crate::common::numeric;
 use crate::common::numeric::{Row, cases, check, fixture, flips_each, one, seen, sweep};
 use crate::common::{Dir, noise};
-use feedline::dataset::{Dataset, Megatron, MegatronBuilder, Tokens, TokensBuilder};
+use feedline::dataset::{
+    Dataset, Mds, Megatron, MegatronBuilder, Npy, Npz, Records, SafeTensors, TfRecord, Tokens, TokensBuilder,
+};
 use feedline::tensor::DType;
 use feedline::{ErrorKind, Loader, Order};
 
@@ -89,17 +91,100 @@ fn inputs_and_targets_equal_nanogpt() {
 #[test]
 fn llm_c_files_are_recognised_by_their_header() {
     for (name, dtype, size) in [("llmc-gpt2.bin", DType::U16, 2), ("llmc-llama3.bin", DType::U32, 4)] {
-        let open = || Tokens::builder(dtype).window(8).llm_c().open(file(name));
-        check(open, &windows(&bytes_of(name), size, 8, 8));
-        assert_eq!((open().unwrap().tokens(), open().unwrap().leftover_tokens()), (37, 5));
-        // Without `llm_c` the header counts as tokens.
-        let plain = Tokens::builder(dtype).window(8).header(1024).open(file(name)).unwrap();
-        assert_eq!(plain.len(), 4);
+        type Set = fn(TokensBuilder) -> TokensBuilder;
+        let ways: [Set; 3] = [|tokens| tokens, |tokens| tokens.llm_c(), |tokens| tokens.header(1024)];
+        for set in ways {
+            let open = || set(Tokens::builder(dtype).window(8)).open(file(name));
+            check(open, &windows(&bytes_of(name), size, 8, 8));
+            assert_eq!((open().unwrap().tokens(), open().unwrap().leftover_tokens()), (37, 5));
+        }
+        let whole = std::fs::read(file(name)).unwrap();
+        check(|| Tokens::builder(dtype).window(8).header(0).open(file(name)), &windows(&whole, size, 8, 8));
+        let memory = Tokens::builder(dtype).window(8).open_bytes(whole).unwrap();
+        assert_eq!(memory.tokens(), 37);
     }
-    let error = Tokens::builder(DType::U32).window(8).llm_c().open(file("llmc-gpt2.bin")).unwrap_err();
-    assert!(error.to_string().contains("the header says u16 tokens, not u32"), "{error}");
+    let error = Tokens::builder(DType::U32).window(8).open(file("llmc-gpt2.bin")).unwrap_err();
+    assert!(error.to_string().contains("the header says u16 tokens, not u32: give "), "{error}");
     let error = Tokens::builder(DType::U16).window(8).llm_c().open(file("megatron-u16.idx")).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Truncated, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Decode, "{error}");
+}
+
+#[test]
+fn headers_of_all_files_of_a_pattern_are_looked_at() {
+    let dir = Dir::new();
+    let whole = std::fs::read(file("llmc-gpt2.bin")).unwrap();
+    let tokens = bytes_of("llmc-gpt2.bin");
+    dir.write("1.bin", b"");
+    dir.write("2.bin", &whole);
+    dir.write("3.bin", &whole);
+    let open = || Tokens::builder(DType::U16).window(8).open(dir.path(""));
+    check(open, &[windows(&tokens, 2, 8, 8), windows(&tokens, 2, 8, 8)].concat());
+    let with = |at: usize, value: i32| {
+        let mut bytes = whole.clone();
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        bytes
+    };
+    let cases = [
+        (with(4, 2), "version 2 of llm.c's header with magic 20240520; 1 is known"),
+        (with(0, 20_240_326), "a model, tokenizer or evaluation of llm.c"),
+        (with(8, 38), "the header says 38 u16 tokens, 74 bytes follow it"),
+        (with(8, 36), "the header says 36 u16 tokens, 74 bytes follow it"),
+        (with(8, -1), "the header says 4294967295 u16 tokens"),
+        (whole[..1000].to_vec(), "the header says 37 u16 tokens, 0 bytes follow it"),
+        (tokens.clone(), "a header of 0 bytes here, of 1024 in the files before"),
+    ];
+    for (bytes, words) in cases {
+        let path = dir.write("3.bin", &bytes);
+        let error = open().unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+        assert_eq!(error.site().path.as_deref(), Some(&*path), "{error}");
+    }
+}
+
+#[test]
+fn files_of_other_formats_are_no_tokens() {
+    let dir = Dir::new();
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n";
+    let cases: [(&[u8], &str); 9] = [
+        (&std::fs::read(fixture("npy").join("dtype-uint16.npy")).unwrap(), "a NumPy array: read it as source npy"),
+        (&std::fs::read(fixture("npy").join("table.npz")).unwrap(), "a zip archive"),
+        (&std::fs::read(fixture("safetensors").join("numpy.safetensors")).unwrap(), "a safetensors file"),
+        (&std::fs::read(fixture("tfrecord").join("plain.tfrecord.gz")).unwrap(), "a gzip file"),
+        (&std::fs::read(file("megatron-u16.idx")).unwrap(), "an index of Megatron's"),
+        (pointer, "git lfs pull"),
+        // pickle.dumps([1, 2], protocol=4) and protocol=2
+        (b"\x80\x04\x95\x09\0\0\0\0\0\0\0]\x94(K\x01K\x02e.", "a pickle"),
+        (b"\x80\x02]q\0(K\x01K\x02e.\0", "a pickle"),
+        (b"PAR1\x15\x04\x15\x10", "a Parquet file"),
+    ];
+    for (bytes, words) in cases {
+        let path = dir.write("a.bin", bytes);
+        let error = Tokens::builder(DType::U8).window(1).open(&path).unwrap_err();
+        assert!(error.kind() == ErrorKind::Decode && error.to_string().contains(words), "{error}");
+        assert!(error.to_string().contains("`header(0)` takes its bytes as tokens"), "{error}");
+        let all = Tokens::builder(DType::U8).window(1).header(0).open(&path).unwrap();
+        assert_eq!(all.tokens(), bytes.len() as u64);
+    }
+    for head in [&b""[..], b"PK", b"\x1f\x8b\x08\x20\0\0\0\0\0\x03", b"\x80\x04\x95", b"version 2 of", &[0; 12]] {
+        let tokens = Tokens::builder(DType::U8).window(1).open_bytes([head, b"tokens"].concat()).unwrap();
+        assert_eq!(tokens.tokens(), head.len() as u64 + 6, "half of a magic names no format");
+    }
+    let path = dir.write("a.bin", pointer);
+    dir.write("a.idx", &std::fs::read(file("megatron-u16.idx")).unwrap());
+    dir.write("index.json", pointer);
+    let opened: [feedline::Result<u64>; 7] = [
+        Records::builder(1).open(&path).map(|data| data.len()),
+        Megatron::builder().window(1).open(dir.path("a")).map(|data| data.len()),
+        Npy::open(&path).map(|data| data.len()),
+        Npz::open(&path).map(|data| data.len()),
+        SafeTensors::open(&path).map(|data| data.len()),
+        TfRecord::builder().index(false).open(&path).map(|data| data.len()),
+        Mds::open(dir.path("")).map(|data| data.len()),
+    ];
+    for (index, opened) in opened.into_iter().enumerate() {
+        let error = opened.unwrap_err().to_string();
+        assert!(error.contains("git lfs pull") && error.contains("path="), "{index}: {error}");
+    }
 }
 
 #[test]
@@ -201,6 +286,21 @@ fn long_documents_are_an_error_or_cut_and_counted() {
     ] {
         assert_eq!(open(builder).unwrap_err().kind(), ErrorKind::Config);
     }
+}
+
+#[test]
+fn a_multimodal_index_is_read_where_all_sequences_are_text() {
+    let dir = Dir::new();
+    let idx = std::fs::read(file("megatron-u16.idx")).unwrap();
+    dir.write("a.bin", &std::fs::read(file("megatron-u16.bin")).unwrap());
+    let open = || Megatron::builder().sequences(20).open(dir.path("a"));
+    dir.write("a.idx", &[&idx[..], &[0; 6]].concat());
+    let rows: Vec<Row> = sequences("megatron-u16", 2).iter().map(|bytes| one("tokens", bytes)).collect();
+    check(open, &rows);
+    dir.write("a.idx", &[&idx[..], &[0, 0, 1, 0, 0, 0]].concat());
+    let error = open().unwrap_err();
+    assert_eq!((error.kind(), error.site().offset), (ErrorKind::Decode, Some(146 + 2)), "{error}");
+    assert!(error.to_string().contains("a multimodal index: this sequence has mode 1"), "{error}");
 }
 
 #[test]

@@ -40,12 +40,15 @@ pub(crate) enum Rule {
 }
 
 /// A field: one array from each of several files.
+#[derive(Default)]
 pub(crate) struct Given {
     pub(crate) name: String,
     /// Index of the first file among the sources; the other files follow.
     pub(crate) base: usize,
     pub(crate) arrays: Vec<Array>,
     pub(crate) rule: Rule,
+    /// The rule is not for this field by name: where all shapes are the same, it is `Same`.
+    pub(crate) if_varying: bool,
 }
 
 /// Dataset of the arrays.
@@ -146,7 +149,10 @@ impl Arrays {
         let len = given.first().map_or(0, |first| first.arrays.len());
         let (mut schema, mut columns) = (Vec::new(), Vec::new());
         let mut totals = vec![0_u64; len];
-        for given in given {
+        for mut given in given {
+            if given.if_varying && given.arrays.windows(2).all(|pair| pair[0].shape == pair[1].shape) {
+                given.rule = Rule::Same;
+            }
             if given.arrays.len() != len {
                 let message =
                     format!("{} files for the field `{}`, {len} for the first", given.arrays.len(), given.name);

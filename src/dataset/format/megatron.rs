@@ -5,14 +5,15 @@
 //! bin: sequence 0 | sequence 1 | …           documents are runs of sequences
 //! ```
 //!
-//! Limits: one prefix ([`Concat`](crate::dataset::Concat) joins several); no multimodal indexes, which have one more
-//! byte per sequence. Invariants, checked while the index is read once in blocks: sequences follow each other without
-//! holes from the first byte of `.bin` to the last; documents are ascending and end with the last sequence; the index
-//! has exactly the bytes of its counts. In memory stay 8 bytes per document or sequence, and nothing for windows.
+//! Limits: one prefix ([`Concat`](crate::dataset::Concat) joins several). A multimodal index has a byte per sequence
+//! behind all this, its mode; other modes than 0 (text) are refused. Invariants, checked while the index is read once
+//! in blocks: sequences follow each other without holes from the first byte of `.bin` to the last; documents are
+//! ascending and end with the last sequence; the index has exactly the bytes of its counts. In memory stay 8 bytes per
+//! document or sequence, and nothing for windows.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::format::tokens::{Cut, Step, Windows, beside, cut_setters};
-use crate::dataset::format::{little_endian, number};
+use crate::dataset::format::{fetched, little_endian, number};
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
@@ -151,9 +152,10 @@ impl MegatronBuilder {
     pub fn open(self, prefix: impl AsRef<Path>) -> Result<Megatron> {
         let kind = self.kind()?;
         let (idx, bin) = (beside(prefix.as_ref(), ".idx"), beside(prefix.as_ref(), ".bin"));
-        let bin_meta = Blob::open(&bin)?.look()?;
-        let bin_len = bin_meta.len;
-        let index = read_index(&Blob::open(&idx)?, bin_len, kind)?;
+        let tokens = Blob::open(&bin)?;
+        fetched(&tokens)?;
+        let bin_meta = tokens.look()?;
+        let index = read_index(&Blob::open(&idx)?, bin_meta.len, kind)?;
         let mut sources = Sources::new();
         sources.add(&bin, &bin_meta)?;
         let name = prefix.as_ref().display().to_string();
@@ -231,6 +233,7 @@ pub(crate) struct Index {
 /// Reads and checks an index against the length of its `.bin`.
 pub(crate) fn read_index(input: &Blob, bin_len: u64, keep: Kind) -> Result<Index> {
     little_endian("Megatron's index")?;
+    fetched(input)?;
     let head: [u8; HEADER_BYTES as usize] = input.array(0, "the header")?;
     let wrong = |message: String| input.wrong(message, 0, HEADER_BYTES);
     if &head[..9] != MAGIC || number(&head[9..17]) != 1 {
@@ -240,7 +243,8 @@ pub(crate) fn read_index(input: &Blob, bin_len: u64, keep: Kind) -> Result<Index
     let (sequences, starts) = (number(&head[18..26]), number(&head[26..34]));
     let lists = sequences.checked_mul(12).zip(starts.checked_mul(8));
     let wanted = lists.and_then(|(a, b)| a.checked_add(b)?.checked_add(HEADER_BYTES));
-    if wanted != Some(input.len()) {
+    let modes = wanted.filter(|wanted| sequences > 0 && wanted.checked_add(sequences) == Some(input.len()));
+    if wanted != Some(input.len()) && modes.is_none() {
         let message = format!(
             "{sequences} sequences and {starts} document starts need {} bytes, the index has {}",
             wanted.map_or("over 2^64".into(), |bytes| bytes.to_string()),
@@ -257,6 +261,13 @@ pub(crate) fn read_index(input: &Blob, bin_len: u64, keep: Kind) -> Result<Index
         documents: List::new(HEADER_BYTES + sequences * 12, 8, starts),
     };
     let (tokens, ends) = walk.run(sequences, dtype.size() as u64, keep)?;
+    let mut modes = modes.map(|at| List::new(at, 1, sequences));
+    while let Some((mode, at)) = modes.as_mut().map_or(Ok(None), |modes| modes.next(input))? {
+        if mode != 0 {
+            let message = format!("a multimodal index: this sequence has mode {mode}; only mode 0 (text) is read");
+            return Err(input.wrong(message, at, 1));
+        }
+    }
     // Cannot overflow: the checked offsets are 64-bit numbers of bytes.
     let bytes = tokens.checked_mul(dtype.size() as u64);
     if bytes != Some(bin_len) {

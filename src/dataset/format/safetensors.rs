@@ -10,8 +10,8 @@
 //! differently are errors. The data has no checksum: a flipped bit in it goes unnoticed.
 
 use crate::dataset::Dataset;
-use crate::dataset::format::arrays::{Array, Arrays, Given, Rule};
-use crate::dataset::format::{little_endian, number};
+use crate::dataset::format::arrays::{Array, Arrays, Given};
+use crate::dataset::format::{fetched, little_endian, number};
 use crate::dataset::forward::forward;
 use crate::dataset::parallel::parallel_paths;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -115,8 +115,7 @@ impl SafeTensorsBuilder {
             None => first.iter().map(|tensor| tensor.name.clone()).collect(),
         };
         let mut sources = Sources::new();
-        let mut given: Vec<Given> =
-            names.into_iter().map(|name| Given { name, base: 0, arrays: Vec::new(), rule: Rule::Same }).collect();
+        let mut given: Vec<Given> = names.into_iter().map(|name| Given { name, ..Given::default() }).collect();
         for (path, (meta, tensors)) in files.iter().zip(headers) {
             sources.add(path, &meta)?;
             take(&mut given, tensors).map_err(|error| error.with_path(path))?;
@@ -166,6 +165,7 @@ pub(crate) struct Tensor {
 /// Reads the header: the tensors in the order of their data.
 pub(crate) fn header(input: &Blob) -> Result<Vec<Tensor>> {
     let size = number(&input.array::<8>(0, "the header's length")?);
+    fetched(input)?;
     if size > HEADER_MAX {
         let message = format!("not safetensors, or damaged: a header of {size} bytes; the limit is {HEADER_MAX}");
         return Err(input.error(ErrorKind::Limit, message, 0, 8));

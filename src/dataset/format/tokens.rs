@@ -6,11 +6,12 @@
 //! ```
 //!
 //! Limits: a window lies within one file; tokens at a file's end that do not fill a window are left out and counted in
-//! [`Tokens::leftover_tokens`]. Invariants: a file is a whole number of tokens; finding a window is arithmetic. Flat
-//! files have no checksum and, except llm.c's, no count: a file cut after a whole token looks like a shorter file.
+//! [`Tokens::leftover_tokens`]. Invariants: a file is a whole number of tokens; llm.c's header is never taken for tokens,
+//! nor is a file that another format's magic identifies; finding a window is arithmetic. Flat files have no checksum
+//! and, except llm.c's, no count: a file cut after a whole token looks like a shorter file.
 
 use crate::dataset::digest::Digest;
-use crate::dataset::format::{little_endian, number};
+use crate::dataset::format::{foreign, little_endian, number};
 use crate::dataset::starts::Starts;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -28,6 +29,10 @@ const LLM_C: [(u64, u64, DType); 2] = [(20_240_520, 1, DType::U16), (20_240_801,
 
 /// Dataset of windows over flat files of tokens. Field: `tokens`, of the given dtype and the window's length. Windows
 /// are in the order of files and offsets.
+///
+/// The header of llm.c and modded-nanogpt (1,024 bytes: magic, version, number of tokens) is recognised: its count and
+/// its element type (`u16` for GPT-2's tokens, `u32` for Llama 3's) are checked. Files of other formats (NumPy, zip,
+/// gzip, pickle, …) are refused by name.
 ///
 /// ```no_run
 /// # use feedline::{dataset::Tokens, tensor::DType};
@@ -53,7 +58,8 @@ pub struct Tokens {
 pub struct TokensBuilder {
     dtype: DType,
     cut: Cut,
-    header_bytes: u64,
+    /// None: by the files' first bytes.
+    header_bytes: Option<u64>,
     llm_c: bool,
 }
 
@@ -95,7 +101,7 @@ pub(super) use cut_setters;
 impl Tokens {
     /// Starts a builder for tokens of this integer dtype. It needs [`TokensBuilder::window`].
     pub fn builder(dtype: DType) -> TokensBuilder {
-        TokensBuilder { dtype, cut: Cut::default(), header_bytes: 0, llm_c: false }
+        TokensBuilder { dtype, cut: Cut::default(), header_bytes: None, llm_c: false }
     }
 
     /// Number of tokens in all files together.
@@ -113,27 +119,27 @@ impl Tokens {
 impl TokensBuilder {
     cut_setters!();
 
-    /// Skips a header of `bytes` bytes at the start of every file.
+    /// Skips a header of `bytes` bytes at the start of every file, whatever the bytes are: `header(0)` takes whole
+    /// files as tokens. Default: llm.c's header is recognised, and files of other formats are refused.
     #[must_use]
     pub fn header(mut self, bytes: u64) -> Self {
-        self.header_bytes = bytes;
+        self.header_bytes = Some(bytes);
         self
     }
 
-    /// Reads llm.c's files: a header of 1,024 bytes whose magic, version and number of tokens are checked. Its version
-    /// gives `u16` (GPT-2's tokens) or `u32` (Llama 3's), which must be the builder's dtype.
+    /// Requires llm.c's header in every file.
     #[must_use]
     pub fn llm_c(mut self) -> Self {
         self.llm_c = true;
-        self.header_bytes = LLM_C_BYTES;
+        self.header_bytes = None;
         self
     }
 
     /// Opens the files of `pattern`: a file, a folder (its `.bin` files), `{000..127}`, `*`.
     ///
     /// Errors: [`ErrorKind::Config`] for an impossible window, not found, nothing found, a file that is not a whole
-    /// number of tokens ([`ErrorKind::Truncated`], with the extra bytes), a header that is not llm.c's
-    /// ([`ErrorKind::Decode`]), no window at all ([`ErrorKind::Empty`]).
+    /// number of tokens ([`ErrorKind::Truncated`], with the extra bytes), a header of llm.c that does not fit, a file of
+    /// another format ([`ErrorKind::Decode`]), no window at all ([`ErrorKind::Empty`]).
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Tokens> {
         let Listed { files, name } = expand(pattern, &[".bin"])?;
         let mut tokens = self.open_files(&files)?;
@@ -146,35 +152,41 @@ impl TokensBuilder {
     /// Errors: as [`open`](Self::open).
     pub fn open_files(self, paths: &[impl AsRef<Path>]) -> Result<Tokens> {
         let mut sources = Sources::new();
-        let mut counts = Vec::with_capacity(paths.len());
+        let (mut counts, mut header) = (Vec::with_capacity(paths.len()), None);
         for path in paths {
             let input = Blob::open(path.as_ref())?;
-            counts.push(self.tokens_of(&input)?);
+            counts.push(self.tokens_of(&input, &mut header)?);
             sources.add(path.as_ref(), &input.look()?)?;
         }
         let name = paths.first().map_or(String::new(), |path| path.as_ref().display().to_string());
-        self.finish(sources, &counts, name)
+        self.finish(sources, &counts, header, name)
     }
 
     /// Opens tokens that lie in memory: no I/O.
     ///
     /// Errors: as [`open`](Self::open).
     pub fn open_bytes(self, bytes: impl Into<Arc<[u8]>>) -> Result<Tokens> {
-        let bytes = bytes.into();
-        let count = self.tokens_of(&Blob::memory(bytes::Bytes::from_owner(bytes.clone())))?;
+        let (bytes, mut header) = (bytes.into(), None);
+        let count = self.tokens_of(&Blob::memory(bytes::Bytes::from_owner(bytes.clone())), &mut header)?;
         let mut sources = Sources::new();
         sources.memory(bytes);
-        self.finish(sources, &[count], "<memory>".into())
+        self.finish(sources, &[count], header, "<memory>".into())
     }
 
-    /// Number of tokens in a file.
-    fn tokens_of(&self, input: &Blob) -> Result<u64> {
-        let Some(body) = input.len().checked_sub(self.header_bytes) else {
-            let message = format!("{} bytes are less than the header of {}", input.len(), self.header_bytes);
+    /// Number of tokens in a file. `header`: that of the files before it. An empty file has no tokens under any.
+    fn tokens_of(&self, input: &Blob, header: &mut Option<u64>) -> Result<u64> {
+        if input.len() == 0 && self.header_bytes.is_none() {
+            return Ok(0);
+        }
+        let bytes = self.header_of(input)?;
+        let others = *header.get_or_insert(bytes);
+        let Some(body) = input.len().checked_sub(bytes) else {
+            let message = format!("{} bytes are less than the header of {bytes}", input.len());
             return Err(input.error(ErrorKind::Truncated, message, 0, input.len()));
         };
-        if self.llm_c {
-            self.check_llm_c(input, body)?;
+        if others != bytes {
+            let message = format!("a header of {bytes} bytes here, of {others} in the files before: open them apart");
+            return Err(input.wrong(message, 0, bytes));
         }
         let (size, over) = (self.dtype.size() as u64, body % self.dtype.size() as u64);
         if over != 0 {
@@ -184,27 +196,40 @@ impl TokensBuilder {
         Ok(body / size)
     }
 
-    fn check_llm_c(&self, input: &Blob, body: u64) -> Result<()> {
-        little_endian("llm.c's token file")?;
-        let head: [u8; 12] = input.array(0, "the header")?;
-        let [magic, version, count] = [&head[..4], &head[4..8], &head[8..]].map(number);
-        let wrong = |message: String| Err(input.wrong(message, 0, 12));
-        let known = LLM_C.iter().find(|(known, of, _)| (*known, *of) == (magic, version));
-        let Some((_, _, dtype)) = known else {
-            return wrong(format!("magic {magic}, version {version}: not a token file of llm.c"));
-        };
-        if *dtype != self.dtype {
-            return wrong(format!("the header says {dtype} tokens, not {}", self.dtype));
+    /// Bytes of a file's header: as set, or by its first bytes. llm.c's is compared with the dtype and the length.
+    fn header_of(&self, input: &Blob) -> Result<u64> {
+        if let Some(bytes) = self.header_bytes {
+            return Ok(bytes);
         }
-        if count * dtype.size() as u64 != body {
-            let kind = if count * dtype.size() as u64 > body { ErrorKind::Truncated } else { ErrorKind::Decode };
+        let head = input.read(0, input.len().min(12), "the first bytes")?;
+        let [magic, version, count] = [0, 4, 8].map(|at| head.get(at..at + 4).map_or(0, number));
+        let wrong = |message: String| Err(input.wrong(message, 0, head.len() as u64));
+        let Some((_, known, dtype)) = LLM_C.iter().find(|(known, ..)| *known == magic) else {
+            let all = Setting::HeaderBytes.with(0);
+            return match foreign(&head) {
+                Some(name) => wrong(format!("no tokens, but {name}; {all} takes its bytes as tokens")),
+                None if self.llm_c => wrong(format!("magic {magic}: not a token file of llm.c")),
+                None => Ok(0),
+            };
+        };
+        little_endian("llm.c's token file")?;
+        if version != *known {
+            return wrong(format!("version {version} of llm.c's header with magic {magic}; {known} is known"));
+        }
+        if *dtype != self.dtype {
+            let token = Setting::Token.with(dtype);
+            return wrong(format!("the header says {dtype} tokens, not {}: give {token}", self.dtype));
+        }
+        let (need, body) = (count * dtype.size() as u64, input.len().saturating_sub(LLM_C_BYTES));
+        if need != body || input.len() < LLM_C_BYTES {
+            let kind = if need < body { ErrorKind::Decode } else { ErrorKind::Truncated };
             let message = format!("the header says {count} {dtype} tokens, {body} bytes follow it");
             return Err(input.error(kind, message, LLM_C_BYTES, body));
         }
-        Ok(())
+        Ok(LLM_C_BYTES)
     }
 
-    fn finish(self, sources: Sources, counts: &[u64], name: String) -> Result<Tokens> {
+    fn finish(self, sources: Sources, counts: &[u64], header: Option<u64>, name: String) -> Result<Tokens> {
         let windows = self.cut.windows(self.dtype)?;
         let starts = Starts::of(counts.iter().map(|tokens| windows.count(*tokens)))?;
         let leftover = counts.iter().map(|tokens| windows.leftover(*tokens)).sum();
@@ -214,7 +239,7 @@ impl TokensBuilder {
             return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(name));
         }
         let schema = vec![EncodedField::raw(Field::fixed("tokens", self.dtype, [windows.window as usize]))];
-        let (header_bytes, token_bytes) = (self.header_bytes, self.dtype.size() as u64);
+        let (header_bytes, token_bytes) = (header.unwrap_or(0), self.dtype.size() as u64);
         let sources = Arc::new(sources);
         Ok(Tokens { sources, schema, starts, windows, header_bytes, token_bytes, tokens, leftover, name })
     }

@@ -7,6 +7,7 @@
 //! Invariants: the sizes must add up to the sample's length; every value lies within the sample.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use crate::tensor::{DType, EncodedField, Field, Shape};
 use std::ops::Range;
 
@@ -112,10 +113,11 @@ pub(super) enum Value {
 }
 
 impl Chosen {
-    /// Makes the field of `column`; `raw` is the user's declaration.
+    /// Makes the field of `column`; `raw` is the user's declaration, `up_to` the maximum of arrays that store their
+    /// length.
     ///
     /// Errors: [`ErrorKind::Config`] for unsupported encodings, and for arrays that such a column cannot hold.
-    pub(super) fn new(index: usize, column: &Column, raw: Option<&Field>) -> Result<Self> {
+    pub(super) fn new(index: usize, column: &Column, raw: Option<&Field>, up_to: Option<usize>) -> Result<Self> {
         let bad = |message: String| {
             let message = format!("column `{}`: {message}", column.name);
             Err(Error::new(ErrorKind::Config, Stage::Index, message))
@@ -129,7 +131,17 @@ impl Chosen {
             return bad(format!("values of encoding `{}` have {has}, the index says {says}", column.encoding));
         }
         let chosen = |field, how| Ok(Self { column: index, field, how });
-        if let Some(field) = raw {
+        let list = match (&meaning, up_to) {
+            (Meaning::Array { dtype: Some(dtype), shape: None }, Some(max)) => {
+                Some(Field::up_to(&column.name, *dtype, max))
+            }
+            (Meaning::Array { shape: None, dtype }, _) if raw.is_none() => {
+                let max = dtype.map_or_else(String::new, |_| format!("their most elements by {}, or ", Setting::UpTo));
+                return bad(format!("its arrays may have any shape: give {max}type and shape by {}", Setting::Raw));
+            }
+            _ => None,
+        };
+        if let Some(field) = raw.or(list.as_ref()) {
             let size = field.row_bytes() as u64;
             if let Meaning::Array { dtype: Some(dtype), .. } = &meaning
                 && *dtype != field.dtype()
@@ -227,7 +239,7 @@ fn values_start(bytes: &[u8], typed: bool, dtype: DType, shape: &Shape) -> Resul
         }
     };
     if !expected {
-        return Err(format!("an array of the shape {found:?}, expected {shape:?}"));
+        return Err(format!("an array of the shape {found:?}, expected {shape:?}; {} declares another", Setting::Raw));
     }
     let values = found.iter().try_fold(dtype.size() as u64, |bytes, dim| bytes.checked_mul(*dim));
     if values != Some((bytes.len() - at) as u64) {

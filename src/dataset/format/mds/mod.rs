@@ -23,6 +23,7 @@ mod index;
 use self::columns::{Chosen, Column, Columns, Value};
 use self::index::{FileInfo, INDEX_MAX, ShardInfo};
 use crate::dataset::chunked::{ChunkBytes, Chunked};
+use crate::dataset::format::fetched;
 use crate::dataset::parallel::parallel;
 use crate::dataset::starts::Starts;
 use crate::dataset::{Dataset, Parts};
@@ -52,7 +53,8 @@ const SCRATCH: u64 = 1 << 20;
 /// | `ndarray:uint8:3,4` | an array of that dtype and shape |
 /// | `jpeg`, `png` | a picture |
 /// | `str_int`, `str_float` | an `i64` or `f64` scalar, parsed from text |
-/// | `ndarray`, `ndarray:uint8` | bytes as stored, or as in [`MdsBuilder::raw`] |
+/// | `ndarray:uint8` | an array of up to [`MdsBuilder::up_to`] elements, or as in [`MdsBuilder::raw`]; else refused |
+/// | `ndarray` | as in [`MdsBuilder::raw`]; else refused |
 /// | `bytes`, `str`, `json`, `str_decimal`, `pil`, lists | bytes as stored, or as in [`MdsBuilder::raw`] |
 /// | `pkl` | refused |
 ///
@@ -89,6 +91,7 @@ struct Shard {
 pub struct MdsBuilder {
     columns: Option<Vec<String>>,
     raw: Vec<Field>,
+    up_to: Option<usize>,
     follow_links: bool,
 }
 
@@ -122,6 +125,13 @@ impl MdsBuilder {
         self
     }
 
+    /// Sets the maximum length of arrays in `ndarray:DTYPE` columns, which store their length.
+    #[must_use]
+    pub fn up_to(mut self, max: usize) -> Self {
+        self.up_to = Some(max);
+        self
+    }
+
     /// Whether a shard may be a symbolic link out of the folder, as in the caches of download tools. Default: `false`.
     /// The names of the shards come from `index.json`; each must lie beneath the folder, else opening fails.
     #[must_use]
@@ -142,6 +152,7 @@ impl MdsBuilder {
         let path = dir.join("index.json");
         let input = Blob::open(&path)?;
         let len = input.len();
+        fetched(&input)?;
         if len > INDEX_MAX {
             let message = format!("the index has {len} bytes, the limit is {INDEX_MAX}");
             return Err(Error::new(ErrorKind::Limit, Stage::Index, message).with_path(path));
@@ -228,7 +239,7 @@ impl MdsBuilder {
             }
         }
         let raw = |column: &Column| self.raw.iter().rfind(|field| field.name() == column.name);
-        wanted.into_iter().map(|index| Chosen::new(index, &all[index], raw(&all[index]))).collect()
+        wanted.into_iter().map(|index| Chosen::new(index, &all[index], raw(&all[index]), self.up_to)).collect()
     }
 }
 

@@ -8,7 +8,7 @@
 //! big-endian numbers, structured types, strings, dates, complex numbers, Fortran order of more than one dimension.
 //! Invariants: no byte of the header is skipped, and shape × dtype is exactly the length of the data after it.
 
-use crate::dataset::format::number;
+use crate::dataset::format::{foreign, number};
 use crate::error::{ErrorKind, Result};
 use crate::storage::Blob;
 use crate::tensor::DType;
@@ -77,9 +77,11 @@ pub(crate) fn described(dtype: DType, shape: &[u64]) -> String {
 fn preamble(input: &Blob, head: &[u8], start: u64) -> Result<(usize, u64)> {
     let wrong = |message: String, len| Err(input.wrong(message, start, len));
     let cut = || input.error(ErrorKind::Truncated, "cut within the header", start, head.len() as u64);
-    let magic = head.get(..MAGIC.len()).ok_or_else(cut)?;
-    if magic != MAGIC {
-        return wrong(format!("not an npy array: it starts with {magic:02x?}"), MAGIC.len() as u64);
+    let magic = &head[..MAGIC.len().min(head.len())];
+    if !MAGIC.starts_with(magic) {
+        let bytes = || format!("it starts with {magic:02x?}");
+        let found = foreign(head).map_or_else(bytes, |name| format!("it is {name}"));
+        return wrong(format!("not an npy array: {found}"), MAGIC.len() as u64);
     }
     let (major, minor) = (*head.get(6).ok_or_else(cut)?, *head.get(7).ok_or_else(cut)?);
     let end = match (major, minor) {
@@ -147,6 +149,9 @@ fn dtype_of(descr: &str) -> Result<DType, String> {
         "f4" => DType::F32,
         "f8" => DType::F64,
         _ if name.starts_with('O') => return Err("an array of objects is a pickle, which is never read".into()),
+        _ if name.starts_with(['U', 'S', 'a']) => {
+            return Err(format!("text (`{descr}`) is not supported in a batch: leave it out, or store numbers"));
+        }
         _ => return Err(format!("the dtype `{descr}` is not supported in a batch: use numbers or bool")),
     };
     let native = if cfg!(target_endian = "little") { b'<' } else { b'>' };

@@ -20,7 +20,8 @@ macro_rules! rule_setters {
         }
 
         /// Lets the first dimension of `name` vary from file to file, up to `max`; see
-        /// [`Shape::UpTo`](crate::tensor::Shape).
+        /// [`Shape::UpTo`](crate::tensor::Shape). `*` is for each field that varies and is not named; those of one
+        /// shape keep it.
         #[must_use]
         pub fn up_to(mut self, name: &str, max: usize) -> Self {
             self.rules.0.push((name.into(), Rule::UpTo(max)));
@@ -28,7 +29,7 @@ macro_rules! rule_setters {
         }
 
         /// Lets all dimensions of `name` vary from file to file: it becomes a vector of at most `max` elements, with
-        /// its shape in the field `name.shape` (`i64`).
+        /// its shape in the field `name.shape` (`i64`). `*` as in [`up_to`](Self::up_to).
         #[must_use]
         pub fn flat(mut self, name: &str, max: usize) -> Self {
             self.rules.0.push((name.into(), Rule::Flat(max)));
@@ -86,15 +87,19 @@ pub struct NpyBuilder {
 struct Rules(Vec<(String, Rule)>);
 
 impl Rules {
-    fn of(&self, name: &str) -> Rule {
-        self.0.iter().find(|(other, _)| other == name).map_or(Rule::Same, |(_, rule)| *rule)
+    /// A field without arrays yet.
+    fn given(&self, name: &str, base: usize) -> Given {
+        let rule = |name: &str| self.0.iter().find(|(other, _)| other == name).map(|(_, rule)| *rule);
+        let own = rule(name);
+        let rule = own.or_else(|| rule("*")).unwrap_or_default();
+        Given { name: name.into(), base, arrays: Vec::new(), rule, if_varying: own.is_none() }
     }
 
     /// Errors: [`ErrorKind::Config`] for a rule about a missing field, or two rules about one field.
     fn check(&self, names: &[&str]) -> Result<()> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         for (index, (name, rule)) in self.0.iter().enumerate() {
-            if !names.contains(&name.as_str()) {
+            if name != "*" && !names.contains(&name.as_str()) {
                 return bad(format!("there is no field `{name}`; there are {}", names.join(", ")));
             }
             if self.0[..index].iter().any(|(other, _)| other == name) {
@@ -172,7 +177,7 @@ impl NpyBuilder {
             }
             let base = sources.count();
             let arrays = self.arrays(&files, &mut sources)?;
-            given.push(Given { name: name.clone(), base, arrays, rule: self.rules.of(name) });
+            given.push(Given { arrays, ..self.rules.given(name, base) });
         }
         Arrays::of(sources, given, self.rows, "npy arrays", place.unwrap_or_default()).map(Npy)
     }

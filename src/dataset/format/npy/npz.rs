@@ -103,10 +103,7 @@ impl NpzBuilder {
 
     fn finish(self, files: &[PathBuf], names: Vec<String>, archives: Vec<Archive>, name: String) -> Result<Npz> {
         let mut sources = Sources::new();
-        let mut given: Vec<Given> = names
-            .into_iter()
-            .map(|name| Given { rule: self.rules.of(&name), name, base: 0, arrays: Vec::new() })
-            .collect();
+        let mut given: Vec<Given> = names.iter().map(|name| self.rules.given(name, 0)).collect();
         let mut checks = Vec::new();
         for (path, archive) in files.iter().zip(archives) {
             sources.add(path, &archive.meta)?;
@@ -154,7 +151,8 @@ impl Archive {
 
 fn array_of(input: &Blob, member: &Member) -> Result<(Array, Check)> {
     let start = zip::data_of(input, member)?;
-    let header = header::read(input, start, member.packed)?;
+    let named = |error: Error| error.within(format_args!("`{}`", member.name));
+    let header = header::read(input, start, member.packed).map_err(named)?;
     let array = Array { dtype: header.dtype, shape: header.shape, offset: start + header.size };
     // A header has at most 64 KiB.
     Ok((array, Check { header: header.size as u32, crc: member.crc }))

@@ -8,7 +8,7 @@
 //! and has the end record's number of entries; no two members overlap; every local header agrees with the directory. So
 //! a reader of local headers and a reader of the directory see the same archive.
 
-use crate::dataset::format::number;
+use crate::dataset::format::{fetched, number};
 use crate::error::{ErrorKind, Result};
 use crate::storage::Blob;
 
@@ -179,6 +179,7 @@ fn end_record(input: &Blob) -> Result<(u64, [u8; END_BYTES as usize])> {
             }
         }
     }
+    fetched(input)?;
     let message = "not a zip archive, or cut: it has no end record";
     Err(input.error(ErrorKind::Truncated, message, 0, input.len()))
 }

@@ -28,13 +28,19 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    fn as_str(self) -> &'static str {
+    /// Its name, and what reads it.
+    fn words(self) -> (&'static str, Setting) {
         match self {
-            Self::Bytes => "a bytes list",
-            Self::Floats => "a float list",
-            Self::Ints => "an int64 list",
+            Self::Bytes => ("a bytes list", Setting::BytesFeature),
+            Self::Floats => ("a float list", Setting::FloatsFeature),
+            Self::Ints => ("an int64 list", Setting::IntsFeature),
         }
     }
+}
+
+/// Advice for a list without values. A picture must have some.
+pub(super) fn zeros(kind: Kind) -> String {
+    if kind == Kind::Bytes { String::new() } else { format!("; {} takes it as zeros", Setting::MissingZero) }
 }
 
 /// A feature of an example: all pieces of its list.
@@ -50,16 +56,7 @@ impl<'a> Feature<'a> {
     /// Errors: [`ErrorKind::Decode`] for malformed bytes, and for feature lists; [`ErrorKind::Shape`] if the feature is
     /// missing or of another kind.
     pub(crate) fn find(example: &'a [u8], name: &str, kind: Kind, context_only: bool) -> Result<Self> {
-        let mut last = None;
-        let mut message = Wire::new(example, 0);
-        while let Some(mut entries) = message.features(context_only)? {
-            while let Some(entry) = entries.message(1, "feature")? {
-                if key(entry.clone())? == name.as_bytes() {
-                    last = Some(entry);
-                }
-            }
-        }
-        let lists = last.map(Lists::new).ok_or_else(|| missing(example, name))?;
+        let lists = Self::lists(example, name, context_only)?.ok_or_else(|| missing(example, name, kind))?;
         // A list of another kind discards those before it.
         let mut pieces = lists.clone();
         let (mut found, mut index, mut start) = (None, 0, 0);
@@ -70,14 +67,42 @@ impl<'a> Feature<'a> {
             index += 1;
         }
         if found != Some(kind) {
-            let there = found.map_or("empty", Kind::as_str);
-            return Err(shape(format!("feature {} is {there}, not {}", listed(name.as_bytes()), kind.as_str())));
+            let (there, advice) = found.map_or_else(
+                || ("empty", zeros(kind)),
+                |found| (found.words().0, format!("; read it by {}", found.words().1)),
+            );
+            let wanted = kind.words().0;
+            return Err(shape(format!("feature {} is {there}, not {wanted}{advice}", listed(name.as_bytes()))));
         }
         let mut lists = lists;
         for _ in 0..start {
             lists.next()?;
         }
         Ok(Self { lists })
+    }
+
+    /// Whether the feature is missing or has no values, of any kind.
+    pub(crate) fn is_empty(example: &'a [u8], name: &str, context_only: bool) -> Result<bool> {
+        let Some(mut lists) = Self::lists(example, name, context_only)? else { return Ok(true) };
+        while let Some((_, list)) = lists.next()? {
+            if !list.at_end() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn lists(example: &'a [u8], name: &str, context_only: bool) -> Result<Option<Lists<'a>>> {
+        let mut last = None;
+        let mut message = Wire::new(example, 0);
+        while let Some(mut entries) = message.features(context_only)? {
+            while let Some(entry) = entries.message(1, "feature")? {
+                if key(entry.clone())? == name.as_bytes() {
+                    last = Some(entry);
+                }
+            }
+        }
+        Ok(last.map(Lists::new))
     }
 
     /// The only value of a bytes list. Errors: [`ErrorKind::Shape`] for none or several values.
@@ -212,7 +237,7 @@ impl<'a> Lists<'a> {
                 };
                 return match value {
                     Value::Bytes(bytes) => Ok(Some((kind, Wire::new(bytes, at)))),
-                    other => Err(wrong_type(at, kind.as_str(), other)),
+                    other => Err(wrong_type(at, kind.words().0, other)),
                 };
             }
             match self.entry.message(2, "value of an entry")? {
@@ -355,12 +380,12 @@ fn too_many(count: usize, max: usize) -> Error {
 
 /// Error for a missing feature; lists the existing names.
 #[cold]
-fn missing(example: &[u8], name: &str) -> Error {
+fn missing(example: &[u8], name: &str, kind: Kind) -> Error {
     let mut features = Wire::new(example, 0);
     // A first walk over these bytes found no error.
     let messages = std::iter::from_fn(|| features.message(1, "").ok().flatten());
     let there = names(messages).map_or("there is none".to_string(), |names| format!("there are {names}"));
-    shape(format!("no feature {}; {there}", listed(name.as_bytes())))
+    shape(format!("no feature {}; {there}{}", listed(name.as_bytes()), zeros(kind)))
 }
 
 #[cold]
@@ -736,6 +761,6 @@ mod tests {
     fn a_missing_feature_error_lists_a_few_names() {
         let many = (0..1000).map(|k| (format!("{k:0>100}"), Vec::new())).collect();
         let error = found(&encode(&vec![many], 1), "x", Kind::Ints).unwrap_err().to_string();
-        assert!(error.ends_with("… and 988 more") && error.len() < 1000, "{error}");
+        assert!(error.contains("… and 988 more; ") && error.len() < 1000, "{error}");
     }
 }

@@ -16,13 +16,15 @@
 
 pub(crate) mod example;
 
-use self::example::{Feature, Kind};
+use self::example::{Feature, Kind, zeros};
 use crate::dataset::damage::{Damage, DamageKind, OnDamage};
 use crate::dataset::digest::Digest;
+use crate::dataset::format::foreign;
 use crate::dataset::forward::forward;
 use crate::dataset::index::{Cache, Entry, Index, Rows, Scan, Settings, index_getters, index_setters};
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use crate::storage::Extent;
 use crate::storage::listing::{Listed, expand};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
@@ -55,6 +57,7 @@ pub struct TfRecord {
     schema: Vec<EncodedField>,
     features: Vec<Take>,
     context_only: bool,
+    missing_zero: bool,
     checksums: bool,
     opened_bytes_max: u64,
     name: String,
@@ -81,6 +84,7 @@ pub struct TfRecordBuilder {
     record: EncodedField,
     fields: Vec<(EncodedField, String, Kind)>,
     context_only: bool,
+    missing_zero: bool,
     checksums: bool,
     records: Option<u64>,
     cache: Cache,
@@ -104,6 +108,7 @@ impl TfRecord {
             record: EncodedField::bytes("record"),
             fields: Vec::new(),
             context_only: false,
+            missing_zero: false,
             checksums: true,
             records: None,
             cache: Cache::Beside,
@@ -170,6 +175,14 @@ impl TfRecordBuilder {
         self
     }
 
+    /// `true` takes a feature of numbers or bytes that is missing or empty as zeros: as many as a fixed shape needs, else
+    /// none. Default: an error. Pictures and arrays in bytes must be there.
+    #[must_use]
+    pub fn missing_zero(mut self, zero: bool) -> Self {
+        self.missing_zero = zero;
+        self
+    }
+
     /// Whether each read verifies the payload's CRC. Default: `true`. The CRC of the length is always verified.
     #[must_use]
     pub fn checksums(mut self, verify: bool) -> Self {
@@ -229,8 +242,8 @@ impl TfRecordBuilder {
         let (schema, features) = self.fields()?;
         let list = |take: &Take| if let Take::List { row_bytes, .. } = take { *row_bytes as u64 } else { 0 };
         let opened_bytes_max = features.iter().map(list).max().unwrap_or(0);
-        let Self { context_only, checksums, .. } = self;
-        Ok(TfRecord { index, schema, features, context_only, checksums, opened_bytes_max, name })
+        let Self { context_only, missing_zero, checksums, .. } = self;
+        Ok(TfRecord { index, schema, features, context_only, missing_zero, checksums, opened_bytes_max, name })
     }
 
     fn fields(&self) -> Result<(Vec<EncodedField>, Vec<Take>)> {
@@ -245,6 +258,9 @@ impl TfRecordBuilder {
         for (index, (field, feature, kind)) in self.fields.iter().enumerate() {
             if self.fields[..index].iter().any(|(other, ..)| other.name == field.name) {
                 return bad(format!("two fields are called `{}`", field.name));
+            }
+            if self.fields[..index].iter().any(|(_, other, of)| other == feature && of != kind) {
+                return bad(format!("feature {feature:?} is asked for as two kinds of list, and is one: name it once"));
             }
             features.push(match kind {
                 Kind::Bytes => Take::Bytes(feature.clone()),
@@ -280,9 +296,6 @@ fn list(field: &EncodedField, feature: &str, kind: Kind, holds: DType) -> Result
 fn walk(input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
     let len = input.len();
     let mut at = 0;
-    if len == 0 {
-        rows.damage(Damage::new(DamageKind::Cut, 0, 0, 0, "the file is empty"));
-    }
     while at < len {
         let left = len - at;
         match record_at(input, at, left) {
@@ -325,7 +338,10 @@ fn record_at(input: &mut Scan<'_>, at: u64, left: u64) -> Result<u64, Walk> {
             let message = "the file is compressed (gzip or zlib); only uncompressed TFRecord files are read";
             Err(Walk::Damage(DamageKind::Unsupported, message.to_string()))
         }
-        Err(message) => Err(Walk::Damage(DamageKind::Header, message)),
+        Err(message) => Err(match foreign(head).filter(|_| at == 0) {
+            Some(name) => Walk::Damage(DamageKind::Unsupported, format!("no TFRecord file, but {name}")),
+            None => Walk::Damage(DamageKind::Header, message),
+        }),
     }
 }
 
@@ -402,21 +418,29 @@ impl Dataset for TfRecord {
         let payload = payload_of(bytes)?;
         let (feature, kind, row_bytes, fixed) = match &self.features[field] {
             Take::Payload => return Ok(payload),
+            Take::Bytes(feature) if self.schema[field].encoding == Encoding::Bytes => (feature, Kind::Bytes, 0, false),
             Take::Bytes(feature) => {
                 let found = Feature::find(payload, feature, Kind::Bytes, self.context_only)?;
                 return found.one_bytes().map_err(|error| of(feature, error));
             }
             Take::List { feature, kind, row_bytes, fixed } => (feature, *kind, *row_bytes, *fixed),
         };
+        if self.missing_zero && Feature::is_empty(payload, feature, self.context_only)? {
+            buffer.resize(if fixed { row_bytes } else { 0 }, 0);
+            return Ok(buffer);
+        }
         let list = Feature::find(payload, feature, kind, self.context_only)?;
         let (values, size) = match kind {
             Kind::Ints => (list.ints(row_bytes, buffer), 8),
-            _ => (list.floats(row_bytes, buffer), 4),
+            Kind::Floats => (list.floats(row_bytes, buffer), 4),
+            Kind::Bytes => (list.one_bytes(), 1),
         };
         let values = values.map_err(|error| of(feature, error))?;
         if fixed && values.len() != row_bytes {
             let message = format!("{} values, {} expected", values.len() / size, row_bytes / size);
-            return Err(of(feature, Error::new(ErrorKind::Shape, Stage::Decode, message)));
+            let any = || format!("; {} takes any number", Setting::AnyCount);
+            let advice = if values.is_empty() { zeros(kind) } else { any() };
+            return Err(of(feature, Error::new(ErrorKind::Shape, Stage::Decode, message + &advice)));
         }
         Ok(values)
     }
