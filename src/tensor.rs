@@ -234,7 +234,7 @@ impl Spec {
         }
         for (index, field) in fields.iter().enumerate() {
             if field.name.is_empty() {
-                return bad(format!("the name of field {index} is empty: name the column"));
+                return bad(format!("field {index} has no name: name the column"));
             }
             if fields[..index].iter().any(|other| other.name == field.name) {
                 return bad(format!("two fields are called `{}`", field.name));

@@ -138,7 +138,7 @@ fn a_dataset_may_mix_files_and_objects() {
 }
 
 #[test]
-fn a_pattern_of_a_thousand_shards_opens_with_two_requests() {
+fn a_pattern_of_a_thousand_shards_is_listed_with_two_requests() {
     let server = Server::new();
     for shard in 0..1001 {
         server.put(&format!("bucket/set/train-{shard:04}.bin"), vec![7; 64]);
@@ -151,8 +151,9 @@ fn a_pattern_of_a_thousand_shards_opens_with_two_requests() {
     assert_eq!(tokens.len(), 1001);
     let log = server.take_log();
     let count = |method: &str| log.iter().filter(|request| request.method == method).count();
-    // Objects named one by one are looked at once each; a pattern is listed by pages of 1,000.
-    assert_eq!((count("GET"), count("HEAD")), (2, 1001), "{:?}", &log[..5]);
+    // Objects named one by one are looked at once each; a pattern is listed by pages of 1,000. The first bytes of tokens are
+    // read, for their header.
+    assert_eq!((count("GET"), count("HEAD")), (2 + 1001, 1001), "{:?}", &log[..5]);
 }
 
 /// A shard of two members.
@@ -226,6 +227,27 @@ fn missing_objects_and_wrong_urls_are_typed_errors() {
     }
     let error = feedline::storage::configure("s3://b", [("no_such", "secret")]).unwrap_err();
     assert!(error.kind() == ErrorKind::Config && !error.to_string().contains("secret"), "{error}");
+}
+
+#[test]
+fn a_folder_of_a_bucket_gives_its_files_or_tells() {
+    let server = Server::new();
+    for name in ["a.bin", "b.BIN", "c.txt", "log/d.txt"] {
+        server.put(&format!("bucket/set/{name}"), vec![1; 64]);
+    }
+    let open = |url: &str| Tokens::builder(DType::U16).window(4).open(server.s3(url));
+    let set = open("set/").unwrap();
+    assert_eq!(
+        (set.tokens(), set.describe().ends_with("left out: 1 .txt, 1 folder")),
+        (64, true),
+        "{}",
+        set.describe()
+    );
+    server.put("bucket/set/more/e.bin", vec![1; 64]);
+    let error = open("set/").err().unwrap();
+    let pattern = server.s3("set/**/*.bin");
+    assert!(error.kind() == ErrorKind::NotAFile && error.message().contains(&pattern), "{error}");
+    assert_eq!(Tokens::builder(DType::U16).window(4).open(pattern).unwrap().tokens(), 64, "without b.BIN");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Records: one or many files of fixed-size records, with optional labels.
 
 use crate::dataset::digest::Digest;
-use crate::dataset::format::fetched;
+use crate::dataset::format::{POINTER, fetched};
 use crate::dataset::starts::Starts;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -122,8 +122,7 @@ impl RecordsBuilder {
         for path in paths {
             let path = path.as_ref();
             let meta = regular(path)?;
-            // A pointer of git-lfs has less bytes; other files are not opened here.
-            if meta.len < 1024 {
+            if POINTER.contains(&meta.len) {
                 fetched(&Blob::open(path)?)?;
             }
             counts.push(self.records_in(meta.len).map_err(|error| error.with_path(path))?);

@@ -12,6 +12,7 @@
 
 use crate::dataset::digest::Digest;
 use crate::dataset::format::{foreign, little_endian, number};
+use crate::dataset::parallel::parallel_paths;
 use crate::dataset::starts::Starts;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -151,14 +152,26 @@ impl TokensBuilder {
     ///
     /// Errors: as [`open`](Self::open).
     pub fn open_files(self, paths: &[impl AsRef<Path>]) -> Result<Tokens> {
-        let mut sources = Sources::new();
-        let (mut counts, mut header) = (Vec::with_capacity(paths.len()), None);
-        for path in paths {
-            let input = Blob::open(path.as_ref())?;
-            counts.push(self.tokens_of(&input, &mut header)?);
-            sources.add(path.as_ref(), &input.look()?)?;
+        let paths: Vec<_> = paths.iter().map(|path| path.as_ref().to_path_buf()).collect();
+        let looked = parallel_paths(&paths, |_, path| {
+            let input = Blob::open(path)?;
+            Ok((input.look()?, self.tokens_of(&input)?))
+        })?;
+        let (mut sources, mut counts, mut header) = (Sources::new(), Vec::with_capacity(paths.len()), None::<u64>);
+        for (path, (meta, (bytes, count))) in paths.iter().zip(looked) {
+            let others = header.or(bytes);
+            if let (Some(bytes), Some(others)) = (bytes, others)
+                && bytes != others
+            {
+                let message =
+                    format!("a header of {bytes} bytes here, of {others} in the files before: open them apart");
+                return Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_path(path));
+            }
+            header = others;
+            counts.push(count);
+            sources.add(path, &meta)?;
         }
-        let name = paths.first().map_or(String::new(), |path| path.as_ref().display().to_string());
+        let name = paths.first().map_or(String::new(), |path| path.display().to_string());
         self.finish(sources, &counts, header, name)
     }
 
@@ -166,34 +179,29 @@ impl TokensBuilder {
     ///
     /// Errors: as [`open`](Self::open).
     pub fn open_bytes(self, bytes: impl Into<Arc<[u8]>>) -> Result<Tokens> {
-        let (bytes, mut header) = (bytes.into(), None);
-        let count = self.tokens_of(&Blob::memory(bytes::Bytes::from_owner(bytes.clone())), &mut header)?;
+        let bytes = bytes.into();
+        let (header, count) = self.tokens_of(&Blob::memory(bytes::Bytes::from_owner(bytes.clone())))?;
         let mut sources = Sources::new();
         sources.memory(bytes);
         self.finish(sources, &[count], header, "<memory>".into())
     }
 
-    /// Number of tokens in a file. `header`: that of the files before it. An empty file has no tokens under any.
-    fn tokens_of(&self, input: &Blob, header: &mut Option<u64>) -> Result<u64> {
+    /// Bytes of a file's header, and its number of tokens. An empty file has none, under any header.
+    fn tokens_of(&self, input: &Blob) -> Result<(Option<u64>, u64)> {
         if input.len() == 0 && self.header_bytes.is_none() {
-            return Ok(0);
+            return Ok((None, 0));
         }
         let bytes = self.header_of(input)?;
-        let others = *header.get_or_insert(bytes);
         let Some(body) = input.len().checked_sub(bytes) else {
             let message = format!("{} bytes are less than the header of {bytes}", input.len());
             return Err(input.error(ErrorKind::Truncated, message, 0, input.len()));
         };
-        if others != bytes {
-            let message = format!("a header of {bytes} bytes here, of {others} in the files before: open them apart");
-            return Err(input.wrong(message, 0, bytes));
-        }
         let (size, over) = (self.dtype.size() as u64, body % self.dtype.size() as u64);
         if over != 0 {
             let message = format!("{body} bytes are not a whole number of {}-byte tokens: {over} over", size);
             return Err(input.error(ErrorKind::Truncated, message, input.len() - over, over));
         }
-        Ok(body / size)
+        Ok((Some(bytes), body / size))
     }
 
     /// Bytes of a file's header: as set, or by its first bytes. llm.c's is compared with the dtype and the length.

@@ -439,7 +439,7 @@ fn impossible_settings_are_refused() {
     let raw = |name: &str| Field::fixed(name, DType::U8, [1]);
     let cases = [
         (Tar::builder(), "cannot infer the fields from the first sample, which has jpg, png"),
-        (Tar::builder().image("jpg").class("jpg"), "there twice"),
+        (Tar::builder().image("jpg").class("jpg"), "are two fields, `label` the second"),
         (Tar::builder().image("jpg;"), "empty"),
         (Tar::builder().image("jpg").field(EncodedField::image("image"), "png"), "two fields are called"),
         (Tar::builder().raw(raw("x"), "jpg").optional(), "cannot be optional"),
