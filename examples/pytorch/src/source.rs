@@ -216,7 +216,9 @@ impl Source {
             }
             "megatron" => Arc::new(match self.up_to {
                 Some(max) => Megatron::builder().documents(max).cut(self.cut == Some(true)).open(path)?,
-                None if self.cut.is_some() => return Err(config("cut is about documents: say documents, their most tokens")),
+                None if self.cut.is_some() => {
+                    return Err(config("cut is about documents: say documents, their most tokens"));
+                }
                 None => {
                     let builder = Megatron::builder().window(window);
                     if next { builder.next_token() } else { builder }.open(path)?
@@ -305,7 +307,8 @@ impl Source {
             ("?", None) => return Err(config(format!("{words:?}: up_to, the most values, is missing"))),
             (dims, _) => dims.split('x').map(str::parse).collect::<std::result::Result<Vec<usize>, _>>(),
         };
-        let dims = dims.map_err(|_| config(format!("{words:?}: NAME, NAME:TYPE or NAME:TYPE:COUNT, as 4, 2x3 or ?")))?;
+        let dims =
+            dims.map_err(|_| config(format!("{words:?}: NAME, NAME:TYPE or NAME:TYPE:COUNT, as 4, 2x3 or ?")))?;
         Ok(Field::fixed(name, dtype(kind)?, if dims == [1] { vec![] } else { dims }))
     }
 
