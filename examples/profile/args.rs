@@ -277,7 +277,7 @@ const WAYS: &str = "the data is missing. Use one of
            with --path <PATH> or --generate <DIR>             on either";
 
 /// Options of particular sources.
-const OF_SOURCES: [(&str, &str); 13] = [
+const OF_SOURCES: [(&str, &str); 18] = [
     ("record_bytes", "records"),
     ("columns", "tar parquet tfrecord npz safetensors mds"),
     ("stack", "parquet"),
@@ -285,8 +285,13 @@ const OF_SOURCES: [(&str, &str); 13] = [
     ("token", "tokens"),
     ("seq_len", "tokens megatron"),
     ("rows", "npy npz"),
-    ("up_to", "npy npz megatron parquet"),
-    ("flat", "npz"),
+    ("up_to", "npy npz megatron parquet tfrecord mds"),
+    ("flat", "npy npz"),
+    ("header_bytes", "tokens"),
+    ("cut", "megatron"),
+    ("raw", "mds"),
+    ("missing_zero", "tfrecord"),
+    ("context_only", "tfrecord"),
     ("null_zero", "parquet"),
     ("crop", PICTURES),
     ("dtype", PICTURES),

@@ -23,7 +23,8 @@ pub struct SourceArgs {
     #[arg(long, required_if_eq("source", "records"))]
     pub record_bytes: Option<usize>,
     /// Names of columns, members, features or tensors, separated by commas [default: all; TFRecord: the payload].
-    /// Features of TFRecord are numbers: 'label' for one integer, 'boxes:f32:4' for four floats
+    /// Features of TFRecord: 'label' for one integer, 'boxes:f32:4' for four floats, 'ids:i64:?' for up to --up-to,
+    /// 'text:bytes'
     #[arg(long, value_delimiter = ',')]
     pub columns: Vec<String>,
     /// Parquet: join the columns into one field of this name
@@ -35,18 +36,30 @@ pub struct SourceArgs {
     /// Tokens: data type
     #[arg(long, value_enum, default_value_t = Token::U16)]
     pub token: Token,
+    /// Tokens: bytes before the tokens of each file; 0 takes files as they are [default: llm.c's header is recognised]
+    #[arg(long)]
+    pub header_bytes: Option<u64>,
     /// Tokens: number per sample
     #[arg(long, default_value_t = 2048, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     pub seq_len: usize,
     /// npy, npz: make each row of the first axis a sample [default: each file]
     #[arg(long)]
     pub rows: bool,
-    /// npy, npz, Megatron documents, lists and texts of Parquet: maximum of varying lengths
+    /// npy, npz, Megatron documents, lists and texts of Parquet, TFRecord, MDS arrays: maximum of varying lengths
     #[arg(long)]
     pub up_to: Option<usize>,
-    /// npz: maximum elements of arrays of varying shape, delivered flat with their shape
-    #[arg(long, conflicts_with = "up_to", requires = "columns")]
+    /// Megatron: cut longer documents down to --up-to [default: an error]
+    #[arg(long, requires = "up_to")]
+    pub cut: bool,
+    /// npy, npz: maximum elements of arrays of varying shape, delivered flat with their shape
+    #[arg(long, conflicts_with = "up_to")]
     pub flat: Option<usize>,
+    /// MDS: types of columns of bytes and arrays, as features of TFRecord: 'tokens:u16:?', 'image:u8:28x28'
+    #[arg(long, value_delimiter = ',')]
+    pub raw: Vec<String>,
+    /// TFRecord: missing and empty features are zeros [default: an error]
+    #[arg(long)]
+    pub missing_zero: bool,
     /// TFRecord: read the context of tf.train.SequenceExample, and skip its feature lists [default: an error]
     #[arg(long)]
     pub context_only: bool,
@@ -108,8 +121,7 @@ pub enum Token {
     I64,
 }
 
-const UP_TO_WHAT: &str = "--up-to needs --columns: name the columns of varying lengths";
-
+#[cfg(feature = "parquet")]
 /// A dataset, and the damage found when it was opened.
 #[allow(dead_code, reason = "not every example prints the ledger")]
 pub struct Opened {
@@ -173,22 +185,22 @@ impl SourceArgs {
             Source::Tar => Arc::new(self.tar().open(path)?),
             #[cfg(feature = "parquet")]
             Source::Parquet => Arc::new(self.parquet()?),
-            Source::Tokens => Arc::new(Tokens::builder(self.token.dtype()).window(self.seq_len).open(path)?),
+            Source::Tokens => {
+                let builder = Tokens::builder(self.token.dtype()).window(self.seq_len);
+                Arc::new(
+                    self.header_bytes.into_iter().fold(builder, |builder, bytes| builder.header(bytes)).open(path)?,
+                )
+            }
             Source::Megatron => Arc::new(match self.up_to {
-                Some(max) => Megatron::builder().documents(max).open(path)?,
+                Some(max) => Megatron::builder().documents(max).cut(self.cut).open(path)?,
                 None => Megatron::builder().window(self.seq_len).open(path)?,
             }),
             Source::Tfrecord => Arc::new(self.tfrecord()?.open(path)?),
             Source::Npy => Arc::new(self.npy()?),
-            Source::Npz if self.up_to.is_some() && self.columns.is_empty() => return Err(UP_TO_WHAT.into()),
             Source::Npz => Arc::new(self.npz()?),
             Source::Safetensors if self.columns.is_empty() => Arc::new(SafeTensors::open(path)?),
             Source::Safetensors => Arc::new(SafeTensors::builder().tensors(columns()).open(path)?),
-            Source::Mds => {
-                let builder = Mds::builder().follow_links(self.follow_links);
-                let builder = if self.columns.is_empty() { builder } else { builder.columns(columns()) };
-                Arc::new(builder.open(path)?)
-            }
+            Source::Mds => Arc::new(self.mds()?),
         })
     }
 
@@ -208,7 +220,7 @@ impl SourceArgs {
     }
 
     fn tfrecord(&self) -> Result<TfRecordBuilder, Box<dyn Error>> {
-        let mut builder = TfRecord::builder().context_only(self.context_only);
+        let mut builder = TfRecord::builder().context_only(self.context_only).missing_zero(self.missing_zero);
         if let Some(feature) = &self.image {
             builder = builder.image(feature);
         }
@@ -216,17 +228,47 @@ impl SourceArgs {
             builder = builder.index_file(file);
         }
         for column in &self.columns {
-            let mut parts = column.split(':');
-            let name = parts.next().unwrap_or_default();
-            let (dtype, count) = (parts.next().unwrap_or("i64"), parts.next().map_or(Ok(1), str::parse)?);
-            let shape = if count == 1 { vec![] } else { vec![count] };
-            builder = match dtype {
-                "i64" => builder.ints(Field::fixed(name, DType::I64, shape), name),
-                "f32" => builder.floats(Field::fixed(name, DType::F32, shape), name),
-                other => return Err(format!("feature {column}: type {other} is unknown: give i64 or f32").into()),
+            if let Some(name) = column.strip_suffix(":bytes") {
+                builder = builder.bytes(name);
+                continue;
+            }
+            let field = self.field(column)?;
+            let name = field.name().to_string();
+            builder = match field.dtype() {
+                DType::I64 => builder.ints(field, &name),
+                DType::F32 => builder.floats(field, &name),
+                other => return Err(format!("feature {column}: type {other}, give i64, f32 or bytes").into()),
             };
         }
         Ok(builder)
+    }
+
+    /// A field by its words, such as `boxes:f32:4`, `image:u8:28x28` or `ids:i64:?`.
+    fn field(&self, words: &str) -> Result<Field, Box<dyn Error>> {
+        use DType::{Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
+        let mut parts = words.splitn(3, ':');
+        let (name, kind, count) = (parts.next().unwrap_or_default(), parts.next().unwrap_or("i64"), parts.next());
+        let mut all = [Bool, U8, I8, U16, I16, U32, I32, U64, I64, F16, F32, F64].into_iter();
+        let dtype = all.find(|dtype| dtype.name() == kind).ok_or_else(|| format!("{words}: type {kind} is unknown"))?;
+        if count == Some("?") {
+            let max = self.up_to.ok_or_else(|| format!("{words}: give the most values by --up-to"))?;
+            return Ok(Field::up_to(name, dtype, max));
+        }
+        let dims = count.unwrap_or("1").split('x').map(str::parse).collect::<Result<Vec<usize>, _>>();
+        let dims = dims.map_err(|_| format!("{words}: give a count such as 4, 2x3 or ?"))?;
+        Ok(Field::fixed(name, dtype, if dims == [1] { vec![] } else { dims }))
+    }
+
+    fn mds(&self) -> Result<Mds, Box<dyn Error>> {
+        let builder = Mds::builder().follow_links(self.follow_links);
+        let mut builder = self.up_to.into_iter().fold(builder, |builder, max| builder.up_to(max));
+        if !self.columns.is_empty() {
+            builder = builder.columns(self.columns.iter().cloned());
+        }
+        for words in &self.raw {
+            builder = builder.raw(self.field(words)?);
+        }
+        Ok(builder.open(&self.path)?)
     }
 
     fn npy(&self) -> feedline::Result<Npy> {
@@ -234,10 +276,8 @@ impl SourceArgs {
         if self.rows {
             builder = builder.rows();
         }
-        if let Some(max) = self.up_to {
-            builder = builder.up_to("array", max);
-        }
-        builder.open()
+        builder = self.up_to.into_iter().fold(builder, |builder, max| builder.up_to("array", max));
+        self.flat.into_iter().fold(builder, |builder, max| builder.flat("array", max)).open()
     }
 
     fn npz(&self) -> feedline::Result<Npz> {
@@ -248,18 +288,9 @@ impl SourceArgs {
         if self.rows {
             builder = builder.rows();
         }
-        if let Some(max) = self.up_to {
-            // Only for named columns; others, such as a label, keep their shape.
-            for name in &self.columns {
-                builder = builder.up_to(name, max);
-            }
-        }
-        if let Some(max) = self.flat {
-            for name in &self.columns {
-                builder = builder.flat(name, max);
-            }
-        }
-        builder.open(&self.path)
+        // Others than those that vary, such as a label, keep their shape.
+        builder = self.up_to.into_iter().fold(builder, |builder, max| builder.up_to("*", max));
+        self.flat.into_iter().fold(builder, |builder, max| builder.flat("*", max)).open(&self.path)
     }
 
     #[cfg(feature = "parquet")]

@@ -4,8 +4,8 @@ use crate::error::config;
 use crate::given::Given;
 use crate::python::{self, Code, Declared, Samples};
 use feedline::dataset::{
-    Concat, Dataset, DatasetExt, Images, Mds, Megatron, Mix, Npy, Npz, Nulls, Parquet, ParquetBuilder, Records, SafeTensors, Tar,
-    TfRecord, Tokens,
+    Concat, Dataset, DatasetExt, Images, Mds, Megatron, Mix, Npy, Npz, Nulls, Parquet, ParquetBuilder, Records,
+    SafeTensors, Tar, TfRecord, Tokens,
 };
 use feedline::decode::{Bytes, Image, PixelLayout};
 use feedline::device::Finish;
@@ -29,15 +29,21 @@ pub struct Source {
     code: Arc<Code>,
     record_bytes: Option<usize>,
     token: Option<String>,
+    header_bytes: Option<u64>,
     seq_len: Option<usize>,
     next_token: Option<bool>,
+    cut: Option<bool>,
     image: Option<String>,
     columns: Option<Vec<String>>,
     stack: Option<String>,
     rows: Option<bool>,
     up_to: Option<UpTo>,
+    flat: Option<usize>,
+    raw: Option<Vec<String>>,
     null_zero: Option<bool>,
     follow_links: Option<bool>,
+    missing_zero: Option<bool>,
+    context_only: Option<bool>,
     index_file: Option<PathBuf>,
     checked: Option<PathBuf>,
     seek_points: Option<PathBuf>,
@@ -104,15 +110,21 @@ impl Source {
             code: code.clone(),
             record_bytes: given.take("record_bytes")?,
             token: given.take("token")?,
+            header_bytes: given.take("header_bytes")?,
             seq_len: given.take("seq_len")?,
             next_token: given.take("next_token")?,
+            cut: given.take("cut")?,
             image: given.take("image")?,
             columns: given.take("columns")?,
             stack: given.take("stack")?,
             rows: given.take("rows")?,
             up_to: given.take("up_to")?,
+            flat: given.take("flat")?,
+            raw: given.take("raw")?,
             null_zero: given.take("null_zero")?,
             follow_links: given.take("follow_links")?,
+            missing_zero: given.take("missing_zero")?,
+            context_only: given.take("context_only")?,
             index_file: given.take("index_file")?,
             checked: given.take("checked")?,
             seek_points: given.take("seek_points")?,
@@ -223,10 +235,14 @@ impl Source {
             }
             "tokens" => {
                 let builder = Tokens::builder(dtype(self.token.as_deref().unwrap_or("u16"))?).window(window);
+                let builder = self.header_bytes.into_iter().fold(builder, |builder, bytes| builder.header(bytes));
                 Arc::new(if next { builder.next_token() } else { builder }.open(path)?)
             }
             "megatron" => Arc::new(match self.one_up_to()? {
-                Some(max) => Megatron::builder().documents(max).open(path)?,
+                Some(max) => Megatron::builder().documents(max).cut(self.cut == Some(true)).open(path)?,
+                None if self.cut.is_some() => {
+                    return Err(config("cut is about documents: say documents, their most tokens"));
+                }
                 None => {
                     let builder = Megatron::builder().window(window);
                     if next { builder.next_token() } else { builder }.open(path)?
@@ -239,11 +255,7 @@ impl Source {
             "npz" => Arc::new(self.npz(path)?),
             "safetensors" if self.columns.is_none() => Arc::new(SafeTensors::open(path)?),
             "safetensors" => Arc::new(SafeTensors::builder().tensors(columns()).open(path)?),
-            "mds" => {
-                let builder = Mds::builder().follow_links(self.follow_links == Some(true));
-                let builder = if self.columns.is_some() { builder.columns(columns()) } else { builder };
-                Arc::new(builder.open(path)?)
-            }
+            "mds" => Arc::new(self.mds()?.open(path)?),
             other => return Err(config(format!("source {other:?}: there are {}", SOURCES.join(", ")))),
         })
     }
@@ -259,21 +271,27 @@ impl Source {
 
     fn refuse_foreign(&self) -> Result<()> {
         if let Some(UpTo::Each(each)) = &self.up_to {
-            let named = |name: &&String| self.columns.iter().flatten().any(|column| column == *name);
-            if let Some(name) = each.keys().find(|name| !named(name)) {
+            let names = || self.columns.iter().flatten().filter_map(|column| column.split(':').next());
+            if let Some(name) = each.keys().find(|name| !names().any(|column| column == *name)) {
                 return Err(config(format!("up_to names {name:?}, columns does not: name it in both")));
             }
         }
-        let given: [Owned<'_>; 11] = [
+        let given: [Owned<'_>; 17] = [
             ("record_bytes", self.record_bytes.is_some(), &["records"]),
             ("token", self.token.is_some(), &["tokens"]),
+            ("header_bytes", self.header_bytes.is_some(), &["tokens"]),
+            ("cut", self.cut.is_some(), &["megatron"]),
+            ("flat", self.flat.is_some(), &["npy", "npz"]),
+            ("raw", self.raw.is_some(), &["mds"]),
+            ("missing_zero", self.missing_zero.is_some(), &["tfrecord"]),
+            ("context_only", self.context_only.is_some(), &["tfrecord"]),
             ("seq_len", self.seq_len.is_some(), &["tokens", "megatron"]),
             ("next_token", self.next_token.is_some(), &["tokens", "megatron"]),
             ("image", self.image.is_some(), &["tar", "tfrecord", "parquet"]),
             ("columns", self.columns.is_some(), &["tar", "tfrecord", "parquet", "npz", "safetensors", "mds"]),
             ("stack", self.stack.is_some(), &["parquet"]),
             ("rows", self.rows.is_some(), &["npy", "npz"]),
-            ("up_to", self.up_to.is_some(), &["megatron", "tar", "parquet", "mds", "npy", "npz"]),
+            ("up_to", self.up_to.is_some(), &["megatron", "tar", "tfrecord", "parquet", "mds", "npy", "npz"]),
             ("null_zero", self.null_zero.is_some(), &["parquet"]),
             ("follow_links", self.follow_links.is_some(), &["mds"]),
         ];
@@ -298,26 +316,51 @@ impl Source {
         })
     }
 
-    /// Columns are numbers: `label` one integer, `boxes:f32:4` four floats.
+    /// Columns are `NAME:TYPE:COUNT`, as in [`Self::field`], with the types i64 and f32; or `NAME:bytes`.
     fn tfrecord(&self) -> Result<feedline::dataset::TfRecordBuilder> {
         let mut builder = self.image.iter().fold(TfRecord::builder(), |builder, feature| builder.image(feature));
+        builder = builder.missing_zero(self.missing_zero == Some(true)).context_only(self.context_only == Some(true));
         if let Some(file) = &self.index_file {
             builder = builder.index_file(file);
         }
         self.columns.iter().flatten().try_fold(builder, |builder, column| {
-            let mut parts = column.split(':');
-            let name = parts.next().unwrap_or_default();
-            let kind = parts.next().unwrap_or("i64");
-            let count = parts.next().map_or(Ok(1_usize), str::parse);
-            let count =
-                count.map_err(|_| config(format!("column {column:?}: NAME, NAME:i64:COUNT or NAME:f32:COUNT")))?;
-            let shape = if count == 1 { vec![] } else { vec![count] };
-            match kind {
-                "i64" => Ok(builder.ints(Field::fixed(name, DType::I64, shape), name)),
-                "f32" => Ok(builder.floats(Field::fixed(name, DType::F32, shape), name)),
-                other => Err(config(format!("column {column:?}: type {other:?}, there are i64 and f32"))),
+            if let Some(name) = column.strip_suffix(":bytes") {
+                return Ok(builder.bytes(name));
+            }
+            let field = self.field(column)?;
+            let name = field.name().to_string();
+            match field.dtype() {
+                DType::I64 => Ok(builder.ints(field, &name)),
+                DType::F32 => Ok(builder.floats(field, &name)),
+                other => Err(config(format!("column {column:?}: type {other}, there are i64, f32 and bytes"))),
             }
         })
+    }
+
+    /// A field by its words: `label` is one i64, `boxes:f32:4` four floats, `image:u8:28x28` an array, and `ids:i64:?` any
+    /// number up to `up_to`.
+    fn field(&self, words: &str) -> Result<Field> {
+        let mut parts = words.splitn(3, ':');
+        let (name, kind, count) = (parts.next().unwrap_or_default(), parts.next().unwrap_or("i64"), parts.next());
+        let dims = match (count.unwrap_or("1"), self.up_to.as_ref().and_then(|up_to| up_to.of(name))) {
+            ("?", Some(max)) => return Ok(Field::up_to(name, dtype(kind)?, max)),
+            ("?", None) => return Err(config(format!("{words:?}: up_to, the most values, is missing"))),
+            (dims, _) => dims.split('x').map(str::parse).collect::<std::result::Result<Vec<usize>, _>>(),
+        };
+        let dims =
+            dims.map_err(|_| config(format!("{words:?}: NAME, NAME:TYPE or NAME:TYPE:COUNT, as 4, 2x3 or ?")))?;
+        Ok(Field::fixed(name, dtype(kind)?, if dims == [1] { vec![] } else { dims }))
+    }
+
+    fn mds(&self) -> Result<feedline::dataset::MdsBuilder> {
+        let mut builder = Mds::builder().follow_links(self.follow_links == Some(true));
+        if let Some(UpTo::All(max)) = self.up_to {
+            builder = builder.up_to(max);
+        }
+        if let Some(columns) = &self.columns {
+            builder = builder.columns(columns.iter().cloned());
+        }
+        self.raw.iter().flatten().try_fold(builder, |builder, words| Ok(builder.raw(self.field(words)?)))
     }
 
     fn parquet(&self, path: &Path) -> Result<Parquet> {
@@ -345,10 +388,8 @@ impl Source {
         if self.rows == Some(true) {
             builder = builder.rows();
         }
-        if let Some(max) = self.one_up_to()? {
-            builder = builder.up_to("array", max);
-        }
-        builder.open()
+        builder = self.one_up_to()?.into_iter().fold(builder, |builder, max| builder.up_to("array", max));
+        self.flat.into_iter().fold(builder, |builder, max| builder.flat("array", max)).open()
     }
 
     fn npz(&self, path: &Path) -> Result<Npz> {
@@ -359,15 +400,12 @@ impl Source {
         if self.rows == Some(true) {
             builder = builder.rows();
         }
-        if self.up_to.is_some() && self.columns.is_none() {
-            return Err(config("up_to is the most rows of the arrays in columns: say columns, too"));
-        }
-        for name in self.columns.iter().flatten() {
-            if let Some(max) = self.up_to.as_ref().and_then(|up_to| up_to.of(name)) {
-                builder = builder.up_to(name, max);
-            }
-        }
-        builder.open(path)
+        builder = match &self.up_to {
+            Some(UpTo::All(max)) => builder.up_to("*", *max),
+            Some(UpTo::Each(each)) => each.iter().fold(builder, |builder, (name, max)| builder.up_to(name, *max)),
+            None => builder,
+        };
+        self.flat.into_iter().fold(builder, |builder, max| builder.flat("*", max)).open(path)
     }
 }
 

@@ -646,13 +646,22 @@ class Loader(_Native, Generic[Out]):
 
     @classmethod
     def tokens(
-        cls, path: Paths, *, seq_len: int, token: str = "u16", next_token: bool = False, **settings: Unpack[Settings]
+        cls,
+        path: Paths,
+        *,
+        seq_len: int,
+        token: str = "u16",
+        next_token: bool = False,
+        header_bytes: int | None = None,
+        **settings: Unpack[Settings],
     ) -> Self:
         """Flat files of tokens (nanoGPT, llm.c), cut into windows of `seq_len`. Field: `tokens`.
 
-        With `next_token` a window has one token more: the first `seq_len` are inputs, the last `seq_len` targets.
+        With `next_token` a window has one token more: the first `seq_len` are inputs, the last `seq_len` targets. The header of
+        llm.c and modded-nanogpt is recognised and checked, files of other formats are refused; `header_bytes` skips another
+        header, and 0 takes files as they are.
         """
-        own = {"seq_len": seq_len, "token": token, "next_token": next_token or None}
+        own = {"seq_len": seq_len, "token": token, "next_token": next_token or None, "header_bytes": header_bytes}
         return cls("tokens", path, **own, **settings)
 
     @classmethod
@@ -662,11 +671,15 @@ class Loader(_Native, Generic[Out]):
         *,
         seq_len: int | None = None,
         documents: int | None = None,
+        cut: bool = False,
         next_token: bool = False,
         **settings: Unpack[Settings],
     ) -> Self:
-        """Megatron's .idx and .bin: windows of `seq_len`, or whole documents of at most `documents` tokens."""
-        own = {"seq_len": seq_len, "up_to": documents, "next_token": next_token or None}
+        """Megatron's .idx and .bin: windows of `seq_len`, or whole documents of at most `documents` tokens.
+
+        A longer document is an error; with `cut` it is its first `documents` tokens.
+        """
+        own = {"seq_len": seq_len, "up_to": documents, "cut": cut or None, "next_token": next_token or None}
         return cls("megatron", path, **own, **settings)
 
     @classmethod
@@ -715,11 +728,20 @@ class Loader(_Native, Generic[Out]):
         *,
         image: str | None = None,
         columns: Sequence[str] | None = None,
+        up_to: int | None = None,
+        missing_zero: bool | None = None,
+        context_only: bool | None = None,
         index_file: Path | None = None,
         **settings: Unpack[Source],
     ) -> Self:
-        """TFRecord files of tf.train.Example. Columns are numbers: "label" one integer, "boxes:f32:4" four floats."""
-        own = {"image": image, "columns": columns, "index_file": index_file}
+        """TFRecord files of tf.train.Example. Columns: "label" one integer, "boxes:f32:4" four floats, "ids:i64:?" any number
+        up to `up_to`, "text:bytes" bytes up to `up_to` (by default the largest record); lengths are in NAME.lens.
+
+        `missing_zero`: columns that are missing or empty are zeros, or of length 0. `context_only`: of a
+        tf.train.SequenceExample the context.
+        """
+        own = {"image": image, "columns": columns, "up_to": up_to, "missing_zero": missing_zero}
+        own |= {"context_only": context_only, "index_file": index_file}
         return cls("tfrecord", path, **own, **settings)
 
     @classmethod
@@ -729,21 +751,35 @@ class Loader(_Native, Generic[Out]):
         *,
         columns: Sequence[str] | None = None,
         up_to: int | Mapping[str, int] | None = None,
+        raw: Sequence[str] | None = None,
         follow_links: bool = False,
         **settings: Unpack[Source],
     ) -> Self:
-        """Shards of MosaicML Streaming. Columns of bytes are padded to `up_to`, by default the largest sample.
+        """Shards of MosaicML Streaming.
 
-        `follow_links`: links of shards may lead out of the folder of the index.
+        Columns of bytes are padded to `up_to`, by default the largest sample. Lists (`ndarray:DTYPE`) need `up_to`, their most
+        elements. Lengths are in NAME.lens. `raw` declares columns of `bytes` and `ndarray` as arrays: "x:f32:4",
+        "image:u8:28x28", or "tokens:i64:?" for any length up to `up_to`. `follow_links`: links of shards may lead out of the
+        folder of the index.
         """
-        return cls("mds", path, columns=columns, up_to=up_to, follow_links=follow_links or None, **settings)
+        return cls("mds", path, columns=columns, up_to=up_to, raw=raw, follow_links=follow_links or None, **settings)
 
     @classmethod
     def npy(
-        cls, path: Paths, *, rows: bool = False, up_to: int | None = None, **settings: Unpack[Settings]
+        cls,
+        path: Paths,
+        *,
+        rows: bool = False,
+        up_to: int | None = None,
+        flat: int | None = None,
+        **settings: Unpack[Settings],
     ) -> Self:
-        """NumPy arrays: a sample per file, or per row of the first axis. Field: `array`."""
-        return cls("npy", path, rows=rows or None, up_to=up_to, **settings)
+        """NumPy arrays: a sample per file, or per row of the first axis. Field: `array`.
+
+        `up_to` bounds a first dimension that varies. `flat` bounds the elements of arrays that vary in any dimension: they
+        come as vectors, with the shape in `array.shape`.
+        """
+        return cls("npy", path, rows=rows or None, up_to=up_to, flat=flat, **settings)
 
     @classmethod
     def npz(
@@ -753,16 +789,17 @@ class Loader(_Native, Generic[Out]):
         columns: Sequence[str] | None = None,
         rows: bool = False,
         up_to: int | None = None,
+        flat: int | None = None,
         **settings: Unpack[Settings],
     ) -> Self:
-        """Archives of NumPy arrays. `up_to` bounds the lengths of `columns`."""
-        return cls("npz", path, columns=columns, rows=rows or None, up_to=up_to, **settings)
+        """Archives of NumPy arrays. `up_to` and `flat` as in `npy`, for the columns that vary; others keep their shape."""
+        return cls("npz", path, columns=columns, rows=rows or None, up_to=up_to, flat=flat, **settings)
 
     @classmethod
     def safetensors(
         cls, path: Paths, *, columns: Sequence[str] | None = None, **settings: Unpack[Settings]
     ) -> Self:
-        """safetensors files: a sample per row of their tensors."""
+        """safetensors files: a sample per row of their tensors. 8-bit floats come as u8, bit by bit."""
         return cls("safetensors", path, columns=columns, **settings)
 
     @_OnClass

@@ -55,11 +55,12 @@ def numpy_taker() -> Callable[[Tensor], numpy.ndarray]:
     """What makes a NumPy array of a tensor. NumPy 2.1.0 to 2.2.4 take every array of DLPack as read-only."""
     import numpy
 
-    if numpy.lib.NumpyVersion(numpy.__version__) >= "2.2.5":
-        return numpy.from_dlpack
+    new = numpy.lib.NumpyVersion(numpy.__version__) >= "2.2.5"
 
     def take(tensor: Tensor) -> numpy.ndarray:
-        read_only = tensor.read_only
+        if tensor.dtype == "bf16":
+            raise BufferError(f"{tensor!r}: NumPy has no bf16; read it by feedline.torch or feedline.jax, or leave it out by `keep`")
+        read_only = new or tensor.read_only
         array = numpy.from_dlpack(tensor)
         return array if read_only or array.flags.writeable else numpy.asarray(_Writable(array))
 
