@@ -67,6 +67,7 @@ settings! {
     Keep: "keep", "keep", "";
     LastBatch: "last_batch(LastBatch::{})", "last_batch=\"{}\"", "";
     Ledger: "Loader::ledger", "bad_samples", "";
+    MaxPixels: "limits", "max_pixels", "--max-pixels";
     MemoryBudget: "memory_budget", "memory_budget", "--budget-mib";
     NextEpoch: "loader.next_epoch()", "loader.next_epoch", "";
     NullZero: "nulls(Nulls::Zero)", "null_zero=True", "--null-zero";
@@ -87,6 +88,7 @@ settings! {
     Strict: "strict(false)", "strict=False", "";
     Substitute: "on_bad_sample", "substitute", "";
     TarFields: "Tar::builder", "columns", "--columns";
+    Turbo: "turbojpeg", "", "";
     UpTo: "up_to", "up_to", "--up-to";
     WholeData: "Shard::single()", "shard=None", "";
     Window: "Order::windowed", "window", "--window";
