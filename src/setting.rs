@@ -73,6 +73,7 @@ settings! {
     Keep: "keep", "keep", "";
     LastBatch: "last_batch(LastBatch::{})", "last_batch=\"{}\"", "";
     Ledger: "Loader::ledger", "bad_samples", "";
+    MaxPixels: "limits", "max_pixels", "--max-pixels";
     MemoryBudget: "memory_budget", "memory_budget", "--budget-mib";
     MissingZero: "missing_zero(true)", "missing_zero=True", "--missing-zero";
     NextEpoch: "loader.next_epoch()", "loader.next_epoch", "";
@@ -96,6 +97,7 @@ settings! {
     Substitute: "on_bad_sample", "substitute", "";
     TarFields: "Tar::builder", "columns", "--columns";
     Token: "Tokens::builder(DType::{})", "token=\"{}\"", "--token {}";
+    Turbo: "turbojpeg", "", "";
     UpTo: "up_to", "up_to", "--up-to";
     WholeData: "Shard::single()", "shard=None", "";
     Window: "Order::windowed", "window", "--window";

@@ -20,7 +20,7 @@ mod source;
 
 use clap::Parser;
 use feedline::dataset::{Damage, Dataset, Verified, Verify};
-use feedline::decode::Image;
+use feedline::decode::{Image, Limits};
 use feedline::tensor::Encoding;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use source::{Opened, SourceArgs};
@@ -55,6 +55,9 @@ struct Checks {
     /// Also decode every picture
     #[arg(long, requires = "verify")]
     decode: bool,
+    /// Pixels of the largest picture to decode
+    #[arg(long, requires = "decode", default_value_t = Limits::default().pixels)]
+    max_pixels: u64,
     /// Maximum number of damaged samples to list; all are counted
     #[arg(long, default_value_t = 1000)]
     listed: usize,
@@ -176,7 +179,8 @@ impl Checks {
         let verify = workers.into_iter().fold(verify, |verify, workers| verify.workers(workers.get()));
         let pictures = dataset.schema().iter().filter(|field| self.decode && field.encoding == Encoding::Image);
         // A resize decodes the whole picture; a crop would not.
-        pictures.fold(verify, |verify, field| verify.decode_field(&field.name, Image::resize(8, 8)))
+        let image = Image::resize(8, 8).limits(Limits::of_pixels(self.max_pixels));
+        pictures.fold(verify, |verify, field| verify.decode_field(&field.name, image.clone()))
     }
 }
 

@@ -3,7 +3,7 @@
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 use feedline::dataset::Dataset;
-use feedline::decode::{Bytes, Image, PixelLayout};
+use feedline::decode::{Bytes, Image, Limits, PixelLayout};
 use feedline::storage::{Direct, Mode};
 use feedline::tensor::{DType, Encoding};
 use feedline::{Device, Gds, Loader, LoaderBuilder, Order, Shard};
@@ -31,6 +31,12 @@ pub struct Settings {
     /// Images: order of dimensions
     #[arg(long, value_enum, default_value_t = Layout::Nhwc)]
     pub layout: Layout,
+    /// Images: pixels of the largest one
+    #[arg(long, default_value_t = Limits::default().pixels)]
+    pub max_pixels: u64,
+    /// Images: turn JPEGs upright by their EXIF data [default: as stored]
+    #[arg(long)]
+    pub exif_orientation: bool,
     /// Storage reader
     #[arg(long, value_enum, default_value_t = Reader::Auto)]
     pub reader: Reader,
@@ -135,6 +141,7 @@ impl Settings {
             Layout::Nchw => PixelLayout::Nchw,
         };
         let decoder = Image::random_resized_crop(self.crop).flip(0.5).dtype(dtype).layout(layout);
+        let decoder = decoder.limits(Limits::of_pixels(self.max_pixels)).exif_orientation(self.exif_orientation);
         if dtype == DType::U8 {
             return decoder;
         }

@@ -39,9 +39,12 @@ pub(crate) struct Header {
     /// By the frame header's marker, SOF2.
     pub(crate) progressive: bool,
     pub(crate) components: u8,
+    ids: [u8; 4],
     factors: [Factors; 4],
-    /// Whether the first scan holds all components.
+    pub(crate) colours: Colours,
+    /// Whether the first scan holds all components; whether it begins with the first one.
     pub(crate) one_scan: bool,
+    pub(crate) in_order: bool,
     /// MCUs between two restart markers; 0 without them.
     pub(crate) restart: u32,
     /// Offset of the picture's height; the width follows it.
@@ -77,7 +80,7 @@ impl Header {
         let mut header: Option<Self> = None;
         let mut restart = 0;
         let (mut exif, mut stray, mut short_adobe) = ((0, 0), (0, 0), 0);
-        let mut at = 2;
+        let (mut at, mut jfif, mut adobe) = (2, false, None);
         loop {
             let segment = Segment::next(input, at)?;
             let Segment { marker, start, end } = segment;
@@ -98,14 +101,21 @@ impl Header {
                 0xDA => {
                     let header = header.ok_or_else(|| Error::decode("JPEG without a frame header"))?;
                     let one_scan = !header.progressive && body.first() == Some(&header.components);
-                    return Ok(Self { one_scan, scan: end, restart, exif, stray, short_adobe, ..header });
+                    let in_order = body.get(1) == Some(&header.ids[0]);
+                    let colours = colours(&header.ids[..usize::from(header.components)], jfif, adobe);
+                    let header = Self { one_scan, in_order, colours, restart, ..header };
+                    return Ok(Self { scan: end, exif, stray, short_adobe, ..header });
                 }
                 0xDD => {
                     let cut = || Error::decode("JPEG with a cut restart interval");
                     restart = u32::from(u16::from_be_bytes(*body.first_chunk().ok_or_else(cut)?));
                 }
+                0xE0 if body.len() >= 14 && body.starts_with(b"JFIF\0") => jfif = true,
                 0xE1 if exif == (0, 0) && body.starts_with(EXIF) => exif = (start, end),
-                0xEE if body.starts_with(b"Adobe") && body.len() < ADOBE => short_adobe = start,
+                0xEE if body.starts_with(b"Adobe") => match body.get(ADOBE - 1) {
+                    Some(transform) => adobe = Some(*transform),
+                    None => short_adobe = start,
+                },
                 _ => {}
             }
             at = end;
@@ -129,17 +139,20 @@ impl Header {
             );
             return Err(Error::decode(message));
         }
-        let mut factors = [Factors::default(); 4];
-        for (factors, [_, both, _]) in factors.iter_mut().zip(described) {
-            *factors = Factors { h: both >> 4, v: both & 15 };
+        let (mut ids, mut factors) = ([0; 4], [Factors::default(); 4]);
+        for ((id, factors), [name, both, _]) in ids.iter_mut().zip(&mut factors).zip(described) {
+            (*id, *factors) = (*name, Factors { h: both >> 4, v: both & 15 });
         }
         Ok(Self {
             width,
             height,
             progressive: marker == 0xC2,
             components: *components,
+            ids,
             factors,
+            colours: Colours::Grey,
             one_scan: false,
+            in_order: false,
             restart: 0,
             height_at: at + 1,
             scan: 0,
@@ -200,6 +213,25 @@ impl Header {
         })
     }
 
+    /// Whether all factors are 1, 2 or 4, and those of the first component the largest.
+    pub(crate) fn factors_are_plain(&self) -> bool {
+        let first = self.factors[0];
+        let plain = |side: u8, most: u8| matches!(side, 1 | 2 | 4) && side <= most;
+        self.factors().iter().all(|own| plain(own.h, first.h) && plain(own.v, first.v))
+    }
+
+    /// Notes in `left` how many low bits of each component's coefficients lack behind a scan with this header.
+    pub(crate) fn note_scan(&self, body: &[u8], left: &mut [[u8; 64]; 4]) {
+        let Some((parts, [first, last, bits])) = body.get(1..).and_then(|rest| rest.split_last_chunk()) else { return };
+        for [name, _] in parts.as_chunks::<2>().0 {
+            let Some(part) = self.ids.iter().position(|id| id == name) else { continue };
+            let band = left[part].get_mut((*first).into()..=(*last).into()).unwrap_or_default();
+            // A refinement adds one bit to those before it.
+            let next = band.iter_mut().filter(|left| bits >> 4 == 0 || **left == bits >> 4);
+            next.for_each(|left| *left = bits & 15);
+        }
+    }
+
     /// Samples of all components, padded to whole MCUs.
     pub(crate) fn samples(&self) -> u64 {
         let (h, v) = self.largest_factors();
@@ -235,8 +267,12 @@ impl Segment {
             return Ok(Self { marker, start: at + 2, end: at + 2 });
         }
         let length = input.get(at + 2..at + 4).ok_or_else(cut)?;
-        let end = at + 2 + usize::from(u16::from_be_bytes([length[0], length[1]]));
-        if end < at + 4 || end > input.len() {
+        let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
+        if length < 2 {
+            return Err(Error::decode(format!("JPEG segment {marker:02x} of length {length}: it must be at least 2")));
+        }
+        let end = at + 2 + length;
+        if end > input.len() {
             return Err(cut());
         }
         Ok(Self { marker, start: at + 4, end })
@@ -263,7 +299,7 @@ impl Segment {
 
 /// Colours of the components.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Colours {
+pub(crate) enum Colours {
     Grey,
     Rgb,
     YCbCr,
@@ -300,14 +336,9 @@ impl<'a> Scan<'a> {
     /// Reads all tables of a picture with this header, which has one scan.
     pub(super) fn parse(input: &'a [u8], header: &Header) -> Result<Self> {
         let mut scan = Self::read(input, header)?;
-        let (mut have, mut jfif, mut adobe) = ([false; 4], false, None);
-        for (marker, start, body) in header.segments(input) {
-            match marker {
-                0xDB => scan.read_quants(body, start, &mut have)?,
-                0xE0 if body.len() >= 14 && body.starts_with(b"JFIF\0") => jfif = true,
-                0xEE if body.len() >= ADOBE && body.starts_with(b"Adobe") => adobe = Some(body[11]),
-                _ => {}
-            }
+        let mut have = [false; 4];
+        for (_, start, body) in header.segments(input).filter(|(marker, ..)| *marker == 0xDB) {
+            scan.read_quants(body, start, &mut have)?;
         }
         if !scan.components().iter().all(|part| have.get(part.quant).is_some_and(|have| *have)) {
             return Err(at_offset("JPEG without a quantisation table that it names", header.scan));
@@ -315,7 +346,6 @@ impl<'a> Scan<'a> {
         let (h, v) = header.largest_factors();
         // libjpeg-turbo refuses the others.
         scan.check_factors(|own| h.is_multiple_of(own.h.into()) && v.is_multiple_of(own.v.into()))?;
-        scan.colours = colours(&scan.ids[..scan.count], jfif, adobe);
         Ok(scan)
     }
 
@@ -323,9 +353,9 @@ impl<'a> Scan<'a> {
     pub(crate) fn read(input: &'a [u8], header: &Header) -> Result<Self> {
         let mut scan = Self {
             components: [Component::default(); 4],
-            ids: [0; 4],
+            ids: header.ids,
             count: 0,
-            colours: Colours::Grey,
+            colours: header.colours,
             quants: [[0; 64]; 4],
             dc: [None; 4],
             ac: [None; 4],
@@ -357,8 +387,7 @@ impl<'a> Scan<'a> {
 
     fn read_frame(&mut self, body: &[u8]) {
         let described = body[6..].as_chunks::<3>().0;
-        for ((component, id), [name, both, quant]) in self.components.iter_mut().zip(&mut self.ids).zip(described) {
-            *id = *name;
+        for (component, [_, both, quant]) in self.components.iter_mut().zip(described) {
             let factors = Factors { h: both >> 4, v: both & 15 };
             *component = Component { factors, quant: usize::from(*quant), dc: 0, ac: 0 };
             self.count += 1;
@@ -414,7 +443,8 @@ impl<'a> Scan<'a> {
             (component.dc, component.ac) = (usize::from(tables >> 4), usize::from(tables & 15));
             let there = component.dc < 4 && component.ac < 4;
             if !there || self.dc[component.dc].is_none() || self.ac[component.ac].is_none() {
-                return Err(at_offset(format!("JPEG component {id} needs a Huffman table that is missing"), start));
+                let message = format!("JPEG component {id} needs a Huffman table that is missing (a frame of MJPEG?)");
+                return Err(at_offset(message, start));
             }
         }
         Ok(())

@@ -43,8 +43,9 @@ mod tests;
 mod walk;
 
 pub(crate) use codes::{Sink, walk};
-pub(crate) use header::{DAMAGED, EXIF, Header, Scan, Segment};
+pub(crate) use header::{Colours, DAMAGED, EXIF, Header, Scan, Segment};
 pub(crate) use huffman::{CODE_MAX, Table};
+pub(crate) use kernels::pixel;
 pub(crate) use region::Region;
 #[cfg(feature = "turbojpeg")]
 pub(crate) use {header::SURPLUS, rows::product};

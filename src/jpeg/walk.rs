@@ -465,7 +465,9 @@ pub(super) fn starts(input: &[u8], header: &Header, strict: bool, starts: &mut V
             None => break,
         };
         let (done, restart) = (starts.len(), matches!(marker, 0xD0..=0xD7));
-        if strict && (restart != (done < count) || (!restart && marker != 0xD9)) {
+        // Some cameras write a restart marker behind the last interval, too.
+        let one_more = done == count && restart && coded[at + 2..].starts_with(&[0xFF, 0xD9]);
+        if strict && !one_more && (restart != (done < count) || (!restart && marker != 0xD9)) {
             return damage(at, format!("marker {marker:02x} after {done} of {count} restart intervals"));
         }
         if strict && restart && usize::from(marker & 7) != (done - 1) % 8 {

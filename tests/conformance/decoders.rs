@@ -187,3 +187,27 @@ fn decoders_say_how_much_memory_a_sample_may_take() {
     assert_eq!(Image::resize(2, 2).limits(limits).scratch_bytes(), 1 << 20);
     assert_eq!(Image::resize(2, 2).scratch_bytes(), Limits::default().memory);
 }
+
+/// Files of `tests/fixtures/make_odd.py`, which has the format of `cases.txt`.
+#[test]
+fn odd_pictures_are_as_in_pillow_or_refused_by_name() {
+    let file = |name: &str| fixture(&format!("../odd/{name}"));
+    let cases = String::from_utf8(file("cases.txt")).unwrap();
+    for case in cases.lines() {
+        let mut words = case.splitn(4, ' ');
+        let [name, width, height] = std::array::from_fn(|_| words.next().unwrap());
+        let [width, height] = [width, height].map(|side| side.parse::<u32>().unwrap());
+        let image = Image::resize(width.max(1), height.max(1));
+        let mut single = Single::new(image, &EncodedField::image("x")).unwrap();
+        match (single.decode(&file(name), 0, 0, 0), words.next()) {
+            (Ok(()), _) => {
+                let right = file(&format!("{name}.rgb"));
+                let most = single.bytes(0).iter().zip(&right).map(|(a, b)| a.abs_diff(*b)).max();
+                // Progressive ones by zune-jpeg.
+                assert!(single.bytes(0).len() == right.len() && most <= Some(5), "{name}: {most:?}");
+            }
+            (Err(error), Some(words)) => assert!(error.to_string().contains(words), "{name}: {error}"),
+            (Err(error), None) => panic!("{name}: {error}"),
+        }
+    }
+}

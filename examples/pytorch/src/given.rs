@@ -81,6 +81,7 @@ fn legal(name: &str) -> Option<&'static str> {
         "take" | "leave" => "give (fraction, key)",
         "subset" | "indices" | "weights" | "keep" | "columns" => "give a list",
         "up_to" => "give a number, or a dict from column to number",
+        "size" => "give a number, or (height, width)",
         "normalize" => "give (mean, std), each a list of numbers",
         _ => return None,
     })

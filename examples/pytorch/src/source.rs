@@ -7,7 +7,7 @@ use feedline::dataset::{
     Concat, Dataset, DatasetExt, Images, Mds, Megatron, Mix, Npy, Npz, Nulls, Parquet, ParquetBuilder, Records,
     SafeTensors, Tar, TfRecord, Tokens,
 };
-use feedline::decode::{Bytes, Image, PixelLayout};
+use feedline::decode::{Bytes, Image, Limits, PixelLayout};
 use feedline::device::Finish;
 use feedline::tensor::{DType, Encoding, Field};
 use feedline::{Loader, LoaderBuilder, Order, Result};
@@ -55,13 +55,15 @@ type Normalize = [Vec<f32>; 2];
 
 /// What becomes of pictures.
 pub struct Pictures {
-    size: Option<u32>,
+    size: Option<Side>,
     augment: Option<bool>,
     dtype: Option<String>,
     normalize: Option<Normalize>,
     layout: Option<String>,
     dct_scaling: bool,
     strict: Option<bool>,
+    max_pixels: Option<u64>,
+    exif_orientation: bool,
 }
 
 /// Settings of one kind of source: the name, whether it is given, and the sources that have it.
@@ -84,6 +86,13 @@ impl UpTo {
             Self::Each(each) => each.get(column).copied(),
         }
     }
+}
+
+/// Size of the pictures: of a square part, or height and width of the whole ones.
+#[derive(Clone, Copy, FromPyObject)]
+enum Side {
+    Square(u32),
+    Both(u32, u32),
 }
 
 /// One path, or several whose samples are those of one dataset.
@@ -422,6 +431,8 @@ impl Pictures {
             layout: given.take("layout")?,
             dct_scaling: given.take("dct_scaling")?.unwrap_or(false),
             strict: given.take("strict")?,
+            max_pixels: given.take("max_pixels")?,
+            exif_orientation: given.take("exif_orientation")?.unwrap_or(false),
         })
     }
 
@@ -433,15 +444,18 @@ impl Pictures {
     /// For training a random part and a flip; else the middle, as validation usually has it. Bytes in any case.
     fn decoder(&self, random: bool) -> Result<Image> {
         let size = self.size.ok_or_else(|| config("the source has pictures: size (pixels of a side) is missing"))?;
-        let image = if random {
-            Image::random_resized_crop(size).flip(0.5)
-        } else {
-            Image::center_crop(size.saturating_mul(8) / 7, size)
+        let image = match size {
+            Side::Both(height, width) if self.augment != Some(true) => Image::resize(width, height),
+            Side::Both(..) => return Err(config("augment cuts squares: size is then one number, not (height, width)")),
+            Side::Square(size) if random => Image::random_resized_crop(size).flip(0.5),
+            Side::Square(size) => Image::center_crop(size.saturating_mul(8) / 7, size),
         };
         // Floats get their layout when they are made.
         let planes = self.channels_first()? && self.dtype.is_none();
         let image = image.layout(if planes { PixelLayout::Nchw } else { PixelLayout::Nhwc });
-        Ok(image.dct_scaling(self.dct_scaling).strict(self.strict.unwrap_or(true)))
+        let image = image.dct_scaling(self.dct_scaling).strict(self.strict.unwrap_or(true));
+        let limits = self.max_pixels.map_or_else(Limits::default, Limits::of_pixels);
+        Ok(image.exif_orientation(self.exif_orientation).limits(limits))
     }
 
     fn channels_first(&self) -> Result<bool> {
@@ -477,6 +491,8 @@ impl Pictures {
             ("layout", self.layout.is_some()),
             ("dct_scaling", self.dct_scaling),
             ("strict", self.strict.is_some()),
+            ("max_pixels", self.max_pixels.is_some()),
+            ("exif_orientation", self.exif_orientation),
         ];
         match given.iter().find(|(_, given)| *given) {
             Some((name, _)) => Err(config(format!("{name} is for pictures, and the source has none"))),

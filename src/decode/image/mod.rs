@@ -13,9 +13,10 @@
 //! # Pixels
 //!
 //! The output is RGB, converted as by Pillow's `convert("RGB")`: grey is repeated, alpha is dropped without blending,
-//! and palettes are looked up. 16 bits keep their high 8 (grey, too, where Pillow clips at 255). CMYK and YCCK JPEGs
-//! are converted without a profile, as Adobe stores them. Of an animation the first picture is decoded. EXIF
-//! orientation is applied to JPEGs on request; by default it is not, as in torchvision.
+//! and palettes are looked up. 16 bits keep their high 8 (grey, too, where Pillow clips at 255). CMYK and YCCK JPEGs are
+//! converted without a profile, as Adobe stores them. Of an animation the first picture is decoded; around it a GIF has the
+//! transparent colour or the palette's first. Pixels that a run-length coded BMP leaves out are black (Pillow: the palette's
+//! first colour). EXIF orientation is applied to JPEGs on request; by default it is not, as in torchvision.
 //!
 //! A JPEG is decoded only as far as the crop needs. The pixels under a crop equal those of the whole picture to the
 //! bit, and so does the row. Resizing equals Pillow 11.3's to the bit. Newer versions do the vertical pass first for some
@@ -123,9 +124,17 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 64 megapixels, 256 MiB encoded, 256 MiB of heap, 100 scans.
+    /// 64 megapixels, 256 MiB encoded, 1 GiB of heap, 100 scans.
     fn default() -> Self {
-        Self { pixels: 64 << 20, bytes: 256 << 20, memory: 256 << 20, scans: 100 }
+        Self::of_pixels(64 << 20)
+    }
+}
+
+impl Limits {
+    /// Pictures of up to `pixels`, of any format: 4 encoded bytes and 16 bytes of heap for each pixel, but at least 64 MiB.
+    pub fn of_pixels(pixels: u64) -> Self {
+        let bytes = |each| usize::try_from(pixels.saturating_mul(each)).unwrap_or(usize::MAX).max(64 << 20);
+        Self { pixels, bytes: bytes(4), memory: bytes(16), scans: 100 }
     }
 }
 
@@ -134,7 +143,8 @@ impl Default for Limits {
 /// A JPEG is decoded only as far as the crop needs. In files with restart markers even the entropy coding beside the
 /// crop is skipped. Pixels of sequential JPEGs equal those of libjpeg-turbo, and so Pillow's and torchvision's, to the
 /// bit. Progressive JPEGs are decoded by libjpeg-turbo with the feature `turbojpeg`, else by zune-jpeg, whose pixels
-/// differ by at most 5 of 255 (0.4 in the mean), and by up to 80 in the last column and row.
+/// differ by at most 5 of 255 (0.4 in the mean), and by up to 80 in the last column and row. So are sequential ones of
+/// several scans. Kinds that zune-jpeg gets wrong are refused: see [formats](crate::guide::formats).
 ///
 /// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]. Random choices depend on (seed,
 /// epoch, sample id) alone.
@@ -145,14 +155,15 @@ impl Default for Limits {
 /// - RGB pixels: 3 (kept for the next picture). 4 to 8 for a PNG with alpha or 16 bits, 4 for a GIF. None for a sequential
 ///   JPEG, whose rows are scaled as they are decoded. For a progressive one by libjpeg-turbo only the decoded part
 ///   counts, with 4 for CMYK.
-/// - Decoder, while it runs: 1 for PNG and BMP, 4 for GIF, 8 for WebP. A JPEG of several scans takes 2 per sample
+/// - Decoder, while it runs: 1 for PNG and BMP, 8 for WebP (of an animation also 1 frame as it is encoded). A JPEG of several scans takes 2 per sample
 ///   (progressive: 3 per pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), any other only rows, 512 per pixel of width.
 /// - Tables: 4 MiB for formats other than JPEG, 256 KiB for JPEG; 8 bytes per restart interval.
 /// - Copies of the file's metadata: as many bytes as are encoded.
 /// - Resizing, with T source pixels under an output pixel in each direction: per column of the output 12 × (T + 8) for rows
 ///   and 24 × (T + 2) for weights; 12 per column of the source; 6 per pixel of output.
 ///
-/// The sum is computed from the header and compared with [`Limits::memory`] before any of it is allocated.
+/// The sum is computed from the header and compared with [`Limits::memory`] before any of it is allocated. By default pictures
+/// of any format fit that have the default of [`Limits::pixels`].
 ///
 /// ```
 /// use feedline::decode::{Image, PixelLayout};
@@ -490,7 +501,7 @@ impl Workspace {
     ) -> Result<Picture> {
         let input = encoded.bytes;
         if input.len() > limits.bytes {
-            return Err(over(format!("{} encoded bytes; the limit is {}", input.len(), limits.bytes)));
+            return Err(over_limit(format!("{} encoded bytes; the limit is {}", input.len(), limits.bytes)));
         }
         match Format::of(input)? {
             Format::Jpeg => self.decode_jpeg(encoded, image, limits, draws, row),
@@ -519,7 +530,7 @@ impl Workspace {
     ) -> Result<Picture> {
         let input = encoded.bytes;
         let header = Header::parse(input)?;
-        header.check_scans(input, limits.scans)?;
+        header.check_scans(input, limits.scans, image.strict)?;
         if image.strict {
             header.check_stray()?;
         }
@@ -626,7 +637,9 @@ impl Room<'_> {
     fn admit(&self, picture: Size) -> Result<()> {
         let (Size { width, height }, limit) = (picture, self.limits.pixels);
         match picture.pixels() {
-            pixels if pixels > limit => Err(over(format!("{width}x{height} = {pixels} pixels; the limit is {limit}"))),
+            pixels if pixels > limit => {
+                Err(over_limit(format!("{width}x{height} = {pixels} pixels; the limit is {limit}")))
+            }
             _ if width.max(height) > resize::SIDE_MAX => {
                 Err(over(format!("{width}x{height} pixels; sides of at most {} are supported", resize::SIDE_MAX)))
             }
@@ -644,7 +657,8 @@ impl Room<'_> {
         let theirs = theirs.saturating_add(self.encoded as u64);
         let sum = own.saturating_add(theirs).saturating_add(resizing);
         if sum > limit {
-            return Err(over(format!("{width}x{height} pixels take {sum} bytes to decode; the limit is {limit}")));
+            let message = format!("{width}x{height} pixels take {sum} bytes to decode; the limit is {limit}");
+            return Err(over_limit(message).with_note(&format!("a tight {} lowers it", Setting::MemoryBudget)));
         }
         let kept = (self.pixels.len().max(own as usize) + self.resizer.bytes()) as u64;
         if kept.saturating_add(resizing).saturating_add(theirs) > limit {
@@ -726,4 +740,9 @@ fn bad(message: impl Into<String>) -> Error {
 
 fn over(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Limit, Stage::Decode, message)
+}
+
+/// For the limits that a setting raises.
+fn over_limit(message: String) -> Error {
+    over(message + &Setting::MaxPixels.hint(|most| format!(" ({most} raises it)")))
 }

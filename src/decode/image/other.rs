@@ -3,7 +3,7 @@
 use super::geometry::Size;
 use super::{Format, Room, bad, over};
 use crate::error::{Error, Result};
-use image::codecs::{bmp::BmpDecoder, gif::GifDecoder, png::PngDecoder, webp::WebPDecoder};
+use image::codecs::{bmp::BmpDecoder, png::PngDecoder, webp::WebPDecoder};
 use image::{ColorType, ImageDecoder, ImageError};
 use std::io::Cursor;
 
@@ -12,13 +12,124 @@ pub(super) fn decode(format: Format, input: &[u8], room: &mut Room<'_>) -> Resul
     let reader = Cursor::new(input);
     let refused = |error| refused(format, error);
     match format {
+        Format::Png if input.get(12..16) == Some(b"CgBI") => {
+            Err(bad("PNG of an unsupported kind (Apple's CgBI): re-save it as a plain PNG"))
+        }
         Format::Png => {
             // The decoder may inflate colour profiles and texts before it reports the size.
-            read(format, PngDecoder::with_limits(reader, allowance(SCRATCH)).map_err(refused)?, room)
+            read(format, PngDecoder::with_limits(reader, allowance(SCRATCH)).map_err(refused)?, room, 0)
         }
-        Format::WebP => read(format, WebPDecoder::new(reader).map_err(refused)?, room),
-        Format::Bmp => read(format, BmpDecoder::new(reader).map_err(refused)?, room),
-        _ => read(format, GifDecoder::new(reader).map_err(refused)?, room),
+        Format::Gif => gif(input, room),
+        Format::WebP => webp(input, room),
+        // The decoder trusts the place of the pixels. (Older headers have no number of bits here.)
+        _ if u32_at(input, 14) >= 40 && matches!(input.get(28), Some(1..=8)) && u32_at(input, 10) <= 54 => {
+            Err(bad("damaged BMP: its pixels begin within its palette"))
+        }
+        _ => read(format, BmpDecoder::new(reader).map_err(refused)?, room, 0),
+    }
+}
+
+/// The number at `at`, little-endian; 0 behind the end.
+fn u32_at(input: &[u8], at: usize) -> u32 {
+    input.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |number| u32::from_le_bytes(*number))
+}
+
+/// Decodes a WebP. The first frame of an animation is decoded as a picture of its own, because the decoder of animations
+/// blends it; elsewhere the canvas is black.
+fn webp(input: &[u8], room: &mut Room<'_>) -> Result<Size> {
+    let whole = 8 + u64::from(u32_at(input, 4));
+    if whole > input.len() as u64 {
+        return Err(bad(format!("damaged WebP: {} of {whole} bytes: the file is cut", input.len())));
+    }
+    let open = |input| WebPDecoder::new(Cursor::new(input)).map_err(|error| refused(Format::WebP, error));
+    let decoder = open(input)?;
+    if !decoder.has_animation() {
+        return read(Format::WebP, decoder, room, 0);
+    }
+    let ((width, height), frame) = (decoder.dimensions(), first_frame(input));
+    let canvas = Size::new(width, height);
+    let (left, top, still) = frame.ok_or_else(|| bad("damaged WebP: an animation without a frame"))?;
+    room.admit(canvas)?;
+    room.encoded += still.len();
+    let size = read(Format::WebP, open(&still)?, room, 3 * canvas.pixels())?;
+    if left + size.width > canvas.width || top + size.height > canvas.height {
+        return Err(bad("damaged WebP: a frame beyond its canvas"));
+    }
+    let (from, to, start) = (3 * size.width as usize, 3 * canvas.width as usize, 3 * left as usize);
+    // From the back, because rows grow.
+    for y in (0..canvas.height as usize).rev() {
+        let row = y.checked_sub(top as usize).filter(|row| *row < size.height as usize);
+        let filled = y * to + start..y * to + start + row.map_or(0, |_| from);
+        row.into_iter().for_each(|row| room.pixels.copy_within(row * from..(row + 1) * from, filled.start));
+        room.pixels[y * to..filled.start].fill(0);
+        room.pixels[filled.end..(y + 1) * to].fill(0);
+    }
+    Ok(canvas)
+}
+
+/// The place of the first frame of an animated WebP, left and top, and a still WebP of it.
+fn first_frame(input: &[u8]) -> Option<(u32, u32, Vec<u8>)> {
+    let mut at = 12;
+    while input.get(at..at + 4)? != b"ANMF" {
+        at += 8 + (u32_at(input, at + 4) as usize).next_multiple_of(2);
+    }
+    let [left, top] = [0, 3].map(|part| 2 * (u32_at(input, at + 8 + part) & 0xFF_FFFF));
+    let (size, end) = (input.get(at + 14..at + 20)?, at + 8 + u32_at(input, at + 4) as usize);
+    let frame = input.get(at + 24..end)?;
+    // Alpha beside the pixels needs the extended header.
+    let header = if frame.starts_with(b"ALPH") { [b"VP8X\x0A\0\0\0\x10\0\0\0", size].concat() } else { Vec::new() };
+    let length = (4 + header.len() + frame.len()) as u32;
+    Some((left, top, [b"RIFF".as_slice(), &length.to_le_bytes(), b"WEBP", &header, frame].concat()))
+}
+
+/// Decodes the first frame of a GIF. As in Pillow, the canvas grows to hold it, and has elsewhere the transparent colour,
+/// or the first one of the palette.
+fn gif(input: &[u8], room: &mut Room<'_>) -> Result<Size> {
+    let damaged = |error: gif::DecodingError| bad("damaged GIF").with_source(error.to_string());
+    let mut options = gif::DecodeOptions::new();
+    options.allow_unknown_blocks(true);
+    let mut decoder = options.read_info(input).map_err(damaged)?;
+    let screen = Size::new(decoder.width().into(), decoder.height().into());
+    check_blocks(input)?;
+    let frame = decoder.next_frame_info().map_err(damaged)?.ok_or_else(|| bad("GIF without a picture"))?;
+    let (left, top, elsewhere) =
+        (u32::from(frame.left), u32::from(frame.top), usize::from(frame.transparent.unwrap_or(0)));
+    let own = Size::new(frame.width.into(), frame.height.into());
+    let size = Size::new(screen.width.max(left + own.width), screen.height.max(top + own.height));
+    if own.pixels() == 0 {
+        return Err(bad(format!("GIF of {}x{} pixels", own.width, own.height)));
+    }
+    // Colours beyond the palette are black.
+    let mut palette = [[0; 3]; 256];
+    let colours = decoder.palette().map_err(damaged)?.as_chunks::<3>().0;
+    palette.iter_mut().zip(colours).for_each(|(entry, colour)| *entry = *colour);
+    let all = 3 * size.pixels();
+    let (pixels, indices) = room.take(size, all + own.pixels(), SCRATCH)?.split_at_mut(all as usize);
+    decoder.read_into_buffer(indices).map_err(damaged)?;
+    let pixels = pixels.as_chunks_mut::<3>().0;
+    pixels.fill(palette[elsewhere]);
+    let rows = pixels.chunks_exact_mut(size.width as usize).skip(top as usize);
+    for (row, indices) in rows.zip(indices.chunks_exact(own.width as usize)) {
+        let pairs = row[left as usize..].iter_mut().zip(indices);
+        pairs.for_each(|(pixel, index)| *pixel = palette[usize::from(*index)]);
+    }
+    Ok(size)
+}
+
+/// Refuses anything but extensions, known or not, before the first frame.
+fn check_blocks(input: &[u8]) -> Result<()> {
+    let palette = input.get(10).filter(|flags| **flags & 0x80 != 0).map_or(0, |flags| 6 << (flags & 7));
+    let mut at = 13 + palette;
+    while input.get(at) == Some(&0x21) {
+        at += 2;
+        while let Some(length @ 1..) = input.get(at) {
+            at += 1 + usize::from(*length);
+        }
+        at += 1;
+    }
+    match input.get(at) {
+        Some(0x2C) => Ok(()),
+        _ => Err(bad(format!("damaged GIF: no picture behind its extensions, at byte {at} of the picture"))),
     }
 }
 
@@ -28,7 +139,8 @@ fn allowance(bytes: u64) -> image::Limits {
     allowance
 }
 
-fn read(format: Format, mut decoder: impl ImageDecoder, room: &mut Room<'_>) -> Result<Size> {
+/// Decodes to RGB in a room of at least `least` bytes.
+fn read(format: Format, mut decoder: impl ImageDecoder, room: &mut Room<'_>, least: u64) -> Result<Size> {
     let (width, height) = decoder.dimensions();
     let size = Size::new(width, height);
     if size.pixels() == 0 {
@@ -36,10 +148,10 @@ fn read(format: Format, mut decoder: impl ImageDecoder, room: &mut Room<'_>) -> 
     }
     let color = decoder.color_type();
     let native = size.pixels().saturating_mul(u64::from(color.bytes_per_pixel()));
-    let own = native.max(size.pixels().saturating_mul(3));
+    let own = native.max(size.pixels().saturating_mul(3)).max(least);
     let theirs = size.pixels().saturating_mul(scratch_per_pixel(format)).saturating_add(SCRATCH);
     let pixels = room.take(size, own, theirs)?;
-    // GIF and BMP may leave pixels out, where an earlier picture's must not show.
+    // BMP may leave pixels out, where an earlier picture's must not show.
     pixels.fill(0);
     decoder.set_limits(allowance(theirs)).map_err(|error| refused(format, error))?;
     decoder.read_image(&mut pixels[..native as usize]).map_err(|error| refused(format, error))?;
@@ -50,14 +162,9 @@ fn read(format: Format, mut decoder: impl ImageDecoder, room: &mut Room<'_>) -> 
 /// Bytes for tables, windows and rows of any of these decoders, and for a PNG's metadata.
 const SCRATCH: u64 = 4 << 20;
 
-/// Bytes per pixel of the decoder's own memory: WebP's planes, transforms and alpha (found: 6.5 for lossy with alpha),
-/// GIF's frame.
+/// Bytes per pixel of the decoder's own memory: WebP's planes, transforms and alpha (found: 6.5 for lossy with alpha).
 fn scratch_per_pixel(format: Format) -> u64 {
-    match format {
-        Format::WebP => 8,
-        Format::Gif => 4,
-        _ => 1,
-    }
+    if format == Format::WebP { 8 } else { 1 }
 }
 
 /// Converts as Pillow's `convert("RGB")`: drops alpha without blending, and keeps the high 8 of 16 bits.

@@ -7,7 +7,7 @@ use super::geometry::{Rect, Size};
 use super::orientation::Orientation;
 use super::{Room, bad, over};
 use crate::error::Result;
-use crate::jpeg::{DAMAGED, Header, Segment};
+use crate::jpeg::{self, Colours, DAMAGED, Header, Segment};
 use crate::setting::Setting;
 use zune_core::bytestream::ZCursor;
 use zune_core::colorspace::ColorSpace;
@@ -19,47 +19,57 @@ impl Header {
         Size::new(self.width, self.height)
     }
 
-    /// Refuses pictures that zune decodes to wrong colours silently.
+    /// Refuses pictures of kinds that zune does not decode, or decodes to wrong colours silently.
     ///
-    /// They are sequential, with a scan per component, and have restart markers, or chroma with a quarter of the rows
-    /// or more than 4 samples of luma (found: 4×2, 1×4 and 2×4).
-    fn check_kind(&self) -> Result<()> {
-        if self.progressive || self.one_scan {
-            return Ok(());
-        }
-        let (width, height) = self.largest_factors();
-        let what = match (self.restart, width * height) {
-            (1.., _) => String::from("restart markers"),
-            (_, 5..) => format!("sampling factors of {width}x{height}"),
-            _ if height > 2 => format!("sampling factors of {width}x{height}"),
-            _ => return Ok(()),
-        };
-        let message = format!("sequential JPEG of several scans with {what}: zune-jpeg does not decode it");
-        Err(bad(message + "; libjpeg-turbo does (feature `turbojpeg`)"))
-    }
-
-    /// Refuses a picture of more than `most` scans. (The libraries read no further scan than the first of one-scan
-    /// files.)
-    pub(super) fn check_scans(&self, input: &[u8], most: u32) -> Result<()> {
+    /// Those are sequential, of several scans, unless no component is subsampled, luma comes first and no restart markers
+    /// are used; sampling factors of 3, and of chroma over those of luma; and quantisation tables that change between scans.
+    fn check_kind(&self, input: &[u8]) -> Result<()> {
+        let plain = self.restart == 0 && self.largest_factors() == (1, 1) && self.in_order;
         if self.one_scan {
             return Ok(());
         }
-        // The first scan's header is read already.
-        let (mut scans, mut at) = (1_u32, self.scan);
+        if !self.factors_are_plain() {
+            return Err(unsupported("sampling factors of 3, or chroma finer than luma, in several scans"));
+        }
+        if !self.progressive && !plain {
+            return Err(unsupported("sequential, in several scans"));
+        }
+        let mut at = self.scan;
+        while let Ok(Segment { marker, start, end }) = Segment::next(input, at) {
+            // A repeated segment is among those of the header.
+            let changes = || memchr::memmem::find(&input[..self.scan], &input[start..end]).is_none();
+            if matches!(marker, 0xDB | 0xEE) && changes() {
+                return Err(unsupported("quantisation tables or colours that change between its scans"));
+            }
+            at = if marker == 0xD9 { input.len() } else { end };
+        }
+        Ok(())
+    }
+
+    /// Refuses a picture of more than `most` scans, and if `strict`, one whose scans do not hold all coefficients. (The
+    /// libraries read no further scan than the first of one-scan files.)
+    pub(super) fn check_scans(&self, input: &[u8], most: u32, strict: bool) -> Result<()> {
+        if self.one_scan {
+            return Ok(());
+        }
+        let (mut scans, mut at, mut left) = (0_u32, 2, [[u8::MAX; 64]; 4]);
         // A cut file has no more scans; other checks find the cut.
-        while let Ok(Segment { marker, end, .. }) = Segment::next(input, at) {
+        while let Ok(Segment { marker, start, end }) = Segment::next(input, at) {
             match marker {
+                0xD9 if strict && left[..usize::from(self.components)].iter().flatten().any(|left| *left > 0) => {
+                    return Err(bad(format!("{DAMAGED}: its {scans} scans leave out coefficients")));
+                }
                 0xD9 => break,
-                0xDA => scans = scans.saturating_add(1),
+                0xDA => {
+                    scans += 1;
+                    self.note_scan(&input[start..end], &mut left);
+                }
                 _ => {}
             }
             if scans > most {
-                break;
+                return Err(over(format!("JPEG of more than {most} scans; the limit is {most}")));
             }
             at = end;
-        }
-        if scans > most {
-            return Err(over(format!("JPEG of more than {most} scans; the limit is {most}")));
         }
         Ok(())
     }
@@ -96,7 +106,7 @@ const ROW_BYTES: u64 = 512;
 
 /// Decodes the picture to RGB, at the front of the room's pixels.
 pub(super) fn decode(input: &[u8], header: &Header, strict: bool, room: &mut Room<'_>) -> Result<Rect> {
-    header.check_kind()?;
+    header.check_kind(input)?;
     let size = header.size();
     let scans = room.limits.scans as usize;
     let pixels = room.take(size, 3 * size.pixels(), header.scratch())?;
@@ -119,8 +129,33 @@ pub(super) fn decode(input: &[u8], header: &Header, strict: bool, room: &mut Roo
     if found != Some(size) {
         return Err(bad("JPEG with a second frame header"));
     }
+    let found = colours(&decoder, header);
+    let swapped = (found, header.colours) == (Colours::Rgb, Colours::YCbCr);
+    if found != header.colours && !swapped {
+        return Err(unsupported("colour markers that contradict each other, in several scans"));
+    }
     decoder.decode_into(pixels).map_err(damaged)?;
+    if swapped {
+        let pixels = pixels.as_chunks_mut::<3>().0;
+        pixels.iter_mut().for_each(|[y, cb, cr]| (*y, *cb, *cr) = jpeg::pixel(*y, *cb, *cr).into());
+    }
     Ok(Rect::of(size))
+}
+
+/// What zune takes the colours for: not always as libjpeg does.
+fn colours(decoder: &JpegDecoder<ZCursor<&[u8]>>, header: &Header) -> Colours {
+    match (header.components, decoder.input_colorspace()) {
+        (1, _) => Colours::Grey,
+        (3, Some(ColorSpace::RGB | ColorSpace::CMYK)) => Colours::Rgb,
+        (3, _) | (_, Some(ColorSpace::YCbCr)) => Colours::YCbCr,
+        (_, Some(ColorSpace::YCCK)) => Colours::Ycck,
+        _ => Colours::Cmyk,
+    }
+}
+
+fn unsupported(what: &str) -> crate::Error {
+    let turbo = Setting::Turbo.hint(|turbo| format!("the feature {turbo} decodes it, or "));
+    bad(format!("JPEG of an unsupported kind ({what}): {turbo}re-save it in one scan (jpegtran does, without loss)"))
 }
 
 /// An error with zune's message on one line; some of its messages end in a line break.

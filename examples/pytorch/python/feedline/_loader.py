@@ -129,8 +129,8 @@ class Settings(TypedDict, total=False):
 class Pictures(TypedDict, total=False):
     """Settings of sources that have pictures."""
 
-    size: int | None
-    """Pixels of a side."""
+    size: int | tuple[int, int] | None
+    """Pixels of a side of a square part; or (height, width), to which the whole picture is scaled."""
     augment: bool | None
     """A random part and flip, or the middle. By default the first with `shuffle`."""
     dtype: Any
@@ -143,6 +143,10 @@ class Pictures(TypedDict, total=False):
     """JPEGs: decodes at 1/2, 1/4 or 1/8 of the size if the part is that much larger; faster, with other rounding."""
     strict: bool | None
     """JPEGs: False takes what can be decoded of damaged ones."""
+    max_pixels: int | None
+    """The largest picture; 67,108,864 by default. A worker may take 16 bytes of memory for each pixel."""
+    exif_orientation: bool | None
+    """JPEGs: True turns them upright by their EXIF data, as Pillow's `exif_transpose`; by default they are as stored."""
 
 
 class Source(Settings, Pictures, total=False):
