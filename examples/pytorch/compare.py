@@ -1,7 +1,7 @@
 """Compares what feedline reads with what Pillow and pyarrow read: `python compare.py FOLDER`.
 
-Pictures are compared whole with Pillow's convert("RGB") (grey of 16 bits: with the high 8), Parquet files column by column with pyarrow (where it is installed),
-nulls as 0. Prints each that differs or that feedline alone refuses, then a table. Exit status 1: some are different.
+Whole pictures with Pillow's convert("RGB") (grey of 16 bits: its high 8), columns of Parquet with pyarrow, nulls as 0. Prints
+those that differ or that feedline alone refuses, then a table. Exit status 1: some differ. Parquet needs pyarrow.
 """
 
 from __future__ import annotations
