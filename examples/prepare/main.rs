@@ -50,7 +50,7 @@ enum Verb {
     Run(job::RunArgs),
     Finish(job::FinishArgs),
     #[cfg(all(feature = "remote", feature = "signals"))]
-    Warm(warm::WarmArgs),
+    Warm(Box<warm::WarmArgs>),
 }
 
 /// Writes pictures with restart markers, as shards or as files.

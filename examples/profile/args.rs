@@ -277,7 +277,7 @@ const WAYS: &str = "the data is missing. Use one of
            with --path <PATH> or --generate <DIR>             on either";
 
 /// Options of particular sources.
-const OF_SOURCES: [(&str, &str); 18] = [
+const OF_SOURCES: [(&str, &str); 19] = [
     ("record_bytes", "records"),
     ("columns", "tar parquet tfrecord npz safetensors mds"),
     ("stack", "parquet"),
@@ -290,6 +290,7 @@ const OF_SOURCES: [(&str, &str); 18] = [
     ("header_bytes", "tokens"),
     ("cut", "megatron"),
     ("raw", "mds"),
+    ("follow_links", "mds"),
     ("missing_zero", "tfrecord"),
     ("context_only", "tfrecord"),
     ("null_zero", "parquet"),

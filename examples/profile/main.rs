@@ -163,7 +163,7 @@ fn make_data(given: &mut Given) -> Anyhow<()> {
 fn open_data(given: &mut Given) -> Anyhow<Arc<dyn Dataset>> {
     let args = &mut given.args.source;
     let scans = given.benchmark.is_some() && args.source == Source::Npz && args.columns.is_empty();
-    if scans && !args.rows && args.up_to.is_none() && args.flat.is_none() {
+    if scans && !args.rows && args.up_to.is_empty() && args.flat.is_none() {
         args.columns.push("x".into());
         if given.args.generate.is_none() {
             args.flat = largest(&args.path);

@@ -45,9 +45,10 @@ pub struct SourceArgs {
     /// npy, npz: make each row of the first axis a sample [default: each file]
     #[arg(long)]
     pub rows: bool,
-    /// npy, npz, Megatron documents, lists and texts of Parquet, TFRecord, MDS arrays: maximum of varying lengths
-    #[arg(long)]
-    pub up_to: Option<usize>,
+    /// npy, npz, Megatron documents, lists and texts of Parquet, TFRecord, MDS arrays: maximum of varying lengths, of all or
+    /// by column: 512 or 'ids=512,text=4096'
+    #[arg(long, value_delimiter = ',', value_name = "MAX|COLUMN=MAX")]
+    pub up_to: Vec<UpTo>,
     /// Megatron: cut longer documents down to --up-to [default: an error]
     #[arg(long, requires = "up_to")]
     pub cut: bool,
@@ -111,6 +112,22 @@ pub enum Source {
     Safetensors,
     /// MosaicML Streaming shards
     Mds,
+}
+
+/// The maximum of a column, or of all that have none.
+#[derive(Clone)]
+pub struct UpTo {
+    column: Option<String>,
+    max: usize,
+}
+
+impl std::str::FromStr for UpTo {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (column, max) = text.rsplit_once('=').map_or((None, text), |(column, max)| (Some(column.into()), max));
+        Ok(Self { column, max: max.parse()? })
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -191,7 +208,7 @@ impl SourceArgs {
                     self.header_bytes.into_iter().fold(builder, |builder, bytes| builder.header(bytes)).open(path)?,
                 )
             }
-            Source::Megatron => Arc::new(match self.up_to {
+            Source::Megatron => Arc::new(match self.all_up_to() {
                 Some(max) => Megatron::builder().documents(max).cut(self.cut).open(path)?,
                 None => Megatron::builder().window(self.seq_len).open(path)?,
             }),
@@ -243,6 +260,14 @@ impl SourceArgs {
         Ok(builder)
     }
 
+    fn all_up_to(&self) -> Option<usize> {
+        self.up_to.iter().find(|up_to| up_to.column.is_none()).map(|up_to| up_to.max)
+    }
+
+    fn up_to_of(&self, column: &str) -> Option<usize> {
+        self.up_to.iter().find(|up_to| up_to.column.as_deref() == Some(column)).map(|up_to| up_to.max)
+    }
+
     /// A field by its words, such as `boxes:f32:4`, `image:u8:28x28` or `ids:i64:?`.
     fn field(&self, words: &str) -> Result<Field, Box<dyn Error>> {
         use DType::{Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
@@ -251,7 +276,10 @@ impl SourceArgs {
         let mut all = [Bool, U8, I8, U16, I16, U32, I32, U64, I64, F16, F32, F64].into_iter();
         let dtype = all.find(|dtype| dtype.name() == kind).ok_or_else(|| format!("{words}: type {kind} is unknown"))?;
         if count == Some("?") {
-            let max = self.up_to.ok_or_else(|| format!("{words}: give the most values by --up-to"))?;
+            let max = self
+                .up_to_of(name)
+                .or(self.all_up_to())
+                .ok_or_else(|| format!("{words}: give the most values by --up-to"))?;
             return Ok(Field::up_to(name, dtype, max));
         }
         let dims = count.unwrap_or("1").split('x').map(str::parse).collect::<Result<Vec<usize>, _>>();
@@ -261,7 +289,7 @@ impl SourceArgs {
 
     fn mds(&self) -> Result<Mds, Box<dyn Error>> {
         let builder = Mds::builder().follow_links(self.follow_links);
-        let mut builder = self.up_to.into_iter().fold(builder, |builder, max| builder.up_to(max));
+        let mut builder = self.all_up_to().into_iter().fold(builder, |builder, max| builder.up_to(max));
         if !self.columns.is_empty() {
             builder = builder.columns(self.columns.iter().cloned());
         }
@@ -276,7 +304,7 @@ impl SourceArgs {
         if self.rows {
             builder = builder.rows();
         }
-        builder = self.up_to.into_iter().fold(builder, |builder, max| builder.up_to("array", max));
+        builder = self.all_up_to().into_iter().fold(builder, |builder, max| builder.up_to("array", max));
         self.flat.into_iter().fold(builder, |builder, max| builder.flat("array", max)).open()
     }
 
@@ -289,7 +317,8 @@ impl SourceArgs {
             builder = builder.rows();
         }
         // Others than those that vary, such as a label, keep their shape.
-        builder = self.up_to.into_iter().fold(builder, |builder, max| builder.up_to("*", max));
+        let named = |up_to: &UpTo| up_to.column.clone().unwrap_or_else(|| "*".into());
+        builder = self.up_to.iter().fold(builder, |builder, up_to| builder.up_to(&named(up_to), up_to.max));
         self.flat.into_iter().fold(builder, |builder, max| builder.flat("*", max)).open(&self.path)
     }
 
@@ -302,13 +331,18 @@ impl SourceArgs {
         if self.null_zero {
             builder = builder.nulls(feedline::dataset::Nulls::Zero);
         }
-        if let Some(max) = self.up_to {
+        if let Some(max) = self.all_up_to() {
             builder = builder.varying_up_to(max);
         }
-        builder = match &self.stack {
-            Some(name) => builder.stack(name, &self.columns),
-            None => builder.columns(self.columns.iter().map(String::as_str)),
-        };
+        if let Some(name) = &self.stack {
+            return builder.stack(name, &self.columns).open(&self.path);
+        }
+        for name in &self.columns {
+            builder = match self.up_to_of(name) {
+                Some(max) => builder.up_to(name, max),
+                None => builder.column(name),
+            };
+        }
         builder.open(&self.path)
     }
 }
