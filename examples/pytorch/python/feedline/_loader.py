@@ -732,7 +732,7 @@ class Loader(_Native, Generic[Out]):
         *,
         image: str | None = None,
         columns: Sequence[str] | None = None,
-        up_to: int | None = None,
+        up_to: int | Mapping[str, int] | None = None,
         missing_zero: bool | None = None,
         context_only: bool | None = None,
         index_file: Path | None = None,
@@ -744,8 +744,8 @@ class Loader(_Native, Generic[Out]):
         `missing_zero`: columns that are missing or empty are zeros, or of length 0. `context_only`: of a
         tf.train.SequenceExample the context.
         """
-        own = {"image": image, "columns": columns, "up_to": up_to, "missing_zero": missing_zero}
-        own |= {"context_only": context_only, "index_file": index_file}
+        own: dict[str, Any] = {"image": image, "columns": columns, "up_to": up_to, "index_file": index_file}
+        own |= {"missing_zero": missing_zero, "context_only": context_only}
         return cls("tfrecord", path, **own, **settings)
 
     @classmethod
@@ -792,7 +792,7 @@ class Loader(_Native, Generic[Out]):
         *,
         columns: Sequence[str] | None = None,
         rows: bool = False,
-        up_to: int | None = None,
+        up_to: int | Mapping[str, int] | None = None,
         flat: int | None = None,
         **settings: Unpack[Settings],
     ) -> Self:
