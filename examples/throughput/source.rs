@@ -121,6 +121,12 @@ pub struct UpTo {
     max: usize,
 }
 
+impl UpTo {
+    fn column(&self) -> &str {
+        self.column.as_deref().unwrap_or("*")
+    }
+}
+
 impl std::str::FromStr for UpTo {
     type Err = std::num::ParseIntError;
 
@@ -138,7 +144,6 @@ pub enum Token {
     I64,
 }
 
-#[cfg(feature = "parquet")]
 /// A dataset, and the damage found when it was opened.
 #[allow(dead_code, reason = "not every example prints the ledger")]
 pub struct Opened {
@@ -289,7 +294,7 @@ impl SourceArgs {
 
     fn mds(&self) -> Result<Mds, Box<dyn Error>> {
         let builder = Mds::builder().follow_links(self.follow_links);
-        let mut builder = self.all_up_to().into_iter().fold(builder, |builder, max| builder.up_to(max));
+        let mut builder = self.up_to.iter().fold(builder, |builder, up_to| builder.up_to(up_to.column(), up_to.max));
         if !self.columns.is_empty() {
             builder = builder.columns(self.columns.iter().cloned());
         }
@@ -317,8 +322,7 @@ impl SourceArgs {
             builder = builder.rows();
         }
         // Others than those that vary, such as a label, keep their shape.
-        let named = |up_to: &UpTo| up_to.column.clone().unwrap_or_else(|| "*".into());
-        builder = self.up_to.iter().fold(builder, |builder, up_to| builder.up_to(&named(up_to), up_to.max));
+        builder = self.up_to.iter().fold(builder, |builder, up_to| builder.up_to(up_to.column(), up_to.max));
         self.flat.into_iter().fold(builder, |builder, max| builder.flat("*", max)).open(&self.path)
     }
 

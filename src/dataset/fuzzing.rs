@@ -42,7 +42,7 @@ pub fn chunk(dataset: &dyn Dataset, chunk: usize) -> Result<Vec<Vec<Vec<u8>>>> {
 
 /// Opens an MDS index with one shard in memory.
 pub fn mds(index: &[u8], shard: &[u8]) -> Result<super::Mds> {
-    super::Mds::builder().up_to(1 << 16).of_bytes(index, &shard.into())
+    super::Mds::builder().up_to("*", 1 << 16).of_bytes(index, &shard.into())
 }
 
 /// Parses a bytes list, float list or int64 list (`kind` 0, 1, 2) of a `tf.train.Example`, as a field of at most

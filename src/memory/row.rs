@@ -6,6 +6,7 @@
 
 use super::slot::{Filled, Rows, Slot, Status};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use crate::sync::atomic::Ordering;
 use crate::tensor::{Element, Field, Shape, Spec};
 
@@ -239,7 +240,8 @@ fn up_to_max(field: &Field, len: usize) -> Result<(usize, usize)> {
     match field.shape() {
         Shape::UpTo { max, .. } if len <= *max => Ok((*max, field.row_bytes())),
         Shape::UpTo { max, .. } => {
-            Err(shape_error(format!("field `{}` takes at most {max}, the sample has {len}", field.name())))
+            let more = Setting::UpTo.hint(|up_to| format!(" ({up_to} takes more)"));
+            Err(shape_error(format!("field `{}` takes at most {max}, the sample has {len}{more}", field.name())))
         }
         Shape::Fixed(_) => {
             Err(shape_error(format!("field `{}` has a fixed shape: its length cannot be set", field.name())))

@@ -29,8 +29,9 @@ pub(crate) struct Listed {
 ///
 /// An existing path is taken literally. A folder gives its regular files whose names end in one of `endings`, in upper
 /// or lower case (all files if there are none). Others are left out and counted: hidden files, other endings, folders
-/// without such files. Otherwise `{a,b}` and `{000..127}` are expanded, then `*`, `?`, `[…]` and `**`, any folders, are
-/// looked up. Links are followed. Nobody's data is a file of an index ([`INDEX`]).
+/// without such files. `folder/**` gives those of all folders in it, too, in the order of their paths, but for folders that
+/// begin with `_`. Otherwise `{a,b}` and `{000..127}` are expanded, then `*`, `?`, `[…]` and `**`, any folders, are looked up.
+/// Links are followed. Nobody's data is a file of an index ([`INDEX`]).
 ///
 /// Errors: [`ErrorKind::NotFound`] for a missing name, [`ErrorKind::Empty`] if nothing is found,
 /// [`ErrorKind::NotAFile`] for a folder whose name ends like a file's, and for a folder in a folder with such files.
@@ -38,7 +39,9 @@ pub(crate) fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<List
     let pattern = pattern.as_ref();
     let mut found = Found { endings, files: Vec::new(), left_out: BTreeMap::new() };
     let text = pattern.to_str();
-    if is_url(pattern) {
+    if let Some(folder) = text.and_then(|text| text.strip_suffix("/**")) {
+        found.tree(Path::new(folder))?;
+    } else if is_url(pattern) {
         found.url(pattern)?;
     } else if pattern.is_dir() {
         found.folder(pattern)?;
@@ -81,15 +84,30 @@ impl Found<'_> {
                 let error = Error::new(ErrorKind::Config, Stage::Index, "not a valid file pattern").with_source(error);
                 error.with_path(&name)
             };
-            let options = glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
-            for found in glob::glob_with(&name, options).map_err(bad)? {
+            if let Some((start, _)) = name.split_once("**") {
+                // The crate `glob` never ends where links lead around.
+                let pattern = glob::Pattern::new(&name).map_err(bad)?;
+                let options = glob::MatchOptions { require_literal_separator: true, ..OPTIONS };
+                let fixed = start.find(['*', '?', '[']).map_or(start, |at| &start[..at]);
+                let mut files = Vec::new();
+                let dir = fixed.rfind('/').map_or(".", |end| &fixed[..end.max(1)]);
+                files_below(Path::new(dir), &|_| true, &mut |path| files.push(path))?;
+                let path_of = |path: &Path| path.strip_prefix("./").unwrap_or(path).to_path_buf();
+                let dot = !name.starts_with("./");
+                let named = files.into_iter().map(|path| if dot { path_of(&path) } else { path });
+                let before = self.files.len();
+                self.files.extend(
+                    named.filter(|path| !is_index(path.as_os_str()) && pattern.matches_path_with(path, options)),
+                );
+                self.files[before..].sort();
+                continue;
+            }
+            for found in glob::glob_with(&name, OPTIONS).map_err(bad)? {
                 let found = found.map_err(|error| {
                     let path = error.path().to_path_buf();
                     Error::os(Stage::Index, "cannot list the folder", error.into()).with_path(path)
                 })?;
                 match found.is_dir() {
-                    // Its files match by themselves.
-                    true if name.contains("**") => {}
                     true => self.inner(found)?,
                     false if is_index(found.as_os_str()) => {}
                     false => self.files.push(found),
@@ -108,6 +126,32 @@ impl Found<'_> {
         let mut names = Vec::new();
         braces(&text, &mut names)?;
         self.files = remote::expand(&names)?;
+        Ok(())
+    }
+
+    /// Adds the files of a folder and of all folders in it.
+    fn tree(&mut self, dir: &Path) -> Result<()> {
+        let (mut files, mut others) = (Vec::new(), 0);
+        if is_url(dir) {
+            files = remote::expand(&[format!("{}/**/*", dir.display())])?;
+        } else {
+            let data = |name: &OsStr| !name.as_encoded_bytes().starts_with(b"_");
+            others = files_below(dir, &data, &mut |path| files.push(path))?;
+        }
+        for path in files {
+            let name = path.file_name().unwrap_or_default();
+            match ending_of(name) {
+                _ if is_index(name) => {}
+                ending if ending == "hidden" || !wanted(name, self.endings) => {
+                    *self.left_out.entry(ending).or_default() += 1
+                }
+                _ => self.files.push(path),
+            }
+        }
+        if others > 0 {
+            self.left_out.insert("folder".into(), others);
+        }
+        self.files.sort_by(|a, b| a.as_os_str().cmp(b.as_os_str()));
         Ok(())
     }
 
@@ -134,9 +178,8 @@ impl Found<'_> {
         if !self.endings.is_empty() && wanted(dir.file_name().unwrap_or_default(), self.endings) {
             return refused("a folder has the name of a dataset file".into());
         }
-        if let Some(file) = self.data_in(&dir) {
-            let ending = file.extension().map_or(String::new(), |ending| format!(".{}", ending.to_string_lossy()));
-            let all = dir.parent().unwrap_or(&dir).join(format!("**/*{ending}"));
+        if self.holds_data(&dir) {
+            let all = dir.parent().unwrap_or(&dir).join("**");
             let message = format!("a folder in the folder holds data: give the pattern {all:?} to take its files, too");
             return refused(message);
         }
@@ -144,12 +187,12 @@ impl Found<'_> {
         Ok(())
     }
 
-    /// A wanted file below a folder, looked for in a limited number of folders. Folders that begin with `.` or `_` hold
-    /// no data, as elsewhere: a table's log, files of an unfinished job.
-    fn data_in(&self, dir: &Path) -> Option<PathBuf> {
+    /// Whether there is a wanted file below a folder, looked for in a limited number of folders. Folders that begin with
+    /// `.` or `_` hold no data, as elsewhere: a table's log, files of an unfinished job.
+    fn holds_data(&self, dir: &Path) -> bool {
         let mut todo = vec![dir.to_path_buf()];
         for _ in 0..FOLDERS_MAX {
-            let dir = todo.pop()?;
+            let Some(dir) = todo.pop() else { return false };
             if dir.file_name().is_some_and(|name| [b'.', b'_'].contains(&name.as_encoded_bytes()[0])) {
                 continue;
             }
@@ -157,15 +200,36 @@ impl Found<'_> {
             for (name, kind) in names_in(&dir).unwrap_or_default() {
                 match kind {
                     Kind::Folder => todo.push(dir.join(name)),
-                    Kind::File if wanted(&name, self.endings) && ending_of(&name) != "hidden" => {
-                        return Some(dir.join(name));
-                    }
+                    Kind::File if wanted(&name, self.endings) && ending_of(&name) != "hidden" => return true,
                     _ => {}
                 }
             }
         }
-        None
+        false
     }
+}
+
+const OPTIONS: glob::MatchOptions =
+    glob::MatchOptions { case_sensitive: true, require_literal_separator: false, require_literal_leading_dot: true };
+
+/// Gives all files below a folder to `each`, in no order; the number of folders that `data` does not accept. Hidden
+/// folders are left out, and links followed, see [`follow`].
+fn files_below(root: &Path, data: &dyn Fn(&OsStr) -> bool, each: &mut dyn FnMut(PathBuf)) -> Result<u64> {
+    let (mut todo, mut others) = (vec![root.to_path_buf()], 0);
+    while let Some(dir) = todo.pop() {
+        for (name, kind) in names_in(&dir)? {
+            let path = dir.join(&name);
+            let is_folder =
+                kind == Kind::Folder || (kind == Kind::Link && path.is_dir() && follow(&path, root)? == Kind::Folder);
+            match is_folder && !name.as_encoded_bytes().starts_with(b".") {
+                false if is_folder => {}
+                false => each(path),
+                true if data(&name) => todo.push(path),
+                true => others += 1,
+            }
+        }
+    }
+    Ok(others)
 }
 
 /// What is left out of a folder, behind a description.

@@ -54,6 +54,7 @@ fn a_pattern_of_pictures_is_a_flat_list() {
     let of = |names: &[&str]| names.iter().map(|name| (name.to_string(), None)).collect::<Vec<_>>();
     assert_eq!(flat("5.jpg"), of(&["5.jpg"]));
     assert_eq!(flat("b/*"), of(&["b/1.jpg", "b/2.PNG"]));
+    assert_eq!(flat("**"), of(&["5.jpg", "a/3.jpg", "a/deep/4.jpg", "b/1.jpg", "b/2.PNG"]));
     assert_eq!(flat("**/*.jpg"), of(&["5.jpg", "a/3.jpg", "a/deep/4.jpg", "b/1.jpg"]));
     assert!(Images::open(root.join("a/*")).is_err(), "a folder with a picture");
 }
@@ -214,11 +215,23 @@ fn every_source_takes_a_folders_files_or_tells() {
         dir.write(&format!("set/deep/er/d.{first}"), &bytes);
         let error = open(&dir.path("set")).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::NotAFile, "{file}: {error}");
-        let pattern = dir.path(&format!("set/**/*.{first}"));
+        let pattern = dir.path("set/**");
         assert!(error.message().contains(&format!("{pattern:?}")), "{file}: {error}");
         assert!(open(&dir.path("set/*")).is_err(), "{file}");
+        dir.write(&format!("set/deep/er/E.{}", first.to_uppercase()), &bytes);
+        let all = open(&pattern).unwrap();
+        assert_eq!(all.len(), one * (taken.len() as u64 + 2), "{file}");
+        assert!(all.describe().contains("; left out: 1 "), "{file}: {}", all.describe());
         let lower = taken.iter().filter(|name| name.ends_with(&format!(".{first}"))).count();
-        assert_eq!(open(&pattern).unwrap().len(), one * (lower as u64 + 1), "{file}");
+        let some = open(&dir.path(&format!("set/**/*.{first}"))).unwrap();
+        assert_eq!(some.len(), one * (lower as u64 + 1), "{file}");
+        // Links that lead around would give each file without end.
+        symlink("../..", dir.path("set/deep/up")).unwrap();
+        symlink("..", dir.path("set/deep/er/up")).unwrap();
+        for pattern in ["set/**", "set/**/*.*"] {
+            let error = open(&dir.path(pattern)).err().unwrap();
+            assert!(error.kind() == ErrorKind::NotAFile && error.message().contains("remove the link"), "{error}");
+        }
     }
 }
 

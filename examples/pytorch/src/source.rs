@@ -10,7 +10,7 @@ use feedline::dataset::{
 use feedline::decode::{Bytes, Image, Limits, PixelLayout};
 use feedline::device::Finish;
 use feedline::tensor::{DType, Encoding, Field};
-use feedline::{Loader, LoaderBuilder, Order, Result};
+use feedline::{ErrorKind, Loader, LoaderBuilder, Order, Result};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -204,7 +204,19 @@ impl Source {
 
     /// The dataset of all paths, and its order if they are mixed.
     fn joined(&self, seed: Option<u64>) -> Result<Opened> {
-        let parts = self.paths.iter().map(|path| self.format(path)).collect::<Result<Vec<_>>>()?;
+        let (mut parts, mut empty) = (Vec::new(), None);
+        for path in &self.paths {
+            match self.format(path) {
+                // As in a folder, a file may hold no samples.
+                Err(error) if error.kind() == ErrorKind::Empty && self.weights.is_none() && path.is_file() => {
+                    empty = Some(error)
+                }
+                opened => parts.push(opened?),
+            }
+        }
+        if let (true, Some(error)) = (parts.is_empty(), empty) {
+            return Err(error);
+        }
         let Some(weights) = &self.weights else {
             return Ok(match <[_; 1]>::try_from(parts) {
                 Ok([only]) => (only, None),
@@ -363,9 +375,11 @@ impl Source {
 
     fn mds(&self) -> Result<feedline::dataset::MdsBuilder> {
         let mut builder = Mds::builder().follow_links(self.follow_links == Some(true));
-        if let Some(UpTo::All(max)) = self.up_to {
-            builder = builder.up_to(max);
-        }
+        builder = match &self.up_to {
+            Some(UpTo::All(max)) => builder.up_to("*", *max),
+            Some(UpTo::Each(each)) => each.iter().fold(builder, |builder, (name, max)| builder.up_to(name, *max)),
+            None => builder,
+        };
         if let Some(columns) = &self.columns {
             builder = builder.columns(columns.iter().cloned());
         }

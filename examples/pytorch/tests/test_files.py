@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import feedline.numpy as fn
-from feedline.errors import ConfigError, NotAFileError
+from feedline.errors import ConfigError, DecodeError, EmptyError, NotAFileError
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -147,10 +147,45 @@ def test_a_folder_of_parquet_is_that_of_pyarrow_or_an_error_that_names_the_rest(
     for number, name in enumerate(["0.parquet", "1.PARQUET", "2.pq", "3.parq", "sub/4.parquet"]):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         pq.write_table(pa.table({"a": [number]}), tmp_path / name)
-    with pytest.raises(NotAFileError, match=r"\*\*/\*.parquet"):
+    with pytest.raises(NotAFileError, match=r"/\*\*"):
         len(fn.parquet(tmp_path))
-    os.rename(tmp_path / "sub/4.parquet", tmp_path / "4.parquet")
     theirs = ds.dataset(tmp_path, format="parquet").to_table()["a"].to_pylist()
+    assert sorted(values(fn.parquet(tmp_path / "**"))["a"]) == sorted(theirs) == [0, 1, 2, 3, 4]
+    os.rename(tmp_path / "sub/4.parquet", tmp_path / "4.parquet")
     loader = fn.parquet(tmp_path)
-    assert sorted(values(loader)["a"]) == sorted(theirs) == [0, 1, 2, 3, 4]
+    assert sorted(values(loader)["a"]) == [0, 1, 2, 3, 4]
     assert "left out: 1 folder" in loader.report()
+
+
+def test_an_empty_file_among_others_has_no_samples(tmp_path):
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "b.parquet")
+    files = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    assert values(fn.parquet(files)) == values(fn.parquet(tmp_path)) == {"a": [1]}
+    with pytest.raises(EmptyError):
+        len(fn.parquet(files[1:]))
+
+
+def test_bytes_of_other_programs_are_no_tokens(tmp_path):
+    import bz2
+    import lzma
+
+    tokens = np.arange(1000, dtype=np.uint16).tobytes()
+    file = tmp_path / "t.bin"
+    for data in [bz2.compress(tokens), lzma.compress(tokens), b"<html><body>404 Not Found</body></html>" * 4, b"word " * 200]:
+        file.write_bytes(data + b"\0" * (len(data) % 2))
+        with pytest.raises(DecodeError, match="header_bytes=0"):
+            len(fn.tokens(file, seq_len=8))
+        assert len(fn.tokens(file, seq_len=8, header_bytes=0)) > 0
+
+
+@pytest.mark.parametrize("kind", [3, 4])
+def test_exif_turns_as_pillow_turns(tmp_path, kind):
+    from PIL import Image, ImageOps
+
+    picture = Image.fromarray(np.arange(64 * 96 * 3, dtype=np.uint32).reshape(64, 96, 3).astype(np.uint8))
+    entry = b"\x12\x01" + bytes([kind, 0]) + b"\x01\0\0\0\x08\0\0\0"
+    picture.save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0" + entry + b"\0\0\0\0", quality=95)
+    theirs = np.asarray(ImageOps.exif_transpose(Image.open(tmp_path / "a.jpg")).convert("RGB"))
+    batch = next(iter(fn.images(tmp_path, size=theirs.shape[:2], exif_orientation=True, batch_size=1)))
+    assert (batch["image"][0] == theirs).all()

@@ -9,7 +9,7 @@ use crate::dataset::digest::Digest;
 use crate::dataset::parallel::parallel;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::{Kind, ending_of, expand, follow, names_in, others, regular};
+use crate::storage::listing::{Kind, ending_of, expand, follow, look, names_in, others, regular};
 use crate::storage::{Extent, SourceId, Sources, is_url};
 use crate::tensor::{DType, EncodedField, Field};
 use std::collections::BTreeMap;
@@ -57,8 +57,13 @@ impl Images {
     /// images beside class folders; each with the path.
     pub fn open(root: impl AsRef<Path>) -> Result<Self> {
         let root = root.as_ref();
-        if !root.is_dir() && (!is_url(root) || root.to_string_lossy().contains(['*', '?', '[', '{'])) {
-            return Self::open_files(&expand(root, &[])?.files);
+        let is_folder = match is_url(root) {
+            true => !root.to_string_lossy().contains(['*', '?', '[', '{']),
+            false => look(root).is_ok_and(|meta| meta.kind == Kind::Folder),
+        };
+        if !is_folder {
+            let endings = EXTENSIONS.map(|ending| format!(".{ending}"));
+            return Self::open_files(&expand(root, &endings.each_ref().map(String::as_str))?.files);
         }
         let top = list(root, 0, root)?;
         let classes = top.folders;

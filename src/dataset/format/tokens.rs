@@ -24,6 +24,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Headers of llm.c's files: 256 `i32`, the first three are magic, version and number of tokens.
+/// Bytes of a file that are looked at.
+const HEAD: u64 = 512;
+
 const LLM_C_BYTES: u64 = 1024;
 /// Magic, version and dtype of llm.c's files.
 const LLM_C: [(u64, u64, DType); 2] = [(20_240_520, 1, DType::U16), (20_240_801, 7, DType::U32)];
@@ -209,12 +212,21 @@ impl TokensBuilder {
         if let Some(bytes) = self.header_bytes {
             return Ok(bytes);
         }
-        let head = input.read(0, input.len().min(12), "the first bytes")?;
+        let head = input.read(0, input.len().min(HEAD), "the first bytes")?;
         let [magic, version, count] = [0, 4, 8].map(|at| head.get(at..at + 4).map_or(0, number));
         let wrong = |message: String| Err(input.wrong(message, 0, head.len() as u64));
         let Some((_, known, dtype)) = LLM_C.iter().find(|(known, ..)| *known == magic) else {
             let all = Setting::HeaderBytes.with(0);
-            return match foreign(&head) {
+            // By chance less than once in 2^60 files of tokens of 16 bits; those of 8 bits may be texts.
+            let is_text = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
+            let text = head.len() >= 64 && self.dtype.size() > 1 && head[..64].iter().all(is_text);
+            let tar = head.get(257..262).is_some_and(|magic| magic == b"ustar");
+            let known = match (text, tar) {
+                (_, true) => Some("a tar archive: read it as source tar or webdataset"),
+                (true, _) => Some("a text: make tokens of it first"),
+                _ => foreign(&head),
+            };
+            return match known {
                 Some(name) => wrong(format!("no tokens, but {name}; {all} takes its bytes as tokens")),
                 None if self.llm_c => wrong(format!("magic {magic}: not a token file of llm.c")),
                 None => Ok(0),
@@ -222,7 +234,9 @@ impl TokensBuilder {
         };
         little_endian("llm.c's token file")?;
         if version != *known {
-            return wrong(format!("version {version} of llm.c's header with magic {magic}; {known} is known"));
+            let all = Setting::HeaderBytes.with(0);
+            let message = format!("version {version} of llm.c's header with magic {magic}; {known} is known");
+            return wrong(format!("{message}; {all} takes its bytes as tokens"));
         }
         if *dtype != self.dtype {
             let token = Setting::Token.with(dtype);

@@ -23,6 +23,7 @@ pub(super) struct Orientation {
 
 const TAG: u16 = 0x0112;
 const SHORT: u16 = 3;
+const LONG: u16 = 4;
 
 impl Orientation {
     /// The orientation in the body of an APP1 segment.
@@ -118,8 +119,11 @@ fn tag(tiff: &[u8]) -> Option<u16> {
     for entry in 0..entries {
         let at = directory.checked_add(2 + 12 * entry)?;
         if short(at)? == TAG {
-            let plain = short(at + 2)? == SHORT && long(at + 4)? == 1;
-            return if plain { short(at + 8) } else { None };
+            return match (short(at + 2)?, long(at + 4)?) {
+                (SHORT, 1) => short(at + 8),
+                (LONG, 1) => u16::try_from(long(at + 8)?).ok(),
+                _ => None,
+            };
         }
     }
     None

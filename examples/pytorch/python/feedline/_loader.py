@@ -146,7 +146,7 @@ class Pictures(TypedDict, total=False):
     max_pixels: int | None
     """The largest picture; 67,108,864 by default. A worker may take 16 bytes of memory for each pixel."""
     exif_orientation: bool | None
-    """JPEGs: True turns them upright by their EXIF data, as Pillow's `exif_transpose`; by default they are as stored."""
+    """JPEGs: True turns them upright by their EXIF data, not by XMP; by default they are as stored."""
 
 
 class Source(Settings, Pictures, total=False):

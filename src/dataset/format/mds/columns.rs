@@ -238,7 +238,11 @@ fn values_start(bytes: &[u8], typed: bool, dtype: DType, shape: &Shape) -> Resul
         }
     };
     if !expected {
-        return Err(format!("an array of the shape {found:?}, expected {shape:?}; {} declares another", Setting::Raw));
+        let expected = match shape {
+            Shape::Fixed(dims) => format!("{dims:?}"),
+            Shape::UpTo { inner, .. } => format!("any number of {inner:?}"),
+        };
+        return Err(format!("an array of the shape {found:?}, expected {expected}; {} declares another", Setting::Raw));
     }
     let values = found.iter().try_fold(dtype.size() as u64, |bytes, dim| bytes.checked_mul(*dim));
     if values != Some((bytes.len() - at) as u64) {

@@ -91,7 +91,7 @@ struct Shard {
 pub struct MdsBuilder {
     columns: Option<Vec<String>>,
     raw: Vec<Field>,
-    up_to: Option<usize>,
+    up_to: Vec<(String, usize)>,
     follow_links: bool,
 }
 
@@ -125,10 +125,11 @@ impl MdsBuilder {
         self
     }
 
-    /// Sets the maximum length of arrays in `ndarray:DTYPE` columns, which store their length.
+    /// Sets the maximum length of arrays in a column `ndarray:DTYPE`, which store their length; `"*"`: in all that have
+    /// none of their own.
     #[must_use]
-    pub fn up_to(mut self, max: usize) -> Self {
-        self.up_to = Some(max);
+    pub fn up_to(mut self, column: &str, max: usize) -> Self {
+        self.up_to.push((column.into(), max));
         self
     }
 
@@ -239,7 +240,12 @@ impl MdsBuilder {
             }
         }
         let raw = |column: &Column| self.raw.iter().rfind(|field| field.name() == column.name);
-        wanted.into_iter().map(|index| Chosen::new(index, &all[index], raw(&all[index]), self.up_to)).collect()
+        let up_to = |column: &Column| {
+            let named = |name: &str| self.up_to.iter().rfind(|(of, _)| of == name).map(|(_, max)| *max);
+            named(&column.name).or_else(|| named("*"))
+        };
+        let chosen = |index| Chosen::new(index, &all[index], raw(&all[index]), up_to(&all[index]));
+        wanted.into_iter().map(chosen).collect()
     }
 }
 

@@ -158,7 +158,7 @@ fn dtype_of(descr: &str) -> Result<DType, String> {
     match order {
         b'|' if dtype.size() > 1 => Err(format!("the dtype `{descr}` says no byte order")),
         b'<' | b'>' if order != native && dtype.size() > 1 => {
-            Err(format!("`{descr}` has the other byte order: write it with .astype(.newbyteorder('='))"))
+            Err(format!("`{descr}` has the other byte order: write it in the order of this machine"))
         }
         _ => Ok(dtype),
     }

@@ -117,7 +117,7 @@ fn refusal(leaf: &Leaf) -> String {
     let list = leaf.list != List::No;
     match (&leaf.arrow, leaf.descr.physical_type()) {
         _ if leaf.descr.max_rep_level() > 1 => "lists of lists are not supported".into(),
-        (of, _) if is_decimal(of) => "decimals are not supported".into(),
+        (of, _) if is_decimal(of) => format!("decimals are not supported; {} takes other columns", Setting::Columns),
         (_, Type::INT96) => "timestamps of 96 bits are not supported".into(),
         (_, Type::BYTE_ARRAY) if list => "lists of byte arrays are not supported".into(),
         (DataType::FixedSizeBinary(_), _) if list => "lists of byte arrays are not supported".into(),
@@ -195,11 +195,14 @@ fn same_values(a: &Leaf, b: &Leaf) -> bool {
         (of, if of == Type::FIXED_LEN_BYTE_ARRAY { leaf.descr.type_length() } else { 0 })
     };
     let nested = |leaf: &Leaf| (leaf.list != List::No, leaf.descr.max_rep_level());
+    let fixed = |leaf: &Leaf| matches!(leaf.list, List::Fixed(_));
     let arrow = |leaf: &Leaf| match &leaf.arrow {
         DataType::Timestamp(unit, _) => DataType::Timestamp(*unit, None),
         other => other.clone(),
     };
-    stored(a) == stored(b) && nested(a) == nested(b) && ((is_bytes(a) && is_bytes(b)) || arrow(a) == arrow(b))
+    // Lists of the first file that may have any length hold those of one length.
+    let lists = a.list == b.list || !fixed(b);
+    stored(a) == stored(b) && nested(a) == nested(b) && lists && ((is_bytes(a) && is_bytes(b)) || arrow(a) == arrow(b))
 }
 
 pub(super) fn prune_columns(prune: &[(String, f64, f64)], footer: &Footer) -> Result<Vec<(usize, f64, f64)>> {

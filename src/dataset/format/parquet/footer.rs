@@ -100,7 +100,9 @@ impl Footer {
     fn new(blob: &Blob, meta: ParquetMetaData, odd: &[usize], bytes: Option<Arc<[u8]>>) -> Result<Self> {
         let descr = meta.file_metadata().schema_descr_ptr();
         let mut types = types_of(&meta);
-        odd.iter().for_each(|leaf| types[*leaf].0 = UNREAD);
+        for leaf in odd {
+            types.get_mut(*leaf).ok_or_else(|| config("the schema has fewer columns".into()))?.0 = UNREAD;
+        }
         let alone = |root: &str| descr.columns().iter().filter(|column| column.path().parts()[0] == root).count() == 1;
         let leaves = descr.columns().iter().zip(types).map(|(descr, (arrow, list))| {
             let root = &descr.path().parts()[0];

@@ -84,9 +84,12 @@ impl<'a> Feature<'a> {
     /// Whether the feature is missing or has no values, of any kind.
     pub(crate) fn is_empty(example: &'a [u8], name: &str, context_only: bool) -> Result<bool> {
         let Some(mut lists) = Self::lists(example, name, context_only)? else { return Ok(true) };
-        while let Some((_, list)) = lists.next()? {
-            if !list.at_end() {
-                return Ok(false);
+        while let Some((kind, mut list)) = lists.next()? {
+            while let Some((_, _, value)) = list.next()? {
+                // Packed numbers may be none.
+                if kind == Kind::Bytes || !matches!(value, Value::Bytes([])) {
+                    return Ok(false);
+                }
             }
         }
         Ok(true)
