@@ -42,8 +42,9 @@ pub(crate) struct Header {
     ids: [u8; 4],
     factors: [Factors; 4],
     pub(crate) colours: Colours,
-    /// Whether the first scan holds all components; whether it begins with the first one.
+    /// Whether the first scan holds all components.
     pub(crate) one_scan: bool,
+    /// Whether the first scan begins with the first component.
     pub(crate) in_order: bool,
     /// MCUs between two restart markers; 0 without them.
     pub(crate) restart: u32,

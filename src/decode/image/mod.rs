@@ -155,8 +155,9 @@ impl Limits {
 /// - RGB pixels: 3 (kept for the next picture). 4 to 8 for a PNG with alpha or 16 bits, 4 for a GIF. None for a sequential
 ///   JPEG, whose rows are scaled as they are decoded. For a progressive one by libjpeg-turbo only the decoded part
 ///   counts, with 4 for CMYK.
-/// - Decoder, while it runs: 1 for PNG and BMP, 8 for WebP (of an animation also 1 frame as it is encoded). A JPEG of several scans takes 2 per sample
-///   (progressive: 3 per pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), any other only rows, 512 per pixel of width.
+/// - Decoder, while it runs: 1 for PNG and BMP, 8 for WebP (of an animation also 1 frame as it is encoded). A JPEG of
+///   several scans takes 2 per sample (progressive: 3 per pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), any other only rows,
+///   512 per pixel of width.
 /// - Tables: 4 MiB for formats other than JPEG, 256 KiB for JPEG; 8 bytes per restart interval.
 /// - Copies of the file's metadata: as many bytes as are encoded.
 /// - Resizing, with T source pixels under an output pixel in each direction: per column of the output 12 × (T + 8) for rows
@@ -530,7 +531,7 @@ impl Workspace {
     ) -> Result<Picture> {
         let input = encoded.bytes;
         let header = Header::parse(input)?;
-        header.check_scans(input, limits.scans, image.strict)?;
+        let scans = header.check_scans(input, limits.scans, image.strict)?;
         if image.strict {
             header.check_stray()?;
         }
@@ -558,7 +559,7 @@ impl Workspace {
                 there.map(|there| self.resize(there, &crop, image.filter, row))
             }
             _ => {
-                let there = zune::decode(input, &header, image.strict, &mut room);
+                let there = zune::decode(input, (&header, scans), image.strict, &mut room);
                 there.map(|there| self.resize(there, &crop, image.filter, row))
             }
         };

@@ -14,6 +14,14 @@ use zune_core::colorspace::ColorSpace;
 use zune_core::options::DecoderOptions;
 use zune_jpeg::JpegDecoder;
 
+/// Whether what the scans share is the same for all.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scans {
+    Alike,
+    /// Quantisation tables or the Adobe marker change between scans.
+    Changing,
+}
+
 impl Header {
     pub(super) fn size(&self) -> Size {
         Size::new(self.width, self.height)
@@ -23,7 +31,7 @@ impl Header {
     ///
     /// Those are sequential, of several scans, unless no component is subsampled, luma comes first and no restart markers
     /// are used; sampling factors of 3, and of chroma over those of luma; and quantisation tables that change between scans.
-    fn check_kind(&self, input: &[u8]) -> Result<()> {
+    fn check_kind(&self, scans: Scans) -> Result<()> {
         let plain = self.restart == 0 && self.largest_factors() == (1, 1) && self.in_order;
         if self.one_scan {
             return Ok(());
@@ -34,23 +42,18 @@ impl Header {
         if !self.progressive && !plain {
             return Err(unsupported("sequential, in several scans"));
         }
-        let mut at = self.scan;
-        while let Ok(Segment { marker, start, end }) = Segment::next(input, at) {
-            // A repeated segment is among those of the header.
-            let changes = || memchr::memmem::find(&input[..self.scan], &input[start..end]).is_none();
-            if matches!(marker, 0xDB | 0xEE) && changes() {
-                return Err(unsupported("quantisation tables or colours that change between its scans"));
-            }
-            at = if marker == 0xD9 { input.len() } else { end };
+        match scans {
+            Scans::Alike => Ok(()),
+            Scans::Changing => Err(unsupported("quantisation tables or colours that change between its scans")),
         }
-        Ok(())
     }
 
     /// Refuses a picture of more than `most` scans, and if `strict`, one whose scans do not hold all coefficients. (The
     /// libraries read no further scan than the first of one-scan files.)
-    pub(super) fn check_scans(&self, input: &[u8], most: u32, strict: bool) -> Result<()> {
+    pub(super) fn check_scans(&self, input: &[u8], most: u32, strict: bool) -> Result<Scans> {
+        let mut kind = Scans::Alike;
         if self.one_scan {
-            return Ok(());
+            return Ok(kind);
         }
         let (mut scans, mut at, mut left) = (0_u32, 2, [[u8::MAX; 64]; 4]);
         // A cut file has no more scans; other checks find the cut.
@@ -64,6 +67,10 @@ impl Header {
                     scans += 1;
                     self.note_scan(&input[start..end], &mut left);
                 }
+                // A repeated segment is among those of the header.
+                0xDB | 0xEE if memchr::memmem::find(&input[..self.scan], &input[start..end]).is_none() => {
+                    kind = Scans::Changing;
+                }
                 _ => {}
             }
             if scans > most {
@@ -71,7 +78,7 @@ impl Header {
             }
             at = end;
         }
-        Ok(())
+        Ok(kind)
     }
 
     /// Refuses bytes between the segments of the header.
@@ -105,8 +112,13 @@ impl Header {
 const ROW_BYTES: u64 = 512;
 
 /// Decodes the picture to RGB, at the front of the room's pixels.
-pub(super) fn decode(input: &[u8], header: &Header, strict: bool, room: &mut Room<'_>) -> Result<Rect> {
-    header.check_kind(input)?;
+pub(super) fn decode(
+    input: &[u8],
+    (header, scans): (&Header, Scans),
+    strict: bool,
+    room: &mut Room<'_>,
+) -> Result<Rect> {
+    header.check_kind(scans)?;
     let size = header.size();
     let scans = room.limits.scans as usize;
     let pixels = room.take(size, 3 * size.pixels(), header.scratch())?;
