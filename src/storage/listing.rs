@@ -23,42 +23,40 @@ pub(crate) struct Listed {
     pub(crate) files: Vec<PathBuf>,
     /// The pattern, and what is left out.
     pub(crate) name: String,
+    /// Counts of what is left out, by ending.
+    pub(crate) left_out: BTreeMap<String, u64>,
 }
 
 /// The files that `pattern` names, in the order of their names (numbers in braces in the written order).
 ///
 /// An existing path is taken literally. A folder gives its regular files whose names end in one of `endings`, in upper
 /// or lower case (all files if there are none). Others are left out and counted: hidden files, other endings, folders
-/// without such files. `folder/**` gives those of all folders in it, too, in the order of their paths, but for folders that
-/// begin with `_`. Otherwise `{a,b}` and `{000..127}` are expanded, then `*`, `?`, `[…]` and `**`, any folders, are looked up.
-/// Links are followed. Nobody's data is a file of an index ([`INDEX`]).
+/// without such files. Otherwise `{a,b}` and `{000..127}` are expanded, then `*`, `?`, `[…]` and `**`, any folders, are
+/// looked up; `folder/**` gives the files of a folder and of all folders in it, but for folders that begin with `_`. Links
+/// are followed. Nobody's data is a file of an index ([`INDEX`]).
 ///
 /// Errors: [`ErrorKind::NotFound`] for a missing name, [`ErrorKind::Empty`] if nothing is found,
 /// [`ErrorKind::NotAFile`] for a folder whose name ends like a file's, and for a folder in a folder with such files.
 pub(crate) fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Listed> {
     let pattern = pattern.as_ref();
     let mut found = Found { endings, files: Vec::new(), left_out: BTreeMap::new() };
-    let text = pattern.to_str();
-    if let Some(folder) = text.and_then(|text| text.strip_suffix("/**")) {
-        found.tree(Path::new(folder))?;
-    } else if is_url(pattern) {
-        found.url(pattern)?;
-    } else if pattern.is_dir() {
-        found.folder(pattern)?;
-    } else if let (false, Some(text)) = (pattern.exists(), text) {
-        found.matches(text)?;
-    } else {
-        found.files.push(regular(pattern).map(|_| pattern.to_path_buf())?);
+    // Stores have no folders; a URL means one if it ends so.
+    let ends = || pattern.as_os_str().as_encoded_bytes().ends_with(b"/");
+    let is_folder = if is_url(pattern) { ends() } else { pattern.is_dir() };
+    match pattern.to_str() {
+        _ if is_folder => found.folder(pattern, Inner::Refused)?,
+        Some(text) if is_url(pattern) || !pattern.exists() => found.matches(text)?,
+        _ => found.files.push(regular(pattern).map(|_| pattern.to_path_buf())?),
     }
+    let others = others(&found.left_out);
     if found.files.is_empty() {
         let which = if endings.is_empty() { String::new() } else { format!(" that end in {}", endings.join(", ")) };
-        let message = match pattern.is_dir() || text.is_some_and(|text| text.ends_with('/')) {
-            true => format!("the folder holds no files{which}{}", others(&found.left_out)),
-            false => format!("nothing matches the pattern{}", others(&found.left_out)),
-        };
-        return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(pattern));
+        let message =
+            if is_folder { format!("the folder holds no files{which}") } else { "nothing matches the pattern".into() };
+        return Err(Error::new(ErrorKind::Empty, Stage::Index, message + &others).with_path(pattern));
     }
-    Ok(Listed { files: found.files, name: format!("{}{}", pattern.display(), others(&found.left_out)) })
+    let Found { files, left_out, .. } = found;
+    Ok(Listed { files, name: format!("{}{others}", pattern.display()), left_out })
 }
 
 struct Found<'a> {
@@ -67,112 +65,111 @@ struct Found<'a> {
     left_out: BTreeMap<String, u64>,
 }
 
+/// What becomes of the folders in a folder.
+#[derive(Clone, Copy, PartialEq)]
+enum Inner {
+    /// Those that hold data are an error: to leave it out would lose samples silently.
+    Refused,
+    /// Taken, but for those that hold no data by their name.
+    Taken,
+    /// Taken, but for hidden ones.
+    All,
+}
+
+const OPTIONS: glob::MatchOptions =
+    glob::MatchOptions { case_sensitive: true, require_literal_separator: false, require_literal_leading_dot: true };
+
 impl Found<'_> {
-    /// Adds the files of a pattern in a file system.
+    /// Adds the files of a pattern.
     fn matches(&mut self, text: &str) -> Result<()> {
         let mut names = Vec::new();
         braces(text, &mut names)?;
-        for name in names {
-            if !name.contains(['*', '?', '[']) {
-                if !Path::new(&name).exists() {
+        if is_url(Path::new(text)) && !names.iter().any(|name| name.ends_with("/**")) {
+            // Together, because they may have one listing in common.
+            self.files = remote::expand(&names)?;
+            return Ok(());
+        }
+        for name in &names {
+            match name.strip_suffix("/**") {
+                Some(folder) if !is_pattern(folder) => self.folder(Path::new(folder), Inner::Taken)?,
+                Some(folder) => {
+                    for folder in looked_up(folder)?.into_iter().filter(|path| path.is_dir()) {
+                        self.folder(&folder, Inner::Taken)?;
+                    }
+                }
+                None if is_url(Path::new(name)) => self.files.extend(remote::expand(std::slice::from_ref(name))?),
+                None if !is_pattern(name) && !Path::new(name).exists() => {
                     return Err(Error::new(ErrorKind::NotFound, Stage::Index, "").with_path(name));
                 }
-                self.files.push(PathBuf::from(name));
-                continue;
-            }
-            let bad = |error: glob::PatternError| {
-                let error = Error::new(ErrorKind::Config, Stage::Index, "not a valid file pattern").with_source(error);
-                error.with_path(&name)
-            };
-            if let Some((start, _)) = name.split_once("**") {
-                // The crate `glob` never ends where links lead around.
-                let pattern = glob::Pattern::new(&name).map_err(bad)?;
-                let options = glob::MatchOptions { require_literal_separator: true, ..OPTIONS };
-                let fixed = start.find(['*', '?', '[']).map_or(start, |at| &start[..at]);
-                let mut files = Vec::new();
-                let dir = fixed.rfind('/').map_or(".", |end| &fixed[..end.max(1)]);
-                files_below(Path::new(dir), &|_| true, &mut |path| files.push(path))?;
-                let path_of = |path: &Path| path.strip_prefix("./").unwrap_or(path).to_path_buf();
-                let dot = !name.starts_with("./");
-                let named = files.into_iter().map(|path| if dot { path_of(&path) } else { path });
-                let before = self.files.len();
-                self.files.extend(
-                    named.filter(|path| !is_index(path.as_os_str()) && pattern.matches_path_with(path, options)),
-                );
-                self.files[before..].sort();
-                continue;
-            }
-            for found in glob::glob_with(&name, OPTIONS).map_err(bad)? {
-                let found = found.map_err(|error| {
-                    let path = error.path().to_path_buf();
-                    Error::os(Stage::Index, "cannot list the folder", error.into()).with_path(path)
-                })?;
-                match found.is_dir() {
-                    true => self.inner(found)?,
-                    false if is_index(found.as_os_str()) => {}
-                    false => self.files.push(found),
+                None if !is_pattern(name) => self.files.push(name.into()),
+                None if name.contains("**") => self.deep(name)?,
+                None => {
+                    for path in looked_up(name)? {
+                        match path.is_dir() {
+                            true => self.inner(path)?,
+                            false if is_index(path.as_os_str()) => {}
+                            false => self.files.push(path),
+                        }
+                    }
                 }
             }
         }
         Ok(())
     }
 
-    /// As [`expand`]: a URL that ends in `/` is a folder.
-    fn url(&mut self, pattern: &Path) -> Result<()> {
-        let text = pattern.to_string_lossy();
-        if text.ends_with('/') {
-            return self.folder(pattern);
-        }
-        let mut names = Vec::new();
-        braces(&text, &mut names)?;
-        self.files = remote::expand(&names)?;
+    /// Adds the files of a pattern with `**`. The crate `glob` never ends where links lead around.
+    fn deep(&mut self, name: &str) -> Result<()> {
+        let pattern = glob::Pattern::new(name).map_err(|error| bad_pattern(name, error))?;
+        let options = glob::MatchOptions { require_literal_separator: true, ..OPTIONS };
+        let fixed = &name[..name.find(['*', '?', '[']).unwrap_or(0)];
+        let dir = fixed.rfind('/').map_or("./", |end| &fixed[..=end]);
+        let mut all = Found { endings: &[], files: Vec::new(), left_out: BTreeMap::new() };
+        all.folder(Path::new(dir), Inner::All)?;
+        // The working folder is not in the pattern.
+        let named = |path: PathBuf| {
+            if fixed.contains('/') { path } else { path.strip_prefix(".").map_or(path.clone(), Path::to_path_buf) }
+        };
+        let mut files: Vec<_> = all.files.into_iter().map(named).collect();
+        files.retain(|path| pattern.matches_path_with(path, options));
+        files.sort();
+        self.files.append(&mut files);
         Ok(())
     }
 
-    /// Adds the files of a folder and of all folders in it.
-    fn tree(&mut self, dir: &Path) -> Result<()> {
-        let (mut files, mut others) = (Vec::new(), 0);
-        if is_url(dir) {
-            files = remote::expand(&[format!("{}/**/*", dir.display())])?;
-        } else {
-            let data = |name: &OsStr| !name.as_encoded_bytes().starts_with(b"_");
-            others = files_below(dir, &data, &mut |path| files.push(path))?;
-        }
-        for path in files {
-            let name = path.file_name().unwrap_or_default();
-            match ending_of(name) {
-                _ if is_index(name) => {}
-                ending if ending == "hidden" || !wanted(name, self.endings) => {
-                    *self.left_out.entry(ending).or_default() += 1
+    /// Adds the files of a folder, in the order of their paths as texts.
+    fn folder(&mut self, dir: &Path, inner: Inner) -> Result<()> {
+        let (before, mut todo) = (self.files.len(), vec![dir.to_path_buf()]);
+        while let Some(folder) = todo.pop() {
+            for (name, kind) in names_in(&folder)? {
+                let (path, ending) = (folder.join(&name), ending_of(&name));
+                // A file without a target is an error where it is opened.
+                match is_folder(&path, kind) {
+                    _ if is_index(&name) => {}
+                    _ if ending == "hidden" => self.leave_out(ending),
+                    true if inner == Inner::Refused => self.inner(path)?,
+                    true if inner == Inner::Taken && name.as_encoded_bytes().starts_with(b"_") => {
+                        self.leave_out("folder".into())
+                    }
+                    true => {
+                        if kind == Kind::Link {
+                            follow(&path, dir)?;
+                        }
+                        todo.push(path);
+                    }
+                    false if wanted(&name, self.endings) => self.files.push(path),
+                    false => self.leave_out(ending),
                 }
-                _ => self.files.push(path),
             }
         }
-        if others > 0 {
-            self.left_out.insert("folder".into(), others);
-        }
-        self.files.sort_by(|a, b| a.as_os_str().cmp(b.as_os_str()));
+        self.files[before..].sort_by(|a, b| a.as_os_str().cmp(b.as_os_str()));
         Ok(())
     }
 
-    /// Adds the files of a folder, sorted by name.
-    fn folder(&mut self, dir: &Path) -> Result<()> {
-        for (name, kind) in names_in(dir)? {
-            let path = dir.join(&name);
-            let is_hidden = name.as_encoded_bytes().starts_with(b".");
-            // A file without a target is an error where it is opened.
-            match kind == Kind::Folder || (kind == Kind::Link && path.is_dir()) {
-                _ if is_index(&name) => {}
-                true if !is_hidden => self.inner(path)?,
-                false if !is_hidden && wanted(&name, self.endings) => self.files.push(path),
-                _ => *self.left_out.entry(ending_of(&name)).or_default() += 1,
-            }
-        }
-        self.files.sort();
-        Ok(())
+    fn leave_out(&mut self, what: String) {
+        *self.left_out.entry(what).or_default() += 1;
     }
 
-    /// Counts a folder in a folder, or refuses it: to leave its data out would lose samples silently.
+    /// Counts a folder in a folder, or refuses it.
     fn inner(&mut self, dir: PathBuf) -> Result<()> {
         let refused = |message: String| Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(&dir));
         if !self.endings.is_empty() && wanted(dir.file_name().unwrap_or_default(), self.endings) {
@@ -183,7 +180,7 @@ impl Found<'_> {
             let message = format!("a folder in the folder holds data: give the pattern {all:?} to take its files, too");
             return refused(message);
         }
-        *self.left_out.entry("folder".into()).or_default() += 1;
+        self.leave_out("folder".into());
         Ok(())
     }
 
@@ -198,10 +195,13 @@ impl Found<'_> {
             }
             // Somebody else's, such as a file system's `lost+found`.
             for (name, kind) in names_in(&dir).unwrap_or_default() {
-                match kind {
-                    Kind::Folder => todo.push(dir.join(name)),
-                    Kind::File if wanted(&name, self.endings) && ending_of(&name) != "hidden" => return true,
-                    _ => {}
+                let path = dir.join(&name);
+                match is_folder(&path, kind) {
+                    true => todo.push(path),
+                    false if wanted(&name, self.endings) && !is_index(&name) && ending_of(&name) != "hidden" => {
+                        return true;
+                    }
+                    false => {}
                 }
             }
         }
@@ -209,27 +209,29 @@ impl Found<'_> {
     }
 }
 
-const OPTIONS: glob::MatchOptions =
-    glob::MatchOptions { case_sensitive: true, require_literal_separator: false, require_literal_leading_dot: true };
+/// What matches a pattern without `**`.
+fn looked_up(name: &str) -> Result<Vec<PathBuf>> {
+    let found = glob::glob_with(name, OPTIONS).map_err(|error| bad_pattern(name, error))?;
+    let listed = |found: glob::GlobResult| {
+        found.map_err(|error| {
+            let path = error.path().to_path_buf();
+            Error::os(Stage::Index, "cannot list the folder", error.into()).with_path(path)
+        })
+    };
+    found.map(listed).collect()
+}
 
-/// Gives all files below a folder to `each`, in no order; the number of folders that `data` does not accept. Hidden
-/// folders are left out, and links followed, see [`follow`].
-fn files_below(root: &Path, data: &dyn Fn(&OsStr) -> bool, each: &mut dyn FnMut(PathBuf)) -> Result<u64> {
-    let (mut todo, mut others) = (vec![root.to_path_buf()], 0);
-    while let Some(dir) = todo.pop() {
-        for (name, kind) in names_in(&dir)? {
-            let path = dir.join(&name);
-            let is_folder =
-                kind == Kind::Folder || (kind == Kind::Link && path.is_dir() && follow(&path, root)? == Kind::Folder);
-            match is_folder && !name.as_encoded_bytes().starts_with(b".") {
-                false if is_folder => {}
-                false => each(path),
-                true if data(&name) => todo.push(path),
-                true => others += 1,
-            }
-        }
-    }
-    Ok(others)
+fn bad_pattern(name: &str, error: glob::PatternError) -> Error {
+    Error::new(ErrorKind::Config, Stage::Index, "not a valid file pattern").with_source(error).with_path(name)
+}
+
+fn is_pattern(name: &str) -> bool {
+    name.contains(['*', '?', '['])
+}
+
+/// Whether a name of this kind is a folder, or a link to one.
+fn is_folder(path: &Path, kind: Kind) -> bool {
+    kind == Kind::Folder || (kind == Kind::Link && path.is_dir())
 }
 
 /// What is left out of a folder, behind a description.

@@ -57,6 +57,8 @@ fn a_pattern_of_pictures_is_a_flat_list() {
     assert_eq!(flat("**"), of(&["5.jpg", "a/3.jpg", "a/deep/4.jpg", "b/1.jpg", "b/2.PNG"]));
     assert_eq!(flat("**/*.jpg"), of(&["5.jpg", "a/3.jpg", "a/deep/4.jpg", "b/1.jpg"]));
     assert!(Images::open(root.join("a/*")).is_err(), "a folder with a picture");
+    dir.write("set/notes.txt", b"x");
+    assert_eq!(Images::open(root.join("**")).unwrap().left_out()[".txt"], 1);
 }
 
 #[test]
@@ -225,6 +227,13 @@ fn every_source_takes_a_folders_files_or_tells() {
         let lower = taken.iter().filter(|name| name.ends_with(&format!(".{first}"))).count();
         let some = open(&dir.path(&format!("set/**/*.{first}"))).unwrap();
         assert_eq!(some.len(), one * (lower as u64 + 1), "{file}");
+        // A folder of links, as download tools make it, is no less.
+        std::fs::create_dir_all(dir.path("linked/snapshot")).unwrap();
+        symlink(dir.path("one"), dir.path(&format!("linked/snapshot/a.{first}"))).unwrap();
+        dir.write(&format!("linked/b.{first}"), &bytes);
+        assert!(open(&dir.path("linked")).is_err(), "{file}");
+        assert_eq!(open(&dir.path("{linked,linked/snapshot}/**")).unwrap().len(), 3 * one, "{file}");
+        assert_eq!(open(&dir.path("l*/**")).unwrap().len(), 2 * one, "{file}");
         // Links that lead around would give each file without end.
         symlink("../..", dir.path("set/deep/up")).unwrap();
         symlink("..", dir.path("set/deep/er/up")).unwrap();

@@ -9,7 +9,7 @@ use crate::dataset::digest::Digest;
 use crate::dataset::parallel::parallel;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::{Kind, ending_of, expand, follow, look, names_in, others, regular};
+use crate::storage::listing::{Kind, Listed, ending_of, expand, follow, look, names_in, others, regular};
 use crate::storage::{Extent, SourceId, Sources, is_url};
 use crate::tensor::{DType, EncodedField, Field};
 use std::collections::BTreeMap;
@@ -63,7 +63,8 @@ impl Images {
         };
         if !is_folder {
             let endings = EXTENSIONS.map(|ending| format!(".{ending}"));
-            return Self::open_files(&expand(root, &endings.each_ref().map(String::as_str))?.files);
+            let Listed { files, left_out, .. } = expand(root, &endings.each_ref().map(String::as_str))?;
+            return Ok(Self { left_out, ..Self::open_files(&files)? });
         }
         let top = list(root, 0, root)?;
         let classes = top.folders;
@@ -177,7 +178,8 @@ pub(crate) fn take(dir: &Path, name: &OsString, kind: Kind, root: &Path) -> Resu
         return Ok(Taken::LeftOut(ending));
     }
     let kind = if kind == Kind::Link { follow(&dir.join(name), root)? } else { kind };
-    match (kind, is_picture(name)) {
+    let is_picture = ending.strip_prefix('.').is_some_and(|ending| EXTENSIONS.contains(&ending));
+    match (kind, is_picture) {
         // Descending would find nothing and drop a picture silently.
         (Kind::Folder, true) => not_a_file("a folder with the name of a picture"),
         (Kind::Folder, false) => Ok(Taken::Folder),
@@ -202,12 +204,6 @@ fn list(path: &Path, class: usize, root: &Path) -> Result<Listing> {
     folder.names.sort_unstable();
     folders.sort_unstable();
     Ok(Listing { folder, folders })
-}
-
-/// Whether the name is a picture's.
-fn is_picture(name: &std::ffi::OsStr) -> bool {
-    let ending = Path::new(name).extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
-    EXTENSIONS.contains(&ending.as_str())
 }
 
 /// Lists all folders of a class, in the order of their paths as texts: that of torchvision's `ImageFolder`.

@@ -47,10 +47,11 @@ pub(crate) fn little_endian(format: &str) -> Result<()> {
 
 const LFS: &str = "a git-lfs pointer in place of the file: fetch it by git lfs pull";
 
-/// What these first bytes of a file (12 are enough) say beyond doubt that it is. Tokens or records begin like this by
-/// chance once in 10^7 files or less.
+/// What these first bytes of a file (12 are enough, for a tar 262) say beyond doubt that it is. Tokens or records begin
+/// like this by chance once in 10^7 files or less.
 pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
     Some(match head {
+        _ if head.get(257..262) == Some(b"ustar") => "a tar archive: read it as source tar or webdataset",
         [b'v', b'e', b'r', b's', b'i', b'o', b'n', b' ', b'h', b't', b't', b'p', ..] => LFS,
         [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => "a NumPy array: read it as source npy",
         [b'P', b'K', 3, 4, ..] => "a zip archive (.npz, .pt): read NumPy's as source npz, unpack others",

@@ -106,7 +106,7 @@ impl RecordsBuilder {
     /// ([`ErrorKind::Truncated`], with the extra bytes); a wrong number of labels ([`ErrorKind::Shape`]); a field that
     /// does not have `record_bytes` bytes ([`ErrorKind::Config`]).
     pub fn open(self, path: impl AsRef<Path>) -> Result<Records> {
-        let Listed { files, name } = expand(path, &[])?;
+        let Listed { files, name, .. } = expand(path, &[])?;
         let mut records = self.open_files(&files)?;
         records.name = name;
         Ok(records)
@@ -122,6 +122,7 @@ impl RecordsBuilder {
         for path in paths {
             let path = path.as_ref();
             let meta = regular(path)?;
+            // Larger files are not opened here.
             if POINTER.contains(&meta.len) {
                 fetched(&Blob::open(path)?)?;
             }

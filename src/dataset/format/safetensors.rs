@@ -101,7 +101,7 @@ impl SafeTensorsBuilder {
     /// names the file.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<SafeTensors> {
         little_endian("safetensors")?;
-        let Listed { files, name } = expand(pattern, &[".safetensors"])?;
+        let Listed { files, name, .. } = expand(pattern, &[".safetensors"])?;
         let headers = parallel_paths(&files, |_, path| {
             let input = Blob::open(path)?;
             Ok((input.look()?, self.chosen(header(&input)?)))

@@ -23,10 +23,9 @@ use crate::tensor::{DType, EncodedField, Field};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Headers of llm.c's files: 256 `i32`, the first three are magic, version and number of tokens.
 /// Bytes of a file that are looked at.
 const HEAD: u64 = 512;
-
+/// Headers of llm.c's files: 256 `i32`, the first three are magic, version and number of tokens.
 const LLM_C_BYTES: u64 = 1024;
 /// Magic, version and dtype of llm.c's files.
 const LLM_C: [(u64, u64, DType); 2] = [(20_240_520, 1, DType::U16), (20_240_801, 7, DType::U32)];
@@ -145,7 +144,7 @@ impl TokensBuilder {
     /// number of tokens ([`ErrorKind::Truncated`], with the extra bytes), a header of llm.c that does not fit, a file of
     /// another format ([`ErrorKind::Decode`]), no window at all ([`ErrorKind::Empty`]).
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Tokens> {
-        let Listed { files, name } = expand(pattern, &[".bin"])?;
+        let Listed { files, name, .. } = expand(pattern, &[".bin"])?;
         let mut tokens = self.open_files(&files)?;
         tokens.name = name;
         Ok(tokens)
@@ -162,15 +161,14 @@ impl TokensBuilder {
         })?;
         let (mut sources, mut counts, mut header) = (Sources::new(), Vec::with_capacity(paths.len()), None::<u64>);
         for (path, (meta, (bytes, count))) in paths.iter().zip(looked) {
-            let others = header.or(bytes);
-            if let (Some(bytes), Some(others)) = (bytes, others)
-                && bytes != others
-            {
-                let message =
-                    format!("a header of {bytes} bytes here, of {others} in the files before: open them apart");
-                return Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_path(path));
+            match (header, bytes) {
+                (Some(others), Some(bytes)) if others != bytes => {
+                    let message =
+                        format!("a header of {bytes} bytes here, of {others} in the files before: open them apart");
+                    return Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_path(path));
+                }
+                _ => header = header.or(bytes),
             }
-            header = others;
             counts.push(count);
             sources.add(path, &meta)?;
         }
@@ -215,28 +213,21 @@ impl TokensBuilder {
         let head = input.read(0, input.len().min(HEAD), "the first bytes")?;
         let [magic, version, count] = [0, 4, 8].map(|at| head.get(at..at + 4).map_or(0, number));
         let wrong = |message: String| Err(input.wrong(message, 0, head.len() as u64));
+        let all = || format!("; {} takes its bytes as tokens", Setting::HeaderBytes.with(0));
         let Some((_, known, dtype)) = LLM_C.iter().find(|(known, ..)| *known == magic) else {
-            let all = Setting::HeaderBytes.with(0);
             // By chance less than once in 2^60 files of tokens of 16 bits; those of 8 bits may be texts.
             let is_text = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
-            let text = head.len() >= 64 && self.dtype.size() > 1 && head[..64].iter().all(is_text);
-            let tar = head.get(257..262).is_some_and(|magic| magic == b"ustar");
-            let known = match (text, tar) {
-                (_, true) => Some("a tar archive: read it as source tar or webdataset"),
-                (true, _) => Some("a text: make tokens of it first"),
-                _ => foreign(&head),
-            };
-            return match known {
-                Some(name) => wrong(format!("no tokens, but {name}; {all} takes its bytes as tokens")),
+            let text = self.dtype.size() > 1 && head.get(..64).is_some_and(|start| start.iter().all(is_text));
+            return match foreign(&head).or(text.then_some("a text: make tokens of it first")) {
+                Some(name) => wrong(format!("no tokens, but {name}{}", all())),
                 None if self.llm_c => wrong(format!("magic {magic}: not a token file of llm.c")),
                 None => Ok(0),
             };
         };
         little_endian("llm.c's token file")?;
         if version != *known {
-            let all = Setting::HeaderBytes.with(0);
             let message = format!("version {version} of llm.c's header with magic {magic}; {known} is known");
-            return wrong(format!("{message}; {all} takes its bytes as tokens"));
+            return wrong(message + &all());
         }
         if *dtype != self.dtype {
             let token = Setting::Token.with(dtype);

@@ -170,7 +170,7 @@ impl NpyBuilder {
         let mut place = None;
         let mut first_files: Option<Vec<PathBuf>> = None;
         for (name, pattern) in &self.fields {
-            let Listed { files, name: listed } = expand(pattern, &[".npy"])?;
+            let Listed { files, name: listed, .. } = expand(pattern, &[".npy"])?;
             place.get_or_insert(listed);
             if !self.rows {
                 check_pairs(first_files.get_or_insert_with(|| files.clone()), &files, name)?;

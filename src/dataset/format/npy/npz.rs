@@ -87,7 +87,7 @@ impl NpzBuilder {
         if self.rows && self.verify {
             return bad("checksums need whole members, and samples are rows of them: leave out one of both");
         }
-        let Listed { files, name } = expand(pattern, &[".npz"])?;
+        let Listed { files, name, .. } = expand(pattern, &[".npz"])?;
         let names = match &self.fields {
             Some(names) => names.clone(),
             None => all_names(&files[0])?,

@@ -8,6 +8,7 @@ use crate::tensor::{DType, EncodedField, Field};
 use arrow_schema::DataType;
 use parquet::basic::Type;
 use parquet::file::statistics::Statistics;
+use std::collections::HashMap;
 
 /// Columns and plans of the batch's fields.
 pub(super) struct SchemaPlan {
@@ -28,15 +29,14 @@ impl SchemaPlan {
         } else {
             wanted
         };
-        if let Some((at, twice)) =
-            wanted.iter().enumerate().find(|(at, field)| wanted[..*at].iter().any(|other| other.name == field.name))
-        {
-            let picture = wanted[..=at].iter().any(|field| field.name == twice.name && field.how == How::Image);
-            let why = if picture { "is the picture, and named again" } else { "is named twice" };
-            return Err(config(format!("column `{}` {why}: name it once", twice.name)));
-        }
         let mut plan = Self { schema: Vec::new(), fields: Vec::new(), leaves: Vec::new() };
+        let mut named = HashMap::new();
         for field in wanted {
+            if let Some(before) = named.insert(&field.name, field.how) {
+                let picture = [before, field.how].contains(&How::Image);
+                let why = if picture { "is the picture, and named again" } else { "is named twice" };
+                return Err(config(format!("column `{}` {why}: name it once", field.name)));
+            }
             plan.add(field, varying, footer)?;
         }
         Ok(plan)

@@ -240,7 +240,7 @@ impl ParquetBuilder {
     /// Errors: not Parquet; damage; a column that is missing or has an unsupported type; files whose chosen columns
     /// differ. Each error names the file.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Parquet> {
-        let Listed { files, name } = expand(pattern, &[".parquet", ".parq", ".pq"])?;
+        let Listed { files, name, .. } = expand(pattern, &[".parquet", ".parq", ".pq"])?;
         let footers = parallel_paths(&files, |_, path| Footer::of_file(path.clone(), &self))?;
         let mut sources = Sources::new();
         for footer in &footers {
@@ -297,35 +297,6 @@ impl ParquetBuilder {
 }
 
 impl Parquet {
-    /// Maximum bytes of a field's rows, found by reading its column: neither footer nor index has it.
-    fn longest(&self, field: usize) -> Result<u64> {
-        let FieldPlan { columns, kind } = &self.fields[field];
-        let stored = |chunk: &Chunk| chunk.places[columns.clone()].iter().map(|place| place.data.1).sum::<u64>();
-        let bytes = self.chunks.iter().map(stored).fold(0, u64::saturating_add);
-        if bytes > LENGTHS_MAX {
-            let name = &self.schema[field].name;
-            let message = format!("column `{name}` has {bytes} bytes, too many to look for the longest row: give it");
-            return Err(footer::config(message + &Setting::UpTo.hint(|up_to| format!(" by {up_to}"))));
-        }
-        let alone = Self {
-            sources: self.sources.clone(),
-            schema: vec![self.schema[field].clone()],
-            fields: vec![FieldPlan { columns: 0..columns.len(), kind: *kind }],
-            leaves: self.leaves.iter().map(|leaves| leaves[columns.clone()].into()).collect(),
-            chunks: self.chunks.iter().map(|chunk| chunk.of(columns.clone())).collect(),
-            starts: self.starts.clone(),
-            name: String::new(),
-            ..*self
-        };
-        let longest = |chunk: usize| {
-            let rows = Plain::new(&alone).chunk(chunk)?;
-            Ok((0..rows.rows()).filter_map(|row| rows.row(0, row)).map(<[u8]>::len).max().unwrap_or(0))
-        };
-        // Each thread holds the open rows of a chunk.
-        let found = by_threads(4, 0..alone.chunks.len(), |chunk, _| longest(chunk))?;
-        Ok(found.into_iter().max().unwrap_or(0) as u64)
-    }
-
     /// Adds the columns of the next file. Equal ones, as most are, are held once.
     fn add_leaves(&mut self, leaves: Leaves) {
         let same = self.leaves.last().filter(|last| **last == leaves).cloned();
@@ -452,13 +423,43 @@ impl Dataset for Parquet {
         self.chunks.iter().fold(digest, chunk).end()
     }
 
+    /// Reads the field's column: neither footer nor index has the lengths of rows.
     fn field_bytes_max(&self, field: usize) -> Result<u64> {
-        self.longest(field)
+        let FieldPlan { columns, kind } = &self.fields[field];
+        let stored = |chunk: &Chunk| chunk.places[columns.clone()].iter().map(|place| place.data.1).sum::<u64>();
+        let bytes = self.chunks.iter().map(stored).fold(0, u64::saturating_add);
+        if bytes > LENGTHS_MAX {
+            let name = &self.schema[field].name;
+            let message = format!("column `{name}` has {bytes} bytes, too many to look for the longest row: give it");
+            return Err(footer::config(message + &Setting::UpTo.hint(|up_to| format!(" by {up_to}"))));
+        }
+        let alone = Self {
+            sources: self.sources.clone(),
+            schema: vec![self.schema[field].clone()],
+            fields: vec![FieldPlan { columns: 0..columns.len(), kind: *kind }],
+            leaves: self.leaves.iter().map(|leaves| leaves[columns.clone()].into()).collect(),
+            chunks: self.chunks.iter().map(|chunk| chunk.of(columns.clone())).collect(),
+            starts: self.starts.clone(),
+            name: String::new(),
+            ..*self
+        };
+        let longest = |chunk: usize| {
+            let rows = Plain::new(&alone).chunk(chunk)?;
+            Ok((0..rows.rows()).filter_map(|row| rows.row(0, row)).map(<[u8]>::len).max().unwrap_or(0))
+        };
+        // Each thread holds the open rows of a chunk.
+        let found = by_threads(4, 0..alone.chunks.len(), |chunk, _| longest(chunk))?;
+        Ok(found.into_iter().max().unwrap_or(0) as u64)
     }
 
     fn index_bytes(&self) -> usize {
         let places: usize = self.chunks.iter().map(|chunk| chunk.places.len() * size_of::<Place>()).sum();
-        self.sources.table_bytes() + self.starts.capacity() * 8 + self.chunks.capacity() * size_of::<Chunk>() + places
+        let leaves = self.leaves.capacity() * size_of::<Leaves>();
+        self.sources.table_bytes()
+            + leaves
+            + self.starts.capacity() * 8
+            + self.chunks.capacity() * size_of::<Chunk>()
+            + places
     }
 
     fn describe(&self) -> String {

@@ -247,7 +247,7 @@ impl TarBuilder {
     /// Opens shards as [`Tar::open`] does, with the same errors.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Tar> {
         let pattern = pattern.as_ref();
-        let Listed { files, name } = expand(pattern, &[".tar"])?;
+        let Listed { files, name, .. } = expand(pattern, &[".tar"])?;
         self.open_as(&files, name)
     }
 

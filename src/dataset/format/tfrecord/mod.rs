@@ -204,7 +204,7 @@ impl TfRecordBuilder {
     /// not [`records`](Self::records); [`ErrorKind::Config`] for impossible fields.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<TfRecord> {
         let pattern = pattern.as_ref();
-        let Listed { files, name } = expand(pattern, &[])?;
+        let Listed { files, name, .. } = expand(pattern, &[])?;
         let name = if files.len() == 1 { name } else { format!("{} files of {name}", files.len()) };
         self.open_as(&files, name)
     }
