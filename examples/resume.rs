@@ -429,7 +429,7 @@ fn check(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
         let to = logs.iter().flatten().map(|entry| entry.step).max().unwrap_or(*from);
         say!("{:>7}  {world:>5}  {from:>9}  {to:>7}  {:>10}", number + 1, to.saturating_sub(*kept));
     }
-    let found = union(folder, &attempts, &expected)?;
+    let found = union(args, folder, &attempts, &expected)?;
     if kept < expected.len() as u64 {
         return Err(format!("not finished: step {kept} of {}; start the ranks again", expected.len()).into());
     }
@@ -455,9 +455,12 @@ impl Entry {
         Ok(Self { step, epoch: batch.epoch(), samples })
     }
 
-    /// The samples of one rank: every `world`-th, from `rank` on.
-    fn part(&self, rank: u32, world: u32) -> Self {
-        let samples = self.samples.iter().copied().skip(rank as usize).step_by(world as usize).collect();
+    /// The samples of one rank: consecutive ones. A smaller last batch has blank rows until it is divisible by the ranks.
+    fn part(&self, rank: usize, world: usize, global_batch: usize) -> Self {
+        let size = self.samples.len().next_multiple_of(world).min(global_batch);
+        let (each, more) = (size / world, size % world);
+        let start = rank * each + rank.min(more);
+        let samples = self.samples.iter().copied().skip(start).take(each + usize::from(rank < more)).collect();
         Self { samples, ..*self }
     }
 
@@ -505,7 +508,7 @@ fn supervise(mut args: Args) -> Anyhow<ExitCode> {
             return Ok(INTERRUPTED.into());
         }
     }
-    let found = union(run.folder, &run.attempts, &expected)?;
+    let found = union(&run.args, run.folder, &run.attempts, &expected)?;
     judge(&run.args, &expected, &found)
 }
 
@@ -679,7 +682,7 @@ fn entries(folder: &Path, attempt: usize, rank: u32) -> Anyhow<Vec<Entry>> {
 }
 
 /// The counted samples of all ranks and attempts, joined step by step.
-fn union(folder: &Path, attempts: &[Attempt], expected: &[Entry]) -> Anyhow<Vec<Entry>> {
+fn union(args: &Args, folder: &Path, attempts: &[Attempt], expected: &[Entry]) -> Anyhow<Vec<Entry>> {
     let mut union: Vec<Entry> = Vec::new();
     for (number, Attempt { world, from, kept }) in attempts.iter().enumerate() {
         let mut logs = Vec::new();
@@ -692,7 +695,8 @@ fn union(folder: &Path, attempts: &[Attempt], expected: &[Entry]) -> Anyhow<Vec<
                 return Err(format!("{of_rank}: {count} steps from {first} on, not {} to {kept}", from + 1).into());
             }
             for entry in log.iter().skip_while(|entry| entry.step <= *kept) {
-                let again = expected.get(entry.step as usize - 1).map(|expected| expected.part(rank, *world));
+                let part = |all: &Entry| all.part(rank as usize, *world as usize, args.global_batch as usize);
+                let again = expected.get(entry.step as usize - 1).map(part);
                 if again.as_ref() != Some(entry) {
                     return Err(format!("{of_rank}: step {} was repeated with other samples", entry.step).into());
                 }
