@@ -2,8 +2,8 @@
 //!
 //! | `FEEDLINE_SWEEP` | what runs | where |
 //! |---|---|---|
-//! | not set | every kind of case, a few seconds for each test | `cargo test` |
-//! | `ci` | every case | `.ci/run` |
+//! | not set | every kind of case, a few seconds for each test | `cargo test`, `.ci/run` |
+//! | `ci` | every case | by hand, before a release |
 //! | `full` | every case in every way, up to hours | by hand |
 //!
 //! `FEEDLINE_ONLY` restricts a sweep to the cases whose names hold one of its words, with commas between them; in the sweep of
