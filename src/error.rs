@@ -116,6 +116,11 @@ pub(crate) fn caught<T>(stage: Stage, work: impl FnOnce() -> Result<T>) -> Resul
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(panic, stage)))
 }
 
+/// As [`caught`]; the message of a panic begins with `who`, such as "the sampler".
+pub(crate) fn caught_in<T>(who: &str, stage: Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(panic, stage).within(who)))
+}
+
 /// The error for a caught panic, with its message.
 pub(crate) fn panicked(panic: Box<dyn std::any::Any + Send>, stage: Stage) -> Error {
     let message = panic.downcast_ref::<&str>().copied();
@@ -205,6 +210,8 @@ impl Stage {
 pub struct Site {
     /// File or folder.
     pub path: Option<PathBuf>,
+    /// Name of the sample within the file: a member of a tar.
+    pub member: Option<String>,
     /// Byte offset in the file.
     pub offset: Option<u64>,
     /// Number of requested bytes.
@@ -270,6 +277,13 @@ impl Error {
         self
     }
 
+    /// Adds the sample's name within its file, unless the error has one.
+    #[must_use]
+    pub fn with_member(mut self, member: impl Into<String>) -> Self {
+        self.0.site.member.get_or_insert_with(|| member.into());
+        self
+    }
+
     /// Adds offset and length in bytes, unless the error has them.
     #[must_use]
     pub fn with_range(mut self, offset: u64, len: u64) -> Self {
@@ -297,8 +311,9 @@ impl Error {
         self.0.kind
     }
 
-    /// Prefixes the message with the part of the file that it concerns.
-    pub(crate) fn within(mut self, part: impl fmt::Display) -> Self {
+    /// Prefixes the message with the part of the file that it concerns, such as "line 177".
+    #[must_use]
+    pub fn within(mut self, part: impl fmt::Display) -> Self {
         self.0.message = format!("{part}: {}", self.0.message);
         self
     }
@@ -353,10 +368,14 @@ impl fmt::Display for Error {
         if *site != Site::default() {
             f.write_str(":")?;
         }
-        if let Some(path) = &site.path {
-            let text = path.display().to_string();
-            // Escaped, so that any file name keeps the rendering on one line.
-            if text.contains(char::is_control) { write!(f, " path={text:?}")? } else { write!(f, " path={text}")? }
+        let path = site.path.as_ref().map(|path| path.display().to_string());
+        for (name, text) in [("path", &path), ("member", &site.member)] {
+            match text {
+                // Escaped, so that any file name keeps the rendering on one line.
+                Some(text) if text.contains(char::is_control) => write!(f, " {name}={text:?}")?,
+                Some(text) => write!(f, " {name}={text}")?,
+                None => {}
+            }
         }
         let numbers = [("offset", site.offset), ("len", site.len), ("sample", site.sample), ("batch", site.batch)];
         for (name, value) in numbers {

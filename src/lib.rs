@@ -100,7 +100,8 @@
 //!         let text = std::str::from_utf8(input).map_err(|e| Error::decode("not UTF-8").with_source(e))?;
 //!         // The fields of `outputs`, in its order.
 //!         let (numbers, sum) = (ctx.fields().start, ctx.fields().start + 1);
-//!         let (places, total) = out.two_mut::<f32, f32>(numbers, sum)?;
+//!         let mut fields = out.split();
+//!         let (places, total) = (fields.take::<f32>(numbers)?, fields.take::<f32>(sum)?);
 //!         let mut len = 0;
 //!         for word in text.split_whitespace() {
 //!             let place = places.get_mut(len).ok_or_else(|| Error::decode("more numbers than the field holds"))?;
@@ -135,7 +136,8 @@
 //!     .order(Order::shuffled(1))
 //!     .map_adding([Field::fixed("target", DType::F32, [3])], |row, _| {
 //!         let (label, target) = (row.index_of("label")?, row.index_of("target")?);
-//!         let (label, target) = row.two_mut::<i64, f32>(label, target)?;
+//!         let mut fields = row.split();
+//!         let (label, target) = (fields.take::<i64>(label)?, fields.take::<f32>(target)?);
 //!         target[label[0] as usize] = 1.0;
 //!         Ok(())
 //!     })
@@ -190,7 +192,7 @@ pub use device::Device;
 pub use error::{Error, ErrorKind, Result, Site, Stage};
 pub use ledger::{BadSample, Ledger};
 pub use loader::{Epoch, Loader, LoaderBuilder, Report};
-pub use memory::{BatchMut, Budget, Process, Row, Status};
+pub use memory::{BatchFields, BatchMut, Budget, Process, Row, RowFields, Status};
 pub use order::{LastBatch, Order, Shard};
 pub use pipeline::{FieldRoute, Gds, MemoryPlan, Numa, OnBadSample, Route};
 #[doc(hidden)]

@@ -141,7 +141,12 @@ impl Field {
 
     /// A field of vectors with at most `max` elements.
     pub fn up_to(name: impl Into<String>, dtype: DType, max: usize) -> Self {
-        Self { name: name.into(), dtype, shape: Shape::UpTo { max, inner: Vec::new() }, packed: None }
+        Self::rows_up_to(name, dtype, max, [])
+    }
+
+    /// A field of at most `max` rows of the shape `row`, such as 80 mel bands of each of a clip's frames.
+    pub fn rows_up_to(name: impl Into<String>, dtype: DType, max: usize, row: impl Into<Vec<usize>>) -> Self {
+        Self { name: name.into(), dtype, shape: Shape::UpTo { max, inner: row.into() }, packed: None }
     }
 
     /// A `u8` field of byte strings with at most `max` bytes, side by side in the batch without padding.

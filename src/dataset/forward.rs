@@ -10,6 +10,11 @@ macro_rules! forward {
         fn sources(&$self) -> &std::sync::Arc<crate::storage::Sources> { $to.sources() }
     };
     (@sample_bytes_max $self:ident $to:expr) => { fn sample_bytes_max(&$self) -> u64 { $to.sample_bytes_max() } };
+    (@field_bytes $self:ident $to:expr) => {
+        fn field_bytes(&$self, sample: u64, field: usize) -> crate::error::Result<Option<u64>> {
+            $to.field_bytes(sample, field)
+        }
+    };
     (@field_bytes_max $self:ident $to:expr) => {
         fn field_bytes_max(&$self, field: usize) -> crate::error::Result<u64> { $to.field_bytes_max(field) }
     };

@@ -175,7 +175,7 @@ pub use wrap::verify::{Verified, Verify};
 
 use self::forward::{debug_by_describe, forward};
 
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{EncodedField, Spec};
 use std::path::Path;
@@ -193,17 +193,33 @@ pub trait Dataset: Send + Sync + 'static {
     /// Files and memory that hold the bytes.
     fn sources(&self) -> &Arc<Sources>;
 
-    /// Maximum bytes of all extents of one sample together: the smallest memory budget must hold them. With chunks, the
-    /// most bytes of a chunk for each of its samples.
+    /// Maximum bytes of all extents of one sample together, one that several fields share counted once: the smallest memory
+    /// budget must hold them. More is an error of the sample. With chunks, the most bytes of a chunk for each of its
+    /// samples.
     fn sample_bytes_max(&self) -> u64;
 
+    /// Bytes of a sample's field as a decoder gets them, by the index alone; `None` if only reading tells. Packed rows need
+    /// it. The default knows all but [framed](Parts::framed) fields and chunks.
+    ///
+    /// Errors: those of [`extents`](Self::extents).
+    fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
+        sample::field_bytes(self, sample, field)
+    }
+
     /// Maximum bytes of a field as a decoder gets them: room for texts and other bytes that are delivered as stored. The
-    /// default asks [`extents`](Self::extents) for every sample; of framed fields and chunks it knows only
+    /// default asks [`field_bytes`](Self::field_bytes) for every sample; where that knows nothing, it is
     /// [`sample_bytes_max`](Self::sample_bytes_max). Parquet reads the column.
     ///
     /// Errors: of reading; [`ErrorKind::Config`] for a column with too many bytes to read them for this.
     fn field_bytes_max(&self, field: usize) -> Result<u64> {
-        sample::longest(self, field)
+        let mut most = 0;
+        for sample in 0..self.len() {
+            match self.field_bytes(sample, field)? {
+                Some(bytes) => most = most.max(bytes),
+                None => return Ok(self.sample_bytes_max()),
+            }
+        }
+        Ok(most)
     }
 
     /// The sample with the most bytes, if the index knows it. The error of a memory budget that is too small names it.
@@ -245,7 +261,8 @@ pub trait Dataset: Send + Sync + 'static {
         &[]
     }
 
-    /// Maximum bytes that [`open`](Self::open) puts into its buffer. The loader's memory plan has them once per worker.
+    /// Maximum bytes that [`open`](Self::open) puts into its buffer. The loader's memory plan has them once per worker. More is
+    /// an error of the sample.
     fn opened_bytes_max(&self) -> u64 {
         0
     }
@@ -285,7 +302,7 @@ pub trait Dataset: Send + Sync + 'static {
 }
 
 impl<D: Dataset + ?Sized> Dataset for Arc<D> {
-    forward!(self => (**self); schema len sources sample_bytes_max field_bytes_max largest_sample extents check open seek_points opened_bytes_max chunked member identity index_bytes describe);
+    forward!(self => (**self); schema len sources sample_bytes_max field_bytes field_bytes_max largest_sample extents check open seek_points opened_bytes_max chunked member identity index_bytes describe);
 }
 
 debug_by_describe!(Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord, Tokens);
@@ -375,6 +392,14 @@ pub trait DatasetExt: Dataset + Sized {
     /// Errors: file system errors; [`ErrorKind::Budget`] if the kernel does not have the memory.
     fn in_memory(self) -> Result<InMemory<Self>> {
         InMemory::open(self)
+    }
+
+    /// Bytes of a field of every sample, by the index alone: for samplers of batches with similar lengths.
+    ///
+    /// Errors: [`ErrorKind::Config`] where only reading tells: Parquet, most fields in frames.
+    fn lengths(&self, field: usize) -> Result<Vec<u64>> {
+        let unknown = || Error::new(ErrorKind::Config, Stage::Index, "the index has no lengths of this field");
+        (0..self.len()).map(|sample| self.field_bytes(sample, field)?.ok_or_else(unknown)).collect()
     }
 
     /// Gives the bytes of every field of one sample as a decoder gets them, verified. It reads by plain calls on this
@@ -472,7 +497,7 @@ impl<'a> Parts<'a> {
         sample: u64,
     ) -> Result<()> {
         self.clear();
-        dataset.extents(sample, self)?;
+        caught_in("the dataset's `extents`", Stage::Read, || dataset.extents(sample, self))?;
         let lie = |message: String| Err(Error::new(ErrorKind::User, Stage::Read, message));
         let name = |field: usize| dataset.schema().get(field).map_or("?", |field| &field.name);
         if fields > Spec::FIELDS_MAX {
@@ -500,6 +525,17 @@ impl<'a> Parts<'a> {
     fn ask_all(&mut self, dataset: &'a dyn Dataset, sample: u64) -> Result<()> {
         let fields = dataset.schema().len();
         self.ask(dataset, dataset.sources(), fields, sample).map_err(|error| error.with_sample(sample))
+    }
+
+    /// Bytes of all extents; one that follows itself counts once.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        let (mut before, mut sum) = (None, 0_u64);
+        for extent in self.iter().filter_map(|(_, part)| part.extent()) {
+            if before.replace(extent) != Some(extent) {
+                sum = sum.saturating_add(extent.len);
+            }
+        }
+        sum
     }
 
     /// Number of parts so far.

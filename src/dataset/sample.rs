@@ -132,23 +132,18 @@ impl<'d> Plain<'d> {
     }
 }
 
-/// Maximum bytes of a field by the extents of all samples.
-pub(super) fn longest<D: Dataset + ?Sized>(dataset: &D, field: usize) -> Result<u64> {
-    let (mut parts, mut most) = (Parts::new(), 0);
+/// Bytes of a field by its extent; `None` for a framed field and for chunks.
+pub(super) fn field_bytes<D: Dataset + ?Sized>(dataset: &D, sample: u64, field: usize) -> Result<Option<u64>> {
     if dataset.chunked().is_some() {
-        return Ok(dataset.sample_bytes_max());
+        return Ok(None);
     }
-    for sample in 0..dataset.len() {
-        parts.clear();
-        dataset.extents(sample, &mut parts)?;
-        let Some((_, part)) = parts.iter().find(|(of, _)| *of == field) else { continue };
-        most = most.max(match part {
-            Part::Framed(_) => return Ok(dataset.sample_bytes_max()),
-            Part::Extent(extent) | Part::Checked(extent) => extent.len,
-            Part::Inline(bytes) => bytes.len() as u64,
-        });
-    }
-    Ok(most)
+    let mut parts = Parts::new();
+    dataset.extents(sample, &mut parts)?;
+    Ok(parts.iter().find(|(of, _)| *of == field).and_then(|(_, part)| match part {
+        Part::Framed(_) => None,
+        Part::Extent(extent) | Part::Checked(extent) => Some(extent.len),
+        Part::Inline(bytes) => Some(bytes.len() as u64),
+    }))
 }
 
 /// Bytes of every field of a sample, as a decoder gets them.

@@ -94,9 +94,9 @@ impl<'a> Ctx<'a> {
         self
     }
 
-    /// Seek points of the input; empty without any.
-    #[cfg_attr(not(feature = "image"), allow(dead_code, reason = "only pictures have them"))]
-    pub(crate) fn seek_points(&self) -> &'a [u8] {
+    /// Seek points of the input; empty without any. They are what
+    /// [`Dataset::seek_points`](crate::dataset::Dataset::seek_points) gave.
+    pub fn seek_points(&self) -> &'a [u8] {
         self.seek_points
     }
 

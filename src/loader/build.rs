@@ -26,7 +26,7 @@ use crate::pipeline::planner::{IoSide, Planner};
 use crate::pipeline::queue::Queue;
 use crate::pipeline::recipe::Recipe;
 use crate::pipeline::runtime::{self, Runtime};
-use crate::pipeline::sample::Samples;
+use crate::pipeline::sample::{Promised, Samples};
 use crate::pipeline::substitute::SpareRoom;
 use crate::pipeline::task::Sample;
 use crate::pipeline::watchdog::Watch;
@@ -510,6 +510,7 @@ impl Assembly {
         idle: Sender<Box<Sample>>,
     ) -> (Arc<Core>, Box<dyn Reader>) {
         let Self { dataset, chunk_starts, seed, meters, fields, opened, reserved, .. } = self;
+        let promised = Promised { sample_bytes: dataset.sample_bytes_max(), opened_bytes: dataset.opened_bytes_max() };
         let core = Core {
             samples: Samples {
                 sources: dataset.sources().clone(),
@@ -518,6 +519,7 @@ impl Assembly {
                 recipe: fields.recipe,
                 seed,
                 scratch_limit: reserved.plan.scratch_bytes,
+                promised,
                 watch: watch.clone(),
             },
             cache: opened.cache,

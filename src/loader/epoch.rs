@@ -8,12 +8,12 @@
 use super::Report;
 use super::{Life, Live, Place, config};
 use crate::batch::{Batch, BatchInfo, Contents, Reorder};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::Ticket;
 use crate::meter::consuming;
 use crate::order::Batches;
 use crate::pipeline::Start;
-use crate::pipeline::runtime::placed;
+use crate::pipeline::runtime::{placed, within};
 use crate::pipeline::watchdog::{LOOKS, Watcher};
 use crate::report::spans;
 use crate::report::{Cause, Verdict};
@@ -359,6 +359,7 @@ impl Epoch {
                 // The caller did not cancel this run: the failure of the loader dropped its rows.
                 error = self.shared.runtime.core().trouble().unwrap_or(error);
             }
+            let error = self.with_member(error);
             spans::fault(&error, spans::Outcome::Failed);
             self.end();
             return Err(error);
@@ -376,6 +377,20 @@ impl Epoch {
             self.end();
         }
         batch
+    }
+
+    /// Adds the sample's name in its file to the error. The dataset may read for it, so here, once, and for a second at most.
+    fn with_member(&self, error: Error) -> Error {
+        let core = self.shared.runtime.core();
+        let Some(sample) = error.site().sample.filter(|_| core.samples.blames_sample(&error)) else { return error };
+        let holder = core.clone();
+        let member =
+            move || if holder.samples.chunk_starts.is_some() { None } else { holder.samples.dataset.member(sample) };
+        let member = caught(Stage::Read, || within(Duration::from_secs(1), "the dataset", member));
+        match member.ok().flatten() {
+            Some(member) => error.with_member(member),
+            None => error,
+        }
     }
 
     fn note(&mut self, now: u64, waited: u64, contents: Contents) -> Result<Batch> {

@@ -29,7 +29,7 @@ pub use process::Process;
 pub(crate) use region::Pinned;
 pub(crate) use region::{Bytes as RegionBytes, Region, Withheld};
 pub use ring::{ByteRing, RingSpan};
-pub use row::{BatchMut, Row};
+pub use row::{BatchFields, BatchMut, Row, RowFields};
 pub use slot::Status;
 pub(crate) use slot::{Array, Filled, FreeSlot, Hooks, Pool, RowSpan, Rows, Ticket};
 

@@ -14,7 +14,7 @@ impl Rows {
     /// The first unfinished row, for writing.
     pub(crate) fn row(&mut self) -> Row<'_> {
         assert!(self.len() > 0);
-        Row { slot: &self.slot, row: self.start, allowed: !self.lent, stands_in: self.stands_in }
+        Row { slot: &self.slot, row: self.start, allowed: !self.lent, written: 0, stands_in: self.stands_in }
     }
 
     /// Blanks all unfinished rows and counts them as done.
@@ -43,7 +43,7 @@ impl Rows {
 impl Filled {
     /// The batch for `.map_batch`.
     pub(crate) fn batch_mut(&mut self) -> BatchMut<'_> {
-        BatchMut { filled: self }
+        BatchMut { filled: self, written: 0 }
     }
 }
 
@@ -55,6 +55,8 @@ pub struct Row<'a> {
     pub(super) row: u32,
     /// Bit mask of the accessible fields.
     allowed: u64,
+    /// Bit mask of the fields whose bytes behind their length may have been written.
+    written: u64,
     /// Prepares the row for a substitute.
     stands_in: bool,
 }
@@ -77,17 +79,20 @@ impl Row<'_> {
         self.row as usize
     }
 
-    /// The bytes of field `field`: all `max` elements of an `UpTo` field, the length in the index of a packed field.
-    /// Panics if `field` is out of range.
+    /// The bytes of field `field`: all `max` elements of an `UpTo` field, the length in the index of a packed field. Those
+    /// behind the length become 0 again when the decoder or transform has returned.
+    ///
+    /// Panics if `field` is out of range, or in a decoder is not one of its own.
     pub fn bytes_mut(&mut self, field: usize) -> &mut [u8] {
         assert!(self.allowed & (1 << field) != 0, "field {field} is not accessible here");
+        self.written |= 1 << field;
         let (ptr, len) = self.slot.field_at(field, self.row);
         // SAFETY: in bounds, initialised, alive by the borrow of the slot. Exclusive: this `Row` borrows the row's
         // unique token mutably, and lent fields were refused above.
         unsafe { std::slice::from_raw_parts_mut(ptr, len) }
     }
 
-    /// The elements of field `field`. Panics if `field` is out of range.
+    /// The elements of field `field`, as [`bytes_mut`](Self::bytes_mut).
     ///
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype.
     pub fn slice_mut<T: Element>(&mut self, field: usize) -> Result<&mut [T]> {
@@ -105,7 +110,7 @@ impl Row<'_> {
         (unsafe { &mut *first }, second)
     }
 
-    /// The elements of field `field`, for reading. Panics if `field` is out of range.
+    /// The elements of field `field`, for reading. Panics as [`bytes_mut`](Self::bytes_mut).
     ///
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype.
     pub fn slice<T: Element>(&self, field: usize) -> Result<&[T]> {
@@ -122,15 +127,23 @@ impl Row<'_> {
         Some(self.slot.number(offset) as usize)
     }
 
-    /// The elements of two different fields, so that one can be computed from the other.
-    ///
-    /// Errors: [`ErrorKind::Shape`] if a dtype differs or both are the same field.
-    pub fn two_mut<A: Element, B: Element>(&mut self, a: usize, b: usize) -> Result<(&mut [A], &mut [B])> {
-        check_dtype::<A>(&self.slot.plan.spec.fields()[a])?;
-        check_dtype::<B>(&self.slot.plan.spec.fields()[b])?;
-        check_distinct(a, b)?;
-        let (first, second) = self.two_bytes(a, b);
-        Ok((bytemuck::cast_slice_mut(first), bytemuck::cast_slice_mut(second)))
+    /// Several fields at once, so that one can be computed from others.
+    pub fn split(&mut self) -> RowFields<'_> {
+        RowFields { row: Row { ..*self }, written: &mut self.written, taken: 0 }
+    }
+
+    /// Zeroes the bytes behind the lengths of the fields that were written.
+    pub(crate) fn pad(&mut self) {
+        while self.written != 0 {
+            let field = self.written.trailing_zeros() as usize;
+            self.written &= !(1 << field);
+            let (spec, layout) = (&self.slot.plan.spec.fields()[field], &self.slot.plan.layout.fields()[field]);
+            if let (Shape::UpTo { max, .. }, None, Some(len)) = (spec.shape(), layout.packed, self.len_of(field)) {
+                let unit = spec.row_bytes() / max;
+                self.bytes_mut(field)[unit * len..].fill(0);
+                self.written &= !(1 << field);
+            }
+        }
     }
 
     /// Sets the length (first dimension) of an `UpTo` field and zeroes the bytes behind it.
@@ -147,6 +160,7 @@ impl Row<'_> {
         if let Some(offset) = self.slot.plan.layout.fields()[field].lens {
             self.put(offset + self.row as usize * 8, &(len as u64).to_ne_bytes());
         }
+        self.written &= !(1 << field);
         Ok(())
     }
 
@@ -170,7 +184,10 @@ impl Row<'_> {
         } else if bytes.len() != row_bytes {
             return Err(wrong_bytes(spec, bytes.len()));
         }
+        let written = self.written;
         self.bytes_mut(field)[..bytes.len()].copy_from_slice(bytes);
+        // Within the length: what stands behind it is as before.
+        self.written = written;
         Ok(())
     }
 
@@ -210,6 +227,28 @@ impl Row<'_> {
     }
 }
 
+/// Several fields of a row at once, each one time: [`Row::split`].
+pub struct RowFields<'a> {
+    row: Row<'a>,
+    written: &'a mut u64,
+    taken: u64,
+}
+
+impl<'a> RowFields<'a> {
+    /// The elements of field `field`, as [`Row::slice_mut`].
+    ///
+    /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype, or the field was taken before.
+    pub fn take<T: Element>(&mut self, field: usize) -> Result<&'a mut [T]> {
+        check_dtype::<T>(&self.row.slot.plan.spec.fields()[field])?;
+        take_once(&mut self.taken, field)?;
+        let bytes: *mut [u8] = self.row.bytes_mut(field);
+        *self.written |= 1 << field;
+        // SAFETY: arrays of different fields do not overlap (tested in `tensor`), and each field is taken once, so the
+        // borrow is exclusive. It lives as long as the mutable borrow of the row.
+        Ok(bytemuck::cast_slice_mut(unsafe { &mut *bytes }))
+    }
+}
+
 fn index_of(spec: &Spec, name: &str) -> Result<usize> {
     spec.index_of(name).ok_or_else(|| {
         let names: Vec<_> = spec.fields().iter().map(Field::name).collect();
@@ -228,11 +267,11 @@ fn check_dtype<T: Element>(field: &Field) -> Result<()> {
     Err(shape_error(format!("field `{}` holds {}, not {}", field.name(), field.dtype(), T::DTYPE)))
 }
 
-fn check_distinct(a: usize, b: usize) -> Result<()> {
-    if a != b {
+fn take_once(taken: &mut u64, field: usize) -> Result<()> {
+    if std::mem::replace(taken, *taken | 1 << field) & (1 << field) == 0 {
         return Ok(());
     }
-    Err(shape_error(format!("field {a} is borrowed twice: give two different fields")))
+    Err(shape_error(format!("field {field} is taken twice")))
 }
 
 /// Maximum length and row bytes of an `UpTo` field that `len` fits.
@@ -255,8 +294,12 @@ fn wrong_bytes(field: &Field, len: usize) -> Error {
 }
 
 /// A whole batch before delivery, for `.map_batch` to change in place.
+///
+/// Bytes behind the length of an `UpTo` field's row become 0 again when the transforms have returned.
 pub struct BatchMut<'a> {
     filled: &'a mut Filled,
+    /// Bit mask of the fields that may have been written.
+    written: u64,
 }
 
 impl BatchMut<'_> {
@@ -295,8 +338,9 @@ impl BatchMut<'_> {
 
     /// Lengths (first dimensions) of an `UpTo` field, one per row; `None` for a fixed shape and for a packed field.
     ///
-    /// No value may exceed the field's maximum.
+    /// No value may exceed the field's maximum: else the batch gets an error of [`ErrorKind::Shape`].
     pub fn lens_mut(&mut self, field: usize) -> Option<&mut [u64]> {
+        self.written |= 1 << field;
         let layout = self.filled.slot().plan.layout.fields()[field];
         let offset = layout.lens.filter(|_| layout.packed.is_none())?;
         let len = 8 * self.filled.rows();
@@ -308,11 +352,12 @@ impl BatchMut<'_> {
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype.
     pub fn slice_mut<T: Element>(&mut self, field: usize) -> Result<&mut [T]> {
         check_dtype::<T>(&self.filled.spec().fields()[field])?;
-        Ok(bytemuck::cast_slice_mut(self.filled.array_mut(field)))
+        Ok(bytemuck::cast_slice_mut(self.bytes_mut(field)))
     }
 
     /// The bytes of all rows of field `field`, dense, for code that knows the dtype at run time.
     pub fn bytes_mut(&mut self, field: usize) -> &mut [u8] {
+        self.written |= 1 << field;
         self.filled.array_mut(field)
     }
 
@@ -330,15 +375,69 @@ impl BatchMut<'_> {
         Ok(values.chunks_exact_mut(width.max(1)))
     }
 
-    /// All rows of two different fields.
+    /// Several fields at once, with their lengths.
+    pub fn split(&mut self) -> BatchFields<'_> {
+        BatchFields { batch: BatchMut { filled: self.filled, written: 0 }, written: &mut self.written, taken: [0; 2] }
+    }
+
+    /// Checks the lengths of the fields that were written, and zeroes the bytes behind them.
     ///
-    /// Errors: [`ErrorKind::Shape`] if a dtype differs or both are the same field.
-    pub fn two_mut<A: Element, B: Element>(&mut self, a: usize, b: usize) -> Result<(&mut [A], &mut [B])> {
-        check_dtype::<A>(&self.filled.spec().fields()[a])?;
-        check_dtype::<B>(&self.filled.spec().fields()[b])?;
-        check_distinct(a, b)?;
-        let (first, second) = self.filled.two_arrays(a, b);
-        Ok((bytemuck::cast_slice_mut(first), bytemuck::cast_slice_mut(second)))
+    /// Errors: [`ErrorKind::Shape`] for a length above the maximum.
+    pub(crate) fn pad(&mut self) -> Result<()> {
+        for field in (0..self.spec().fields().len()).filter(|field| self.written & (1 << field) != 0) {
+            let spec = &self.filled.slot().plan.spec.fields()[field];
+            let (row_bytes, max) = match spec.shape() {
+                Shape::UpTo { max, .. } if !spec.is_packed() => (spec.row_bytes(), *max),
+                _ => continue,
+            };
+            for row in 0..self.len() {
+                let len = self.filled.lens(field).map_or(0, |lens| lens[row]);
+                if len > max as u64 {
+                    let name = self.spec().fields()[field].name();
+                    return Err(shape_error(format!(
+                        "row {row} of field `{name}` has length {len}, {max} is the most"
+                    )));
+                }
+                let unused = row_bytes * row + row_bytes / max * len as usize..row_bytes * (row + 1);
+                self.filled.array_mut(field)[unused].fill(0);
+            }
+        }
+        self.written = 0;
+        Ok(())
+    }
+}
+
+/// Several fields of a batch at once, each one time: [`BatchMut::split`].
+pub struct BatchFields<'a> {
+    batch: BatchMut<'a>,
+    written: &'a mut u64,
+    /// Bit masks of the fields whose elements, and lengths, were taken.
+    taken: [u64; 2],
+}
+
+impl<'a> BatchFields<'a> {
+    /// All rows of field `field`, as [`BatchMut::slice_mut`].
+    ///
+    /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype, or the field was taken before.
+    pub fn take<T: Element>(&mut self, field: usize) -> Result<&'a mut [T]> {
+        check_dtype::<T>(&self.batch.spec().fields()[field])?;
+        take_once(&mut self.taken[0], field)?;
+        *self.written |= 1 << field;
+        let bytes: *mut [u8] = self.batch.bytes_mut(field);
+        // SAFETY: arrays of different fields, and lengths, do not overlap (tested in `tensor`), and each is taken once, so
+        // the borrow is exclusive. It lives as long as the mutable borrow of the batch.
+        Ok(bytemuck::cast_slice_mut(unsafe { &mut *bytes }))
+    }
+
+    /// The lengths of field `field`, as [`BatchMut::lens_mut`].
+    ///
+    /// Errors: [`ErrorKind::Shape`] if the lengths were taken before.
+    pub fn take_lens(&mut self, field: usize) -> Result<Option<&'a mut [u64]>> {
+        take_once(&mut self.taken[1], field)?;
+        *self.written |= 1 << field;
+        let lens: Option<*mut [u64]> = self.batch.lens_mut(field).map(std::ptr::from_mut);
+        // SAFETY: as in `take`.
+        Ok(lens.map(|lens| unsafe { &mut *lens }))
     }
 }
 
@@ -358,7 +457,6 @@ mod tests {
             (row.copy_from(2, &[0; 3]).unwrap_err(), "`tokens` takes at most 8 bytes, the sample has 3"),
             (row.set_len(0, 1).unwrap_err(), "`image` has a fixed shape"),
             (row.slice_mut::<f32>(0).map(|_| ()).unwrap_err(), "`image` holds u8, not f32"),
-            (row.two_mut::<u8, u8>(0, 0).map(|_| ()).unwrap_err(), "field 0 is borrowed twice"),
             (row.index_of("mask").unwrap_err(), "no field `mask`: the fields are image, label, tokens"),
         ];
         for (error, message) in errors {

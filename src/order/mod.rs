@@ -23,7 +23,7 @@ mod lanes;
 mod shard;
 pub(crate) mod subset;
 
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
 pub(crate) use batches::Batches;
 pub use batches::LastBatch;
 pub use key::Draws;
@@ -44,7 +44,7 @@ use std::sync::Arc;
 /// A sampler that draws every class equally often, with replacement:
 ///
 /// ```
-/// use feedline::order::{Draws, Order, Sampler};
+/// use feedline::order::{Draws, Order, Sampler, identity_of};
 ///
 /// struct Balanced {
 ///     seed: u64,
@@ -60,6 +60,11 @@ use std::sync::Arc;
 ///         let mut draws = Draws::new(self.seed, epoch, position, "balanced");
 ///         let ids = &self.ids_of_class[draws.below(self.ids_of_class.len() as u64) as usize];
 ///         ids[draws.below(ids.len() as u64) as usize]
+///     }
+///
+///     fn identity(&self) -> u64 {
+///         let lists = self.ids_of_class.iter().flat_map(|ids| [ids.len() as u64].into_iter().chain(ids.iter().copied()));
+///         identity_of([self.seed].into_iter().chain(lists))
 ///     }
 /// }
 ///
@@ -77,11 +82,16 @@ pub trait Sampler: Send + Sync + 'static {
     /// The sample at `position` (below `len`) of `epoch`.
     fn id(&self, epoch: u64, position: u64) -> u64;
 
-    /// A hash of the sampler's settings (its seed, weights, lists …). A saved state holds it, so that a run does not resume in
-    /// another order. With the default only `len` is compared.
-    fn identity(&self) -> u64 {
-        0
-    }
+    /// A hash of all that decides the ids: seed, weights, lists. A saved state holds it, so that a run does not resume in
+    /// another order. It must be the same in every process and on every machine.
+    fn identity(&self) -> u64;
+}
+
+/// A hash of numbers for [`Sampler::identity`] and [`Dataset::identity`](crate::dataset::Dataset::identity), the same on
+/// every machine.
+pub fn identity_of(numbers: impl IntoIterator<Item = u64>) -> u64 {
+    let key = numbers.into_iter().fold(Key::new(0).named("identity"), |key, number| key.derive(number));
+    Draws::from_key(key).next_u64()
 }
 
 /// The samples of an epoch and their order. Cheap to clone.
@@ -172,7 +182,7 @@ impl Order {
         Self { source: Source::Indices { ids, largest }, seed: 0, shuffled: false, window: None, lanes: 1 }
     }
 
-    /// The ids of a user's [`Sampler`].
+    /// The ids of a user's [`Sampler`]. Transforms draw by seed 0, unless [`with_seed`](Self::with_seed) sets another.
     pub fn sampler(sampler: impl Sampler) -> Self {
         Self { source: Source::Sampler(Arc::new(sampler)), seed: 0, shuffled: false, window: None, lanes: 1 }
     }
@@ -226,7 +236,7 @@ impl Order {
         let len = match &self.source {
             Source::Dataset => dataset_len,
             Source::Indices { ids, .. } => ids.len() as u64,
-            Source::Sampler(sampler) => sampler.len(),
+            Source::Sampler(sampler) => in_sampler(|| sampler.len())?,
         };
         let key = Key::new(self.seed).named("order").derive(epoch);
         let permutation = self.shuffled.then(|| Permutation::new(len, key));
@@ -328,6 +338,11 @@ fn hash(ids: &[u64]) -> u64 {
     Draws::from_key(ids.iter().fold(Key::new(ids.len() as u64).named("indices"), |key, id| key.derive(*id))).next_u64()
 }
 
+/// Runs a user's sampler: its panic is an error of the order, on whichever thread it is asked.
+fn in_sampler<T>(ask: impl FnOnce() -> T) -> Result<T> {
+    caught_in("the sampler", Stage::Order, || Ok(ask()))
+}
+
 /// The error for the first of `ids` that is not below `len`.
 fn out_of_range(what: &str, ids: &[u64], len: u64) -> Error {
     let first = ids.iter().enumerate().find(|(_, id)| **id >= len);
@@ -409,7 +424,7 @@ impl EpochOrder {
         match &self.source {
             Source::Dataset => Ok(index),
             Source::Indices { ids, .. } => Ok(ids[index as usize]),
-            Source::Sampler(sampler) => self.checked(position, sampler.id(self.epoch, index)),
+            Source::Sampler(sampler) => self.checked(position, in_sampler(|| sampler.id(self.epoch, index))?),
         }
     }
 
@@ -521,6 +536,10 @@ mod tests {
 
         fn id(&self, epoch: u64, position: u64) -> u64 {
             epoch + position * self.step
+        }
+
+        fn identity(&self) -> u64 {
+            self.step
         }
     }
 

@@ -300,6 +300,10 @@ fn packed_fields(dataset: &dyn Dataset, handlers: &[Handler], fields: &[Field]) 
             let why = if outputs.len() > 1 { "its decoder also makes other fields" } else { "it lies in chunks" };
             return bad(format!("field `{}` cannot be packed: {why}", handler.name));
         }
+        let last = dataset.len().saturating_sub(1);
+        if [0, last / 2, last].into_iter().any(|sample| matches!(dataset.field_bytes(sample, number), Ok(None))) {
+            return bad(format!("field `{}` cannot be packed: the dataset's index has no lengths of it", handler.name));
+        }
         packed.push((number, outputs.start));
     }
     Ok(packed)

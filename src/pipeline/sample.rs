@@ -14,7 +14,7 @@ use super::task::{Job, Piece, Place, Run, Sample};
 use super::watchdog::{Doing, Watch};
 use crate::dataset::{Chunked, Dataset, Part, Parts};
 use crate::decode::{Ctx, Scratch};
-use crate::error::{Error, ErrorKind, Result, Stage, caught};
+use crate::error::{Error, ErrorKind, Result, Stage, caught, caught_in};
 use crate::memory::{ChunkBuf, Rows};
 use crate::storage::{Cached, Extent, Sources, exhausted, out_of_reach};
 use std::sync::Arc;
@@ -29,7 +29,14 @@ pub(crate) struct Samples {
     pub(crate) seed: u64,
     /// Heap bytes that decoders may use on each worker.
     pub(crate) scratch_limit: usize,
+    pub(crate) promised: Promised,
     pub(crate) watch: Arc<Watch>,
+}
+
+/// Bounds that the dataset gave when the loader was built, and memory was planned by them.
+pub(crate) struct Promised {
+    pub(crate) sample_bytes: u64,
+    pub(crate) opened_bytes: u64,
 }
 
 /// The bytes of one field, as the dataset's source holds them.
@@ -83,7 +90,12 @@ impl Samples {
     /// The checked parts of a sample: every field of the schema has bytes exactly once; every extent lies within its
     /// source.
     pub(crate) fn parts<'d>(&'d self, id: u64, parts: &mut Parts<'d>) -> Result<()> {
-        parts.ask(&*self.dataset, &self.sources, self.recipe.handlers.len(), id)
+        parts.ask(&*self.dataset, &self.sources, self.recipe.handlers.len(), id)?;
+        let (most, bytes) = (self.promised.sample_bytes, parts.stored_bytes());
+        if bytes > most {
+            return lie(format!("the sample has {bytes} bytes, the dataset's `sample_bytes_max` is {most}"));
+        }
+        Ok(())
     }
 
     /// Places the rows of packed fields by the lengths in the index. A row without a length gets no bytes; filling it
@@ -92,18 +104,11 @@ impl Samples {
         if self.recipe.packed.is_empty() {
             return;
         }
-        let mut parts = Parts::new();
         for row in 0..rows.len() {
-            parts.clear();
-            let ask = || self.parts(job.order.id(job.batches.position(batch, row))?, &mut parts);
-            let asked = row < count && caught(Stage::Read, ask).is_ok();
+            let id = if row < count { job.order.id(job.batches.position(batch, row)).ok() } else { None };
             for (number, field) in &self.recipe.packed {
-                let part = parts.iter().find(|(field, _)| field == number && asked);
-                let len = part.map_or(0, |(_, part)| match part {
-                    Part::Inline(bytes) => bytes.len() as u64,
-                    _ => part.extent().map_or(0, |extent| extent.len),
-                });
-                rows.place(*field, row, len);
+                let ask = || id.map_or(Ok(None), |id| self.dataset.field_bytes(id, *number));
+                rows.place(*field, row, caught(Stage::Read, ask).ok().flatten().unwrap_or(0));
             }
         }
     }
@@ -266,15 +271,13 @@ impl Samples {
         };
         let handler = &self.recipe.handlers[given.field];
         if given.checked {
-            self.dataset.check(id, given.field, given.bytes).map_err(site)?;
+            let check = || self.dataset.check(id, given.field, given.bytes);
+            caught_in("the dataset's `check`", Stage::Decode, check).map_err(site)?;
         }
         // The decoder borrows the rest of the scratch meanwhile.
         let mut opened = std::mem::take(&mut scratch.opened);
         opened.clear();
-        let bytes = match given.framed {
-            true => self.dataset.open(id, given.field, given.bytes, &mut opened).map_err(site)?,
-            false => given.bytes,
-        };
+        let bytes = if given.framed { self.open(id, &given, &mut opened).map_err(site)? } else { given.bytes };
         let mut row = rows.row();
         let done = match &handler.how {
             How::InPlace(_) | How::Copy => row.copy_from(handler.outputs.start, bytes).map_err(site),
@@ -284,11 +287,25 @@ impl Samples {
                 let mut ctx = Ctx::new(self.seed, job.epoch, id, handler.outputs.clone(), scratch)
                     .with_scratch_limit(self.scratch_limit)
                     .with_seek_points(self.dataset.seek_points(id, given.field));
-                decoder.decode(bytes, &mut ctx, &mut row.only(mask(&handler.outputs))).map_err(site)
+                let mut own = row.only(mask(&handler.outputs));
+                decoder.decode(bytes, &mut ctx, &mut own).map(|()| own.pad()).map_err(site)
             }
         };
         scratch.opened = opened;
         done
+    }
+
+    /// Lets the dataset open a field's bytes.
+    fn open<'a>(&self, id: u64, given: &Given<'a>, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        let most = self.promised.opened_bytes;
+        let opened = caught_in("the dataset's `open`", Stage::Decode, move || {
+            self.dataset.open(id, given.field, given.bytes, buffer)
+        })?;
+        // Bytes that were given and not copied take no memory.
+        if !given.bytes.as_ptr_range().contains(&opened.as_ptr()) && opened.len() as u64 > most {
+            return lie(format!("`open` gave {} bytes, the dataset's `opened_bytes_max` is {most}", opened.len()));
+        }
+        Ok(opened)
     }
 
     /// Maps and marks a row with complete fields.
@@ -304,6 +321,7 @@ impl Samples {
                 let mut ctx =
                     Ctx::new(self.seed, job.epoch, id, fields, scratch).with_scratch_limit(self.scratch_limit);
                 map(&mut row, &mut ctx)?;
+                row.pad();
             }
             scratch.mapping = false;
         }

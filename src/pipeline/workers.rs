@@ -182,6 +182,7 @@ fn map_batch(core: &Core, worker: &mut Worker, mut slot: Filled) {
             let mut ctx = Ctx::new(samples.seed, ticket.epoch, ticket.position, fields, &mut worker.scratch);
             map(&mut batch, &mut ctx)?;
         }
+        batch.pad()?;
         if recipe.finishes_late() {
             recipe.finishes.iter().for_each(|finishing| finishing.run_late(&mut slot, samples.seed));
         }

@@ -374,7 +374,8 @@ fn transforms_add_fields_whatever_the_workers() {
                 .order(Order::shuffled(9))
                 .map_adding([Field::fixed("one_hot", DType::F32, [4])], |row, ctx| {
                     let (label, one_hot) = (row.index_of("label")?, row.index_of("one_hot")?);
-                    let (label, one_hot) = row.two_mut::<i64, f32>(label, one_hot)?;
+                    let mut fields = row.split();
+                    let (label, one_hot) = (fields.take::<i64>(label)?, fields.take::<f32>(one_hot)?);
                     one_hot[label[0] as usize] = 1.0;
                     row.bytes_mut(0)[0] = ctx.draws("noise").below(256) as u8;
                     Ok(())
@@ -533,7 +534,7 @@ fn wrong_answers_of_a_dataset_are_errors_with_the_sample() {
         (Twist::NoSuchSource, ErrorKind::User, "names source 7"),
         (Twist::ForgetsAField, ErrorKind::User, "`label`"),
         (Twist::NoSuchField, ErrorKind::User, "names field 9"),
-        (Twist::Panics, ErrorKind::Panicked, "extents panics"),
+        (Twist::Panics, ErrorKind::Panicked, "the dataset's `extents`: extents panics"),
     ];
     for (twist, kind, words) in cases {
         for (mode, direct) in readers() {
@@ -542,9 +543,7 @@ fn wrong_answers_of_a_dataset_are_errors_with_the_sample() {
             let error = pull(&loader, 0).unwrap_err();
             assert!(error.to_string().contains(words), "{mode:?} {direct:?}: {error}");
             assert_eq!(error.kind(), kind, "{mode:?} {direct:?}: {error}");
-            if twist != Twist::Panics {
-                assert_eq!(error.site().sample, Some(13), "{error}");
-            }
+            assert_eq!(error.site().sample, Some(13), "{error}");
         }
     }
 }
@@ -684,6 +683,9 @@ fn a_sampler_that_names_a_missing_sample_is_an_error() {
         fn id(&self, _: u64, position: u64) -> u64 {
             position
         }
+        fn identity(&self) -> u64 {
+            0
+        }
     }
     let loader = build(Loader::builder(in_memory(10, 4)).order(Order::sampler(Off)).batch_size(4));
     let mut epoch = loader.epoch(0).unwrap();
@@ -772,6 +774,9 @@ fn a_sampler_that_panics_or_shrinks_ends_the_run() {
         fn id(&self, _: u64, position: u64) -> u64 {
             position
         }
+        fn identity(&self) -> u64 {
+            0
+        }
     }
     for panics in [false, true] {
         let fickle = Fickle(std::sync::atomic::AtomicU64::new(0), panics);
@@ -812,12 +817,15 @@ fn a_panic_in_build_or_preview_is_an_error() {
         fn id(&self, _: u64, _: u64) -> u64 {
             panic!("a bug");
         }
+        fn identity(&self) -> u64 {
+            0
+        }
     }
     let error = Loader::builder(Panics(in_memory(20, 4), true)).build().unwrap_err();
     assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "a bug"));
     let order = Order::sampler(Panics(in_memory(20, 4), false));
     let error = build(Loader::builder(in_memory(20, 4)).order(order)).preview(0, 1).unwrap_err();
-    assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "a bug"));
+    assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "the sampler: a bug"));
 }
 
 #[test]
@@ -829,6 +837,9 @@ fn an_error_of_a_later_epoch_comes_in_its_turn() {
         }
         fn id(&self, _: u64, position: u64) -> u64 {
             position
+        }
+        fn identity(&self) -> u64 {
+            0
         }
     }
     let len = Arc::new(std::sync::atomic::AtomicU64::new(12));

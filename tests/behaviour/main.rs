@@ -7,6 +7,7 @@ mod budget;
 mod chunks;
 mod dlpack;
 mod export;
+mod extend;
 mod loader;
 mod packed;
 mod processes;

@@ -318,6 +318,9 @@ fn an_error_of_map_batch_is_blamed_on_no_sample() {
         fn id(&self, _: u64, position: u64) -> u64 {
             if position == 9 { 99 } else { position }
         }
+        fn identity(&self) -> u64 {
+            9
+        }
     }
     let loader = build(files(&dataset).order(Order::sampler(Wrong)));
     assert_eq!(deliver(&loader, 0).unwrap_err().kind(), ErrorKind::Config);

@@ -104,7 +104,7 @@ fn read(table: &Sources, task: Task<'_>) -> Result<()> {
 }
 
 impl<D: Dataset> Dataset for InMemory<D> {
-    forward!(self => self.inner; schema len sample_bytes_max field_bytes_max largest_sample member extents check open seek_points opened_bytes_max identity);
+    forward!(self => self.inner; schema len sample_bytes_max field_bytes field_bytes_max largest_sample member extents check open seek_points opened_bytes_max identity);
 
     fn sources(&self) -> &Arc<Sources> {
         &self.sources

@@ -137,7 +137,7 @@ impl<D: Dataset> Seekable<D> {
 }
 
 impl<D: Dataset> Dataset for Seekable<D> {
-    forward!(self => self.inner; schema len sources sample_bytes_max field_bytes_max largest_sample extents check open opened_bytes_max member identity);
+    forward!(self => self.inner; schema len sources sample_bytes_max field_bytes field_bytes_max largest_sample extents check open opened_bytes_max member identity);
 
     fn seek_points(&self, sample: u64, field: usize) -> &[u8] {
         let Some(Some(column)) = self.columns.get(field) else { return &[] };

@@ -164,6 +164,11 @@ impl Dataset for Concat {
         self.most(|part| part.sample_bytes_max())
     }
 
+    fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
+        let (part, local) = self.origin(sample);
+        self.parts[part].dataset.field_bytes(local, field)
+    }
+
     fn field_bytes_max(&self, field: usize) -> Result<u64> {
         self.parts.iter().try_fold(0, |most, part| Ok(part.dataset.field_bytes_max(field)?.max(most)))
     }

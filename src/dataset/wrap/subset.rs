@@ -64,6 +64,10 @@ impl<D: Dataset> Dataset for Subset<D> {
         }
     }
 
+    fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
+        self.whole.field_bytes(self.origin(sample), field)
+    }
+
     fn member(&self, sample: u64) -> Option<String> {
         self.whole.member(self.origin(sample))
     }

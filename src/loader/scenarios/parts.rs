@@ -291,4 +291,8 @@ impl Sampler for Slow {
         }
         position
     }
+
+    fn identity(&self) -> u64 {
+        0
+    }
 }

@@ -143,12 +143,8 @@ impl Tar {
     /// Adds the member's name to an error.
     fn named(&self, error: &Error, sample: u64, field: usize) -> Error {
         // This is the error path: one more small read is harmless.
-        let member = match self.member_name(sample, field) {
-            Ok(name) => format!("member {name:?}"),
-            Err(_) => format!("the member that ends in {}", self.endings[field]),
-        };
-        let named =
-            Error::new(error.kind(), error.stage(), format!("{member}: {}", error.message())).with_sample(sample);
+        let member = self.member_name(sample, field).unwrap_or_else(|_| format!("*{}", self.endings[field]));
+        let named = Error::new(error.kind(), error.stage(), error.message()).with_sample(sample).with_member(member);
         match self.index.entry(sample, field) {
             Some((source, entry)) => named.with_path(self.sources().path(source)).with_range(entry.offset, entry.len),
             None => named,
@@ -434,9 +430,9 @@ fn class(text: &[u8]) -> Result<i64> {
 impl Dataset for Tar {
     forward!(self => self.index; len sources sample_bytes_max largest_sample);
 
-    fn field_bytes_max(&self, field: usize) -> Result<u64> {
-        let entries = (0..self.len()).filter_map(|sample| self.index.entry(sample, field));
-        Ok(entries.map(|(_, entry)| entry.len).max().unwrap_or(0))
+    fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
+        let stored = self.index.entry(sample, field).map_or(0, |(_, entry)| entry.len);
+        Ok(Some(if self.classes & (1 << field) == 0 { stored } else { size_of::<i64>() as u64 }))
     }
 
     /// Key and ending of the first field's member.

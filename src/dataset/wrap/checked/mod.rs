@@ -122,7 +122,7 @@ fn another(place: &Path) -> Error {
 }
 
 impl<D: Dataset> Dataset for Checked<D> {
-    forward!(self => self.inner; schema len sources sample_bytes_max field_bytes_max largest_sample member open seek_points opened_bytes_max identity);
+    forward!(self => self.inner; schema len sources sample_bytes_max field_bytes field_bytes_max largest_sample member open seek_points opened_bytes_max identity);
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         self.inner.extents(sample, parts)?;

@@ -1,0 +1,296 @@
+//! Datasets, decoders, transforms and samplers of users: what they may do, and what the loader says of their mistakes.
+
+use crate::common::formats::tar_member;
+use crate::common::*;
+use feedline::dataset::{Dataset, DatasetExt, Parts, Tar};
+use feedline::decode::{Bytes, Ctx, Decoder};
+use feedline::order::{Sampler, identity_of};
+use feedline::storage::{Extent, SourceId, Sources};
+use feedline::tensor::{DType, EncodedField, Field};
+use feedline::{Error, ErrorKind, Loader, Order, Result, Row, Stage};
+use std::sync::Arc;
+
+/// The mistake of a user's code, at sample 5.
+#[derive(Clone, Copy, PartialEq)]
+enum Mistake {
+    None,
+    SamplerPanics,
+    ExtentsPanics,
+    CheckPanics,
+    OpenPanics,
+    DecoderPanics,
+    LongerThanPromised,
+    OpensMoreThanPromised,
+}
+
+/// Texts of 8 bytes; two fields share each, in a frame.
+struct Texts {
+    sources: Arc<Sources>,
+    schema: Vec<EncodedField>,
+    mistake: Mistake,
+}
+
+impl Texts {
+    fn new(dir: &Dir, mistake: Mistake) -> Self {
+        let mut sources = Sources::new();
+        sources.file(dir.write("texts", &noise(20 * 8, 3)), 160).unwrap();
+        let schema = vec![EncodedField::bytes("text"), EncodedField::bytes("copy")];
+        Self { sources: Arc::new(sources), schema, mistake }
+    }
+
+    fn errs(&self, sample: u64, mistake: Mistake) -> bool {
+        sample == 5 && self.mistake == mistake
+    }
+}
+
+impl Dataset for Texts {
+    fn schema(&self) -> &[EncodedField] {
+        &self.schema
+    }
+    fn len(&self) -> u64 {
+        20
+    }
+    fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+    /// The extent that both fields share counts once.
+    fn sample_bytes_max(&self) -> u64 {
+        8
+    }
+    fn opened_bytes_max(&self) -> u64 {
+        8
+    }
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        assert!(!self.errs(sample, Mistake::ExtentsPanics), "a bug");
+        let len = if self.errs(sample, Mistake::LongerThanPromised) { 9 } else { 8 };
+        let extent = Extent { source: SourceId::at(0), offset: sample * 8, len };
+        parts.framed(0, extent);
+        parts.framed(1, extent);
+        Ok(())
+    }
+    fn check(&self, sample: u64, _: usize, _: &[u8]) -> Result<()> {
+        assert!(!self.errs(sample, Mistake::CheckPanics), "a bug");
+        Ok(())
+    }
+    fn open<'a>(&self, sample: u64, _: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        assert!(!self.errs(sample, Mistake::OpenPanics), "a bug");
+        buffer.extend_from_slice(bytes);
+        if self.errs(sample, Mistake::OpensMoreThanPromised) {
+            buffer.push(0);
+        }
+        Ok(buffer)
+    }
+}
+
+struct Sequence(Mistake);
+
+impl Sampler for Sequence {
+    fn len(&self) -> u64 {
+        20
+    }
+    fn id(&self, _: u64, position: u64) -> u64 {
+        assert!(self.0 != Mistake::SamplerPanics || position != 5, "a bug");
+        position
+    }
+    fn identity(&self) -> u64 {
+        identity_of([20])
+    }
+}
+
+/// Copies the bytes to a field of up to 20, and writes behind them.
+struct Scribbler(Mistake);
+
+impl Decoder for Scribbler {
+    fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
+        Ok(vec![Field::up_to(&input.name, DType::U8, 20), Field::fixed(format!("{}_sum", input.name), DType::U64, [])])
+    }
+    fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
+        assert!(ctx.id() != 5 || self.0 != Mistake::DecoderPanics, "a bug");
+        let (text, sum) = (ctx.fields().start, ctx.fields().start + 1);
+        out.set_len(text, input.len())?;
+        let mut fields = out.split();
+        let (bytes, total) = (fields.take::<u8>(text)?, fields.take::<u64>(sum)?);
+        bytes.fill(b'!');
+        bytes[..input.len()].copy_from_slice(input);
+        total[0] = input.iter().map(|byte| u64::from(*byte)).sum();
+        Ok(())
+    }
+}
+
+#[test]
+fn mistakes_of_users_code_name_that_code_and_the_sample() {
+    let dir = Dir::new();
+    let cases = [
+        (Mistake::SamplerPanics, Stage::Order, ErrorKind::Panicked, "the sampler: a bug"),
+        (Mistake::ExtentsPanics, Stage::Read, ErrorKind::Panicked, "the dataset's `extents`: a bug"),
+        (Mistake::CheckPanics, Stage::Decode, ErrorKind::Panicked, "the dataset's `check`: a bug"),
+        (Mistake::OpenPanics, Stage::Decode, ErrorKind::Panicked, "the dataset's `open`: a bug"),
+        (Mistake::DecoderPanics, Stage::Decode, ErrorKind::Panicked, "a bug"),
+        (Mistake::LongerThanPromised, Stage::Read, ErrorKind::User, "9 bytes, the dataset's `sample_bytes_max` is 8"),
+        (
+            Mistake::OpensMoreThanPromised,
+            Stage::Read,
+            ErrorKind::User,
+            "gave 9 bytes, the dataset's `opened_bytes_max` is 8",
+        ),
+    ];
+    for (mistake, stage, kind, words) in cases {
+        for (mode, direct) in readers() {
+            let builder = Loader::builder(Texts::new(&dir, mistake)).order(Order::sampler(Sequence(mistake)));
+            let decoders = builder.decode_field("text", Scribbler(mistake)).decode_field("copy", Bytes::up_to(9));
+            let loader = build(decoders.batch_size(4).reader(mode).direct(direct));
+            let error = pull(&loader, 0).unwrap_err();
+            assert_eq!((error.stage(), error.kind()), (stage, kind), "{mode:?} {direct:?}: {error}");
+            assert!(error.message().contains(words), "{mode:?} {direct:?}: {error}");
+            let sample = if mistake == Mistake::SamplerPanics { None } else { Some(5) };
+            assert_eq!((error.site().sample, error.site().batch), (sample, Some(1)), "{mode:?} {direct:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn bytes_behind_the_length_are_zero_whoever_wrote_there() {
+    let dir = Dir::new();
+    let start = || {
+        let builder = Loader::builder(Texts::new(&dir, Mistake::None)).keep(["text", "text_sum"]).batch_size(7);
+        builder.decode_field("text", Scribbler(Mistake::None)).decode_field("copy", Bytes::up_to(8))
+    };
+    const TEXT: usize = 0;
+    let cases = [
+        (8, start()),
+        (8, start().map(|row, _| row.slice_mut::<u8>(TEXT).map(|bytes| bytes.fill(b'?')))),
+        (3, start().map(move |row, _| row.set_len(TEXT, 3).map(|()| row.bytes_mut(TEXT).fill(b'?')))),
+        (8, start().map(|row, _| row.split().take::<u8>(TEXT).map(|bytes| bytes.fill(b'?')))),
+        (
+            2,
+            start().map_batch(|batch, _| {
+                let text = batch.index_of("text")?;
+                batch.slice_mut::<u8>(text)?.fill(b'?');
+                batch.lens_mut(text).unwrap().fill(2);
+                Ok(())
+            }),
+        ),
+        (
+            5,
+            start().map_batch(|batch, _| {
+                let (text, sum) = (batch.index_of("text")?, batch.index_of("text_sum")?);
+                let mut fields = batch.split();
+                let (bytes, lens) = (fields.take::<u8>(text)?, fields.take_lens(text)?.unwrap());
+                let sums = fields.take::<u64>(sum)?;
+                assert!(fields.take::<u8>(text).is_err() && fields.take_lens(text).is_err());
+                lens.fill(5);
+                bytes.fill(b'?');
+                sums.fill(1);
+                Ok(())
+            }),
+        ),
+    ];
+    for (number, (len, builder)) in cases.into_iter().enumerate() {
+        for batch in build(builder).epoch(0).unwrap() {
+            let batch = batch.unwrap();
+            let field = batch.field("text").unwrap();
+            assert!(field.lens().unwrap().iter().take(batch.valid()).all(|found| *found == len), "case {number}");
+            for row in field.as_slice::<u8>().unwrap().chunks(20).take(batch.valid()) {
+                assert!(row[len as usize..].iter().all(|byte| *byte == 0), "case {number}: {row:?}");
+                assert!(row[..len as usize].iter().any(|byte| *byte != 0), "case {number}: {row:?}");
+            }
+        }
+    }
+    let longer = start().map_batch(|batch, _| {
+        let text = batch.index_of("text")?;
+        batch.lens_mut(text).unwrap()[2] = 21;
+        Ok(())
+    });
+    let error = pull(&build(longer), 0).unwrap_err();
+    assert!(error.message().contains("row 2 of field `text` has length 21, 20 is the most"), "{error}");
+}
+
+/// Tar members of these lengths, two per sample.
+fn tar(dir: &Dir, lens: &[usize]) -> Tar {
+    let mut bytes = Vec::new();
+    for (number, len) in lens.iter().enumerate() {
+        bytes.extend(tar_member(&format!("k{number}.txt"), &noise(*len, number as u64)));
+        bytes.extend(tar_member(&format!("k{number}.cls"), b"7"));
+    }
+    bytes.extend([0; 1024]);
+    Tar::builder().field(EncodedField::bytes("text"), "txt").class("cls").open(dir.write("x.tar", &bytes)).unwrap()
+}
+
+#[test]
+fn errors_of_decoders_name_the_member() {
+    struct Refuses;
+    impl Decoder for Refuses {
+        fn outputs(&self, _: &EncodedField) -> Result<Vec<Field>> {
+            Ok(vec![Field::fixed("x", DType::U8, [])])
+        }
+        fn decode(&self, _: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
+            out.slice_mut::<u8>(ctx.fields().start)?[0] = 1;
+            if ctx.id() == 2 { Err(Error::decode("not a WAV").within("chunk 3")) } else { Ok(()) }
+        }
+    }
+    let dir = Dir::new();
+    for (mode, direct) in readers() {
+        let loader = Loader::builder(tar(&dir, &[30, 10, 20, 40])).decode_field("text", Refuses);
+        let error = pull(&build(loader.reader(mode).direct(direct).batch_size(4)), 0).unwrap_err();
+        assert_eq!(error.site().member.as_deref(), Some("k2.txt"), "{error}");
+        assert!(error.to_string().contains("chunk 3: not a WAV: path="), "{error}");
+        assert!(error.to_string().contains("x.tar member=k2.txt offset="), "{error}");
+    }
+}
+
+#[test]
+fn lengths_of_samples_come_from_the_index() {
+    let dir = Dir::new();
+    let lens = [30, 10, 0, 40_000];
+    let tar = tar(&dir, &lens);
+    assert_eq!(tar.lengths(0).unwrap(), lens.map(|len| len as u64));
+    assert_eq!(tar.lengths(1).unwrap(), [8; 4]);
+    let chosen = tar.subset([3, 1]).unwrap();
+    assert_eq!(chosen.lengths(0).unwrap(), [40_000, 10]);
+    let error = Texts::new(&dir, Mistake::None).lengths(0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+}
+
+#[test]
+fn packed_rows_need_lengths_in_the_index() {
+    let dir = Dir::new();
+    let error = Loader::builder(Texts::new(&dir, Mistake::None)).keep(["text"]).decode_field("text", Bytes::packed(8));
+    let error = error.build().unwrap_err();
+    assert_eq!(error.message(), "field `text` cannot be packed: the dataset's index has no lengths of it");
+    // Members that lie side by side are read together, and the index has the length of each.
+    let lens = [30, 10, 5, 200];
+    let loader = build(Loader::builder(tar(&dir, &lens)).decode_field("text", Bytes::packed(200)).batch_size(4));
+    let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+    for (row, len) in lens.iter().enumerate() {
+        assert_eq!(batch.field("text").unwrap().row::<u8>(row).unwrap(), noise(*len, row as u64));
+    }
+}
+
+#[test]
+fn states_do_not_resume_in_another_sampler() {
+    struct Strides(u64);
+    impl Sampler for Strides {
+        fn len(&self) -> u64 {
+            20
+        }
+        fn id(&self, _: u64, position: u64) -> u64 {
+            position * self.0 % 20
+        }
+        fn identity(&self) -> u64 {
+            identity_of([self.0])
+        }
+    }
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, 20, 8);
+    let builder = |stride| Loader::builder(records(&path, 8)).order(Order::sampler(Strides(stride))).batch_size(4);
+    let state = build(builder(7)).state().unwrap();
+    assert!(builder(7).resume(state.clone()).build().is_ok());
+    assert_eq!(builder(11).resume(state).build().unwrap_err().kind(), ErrorKind::State);
+}
+
+/// The field of an audio decoder: frames of 80 bands.
+#[test]
+fn rows_of_several_dimensions_may_vary_in_length() {
+    let field = Field::rows_up_to("mel", DType::F32, 100, [80]);
+    assert_eq!((field.dims(), field.row_bytes(), field.is_up_to()), (vec![100, 80], 32_000, true));
+}
