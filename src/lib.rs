@@ -42,7 +42,26 @@
 //!   Python package.
 //!
 //! [`guide`] has a page per topic: GPUs, ranks, offline jobs, formats, object stores, faults, profiling, the architecture,
-//! the tests. The module docs of `pipeline` in the source explain how the parts fit, and why they cannot deadlock.
+//! the tests.
+//!
+//! # Words
+//!
+//! | word | meaning |
+//! |---|---|
+//! | sample, id | an entry of the dataset, and its number there |
+//! | position | a place in the order of an epoch: the order gives each position an id |
+//! | batch, row | samples of one step on one rank; a sample's place in the batch |
+//! | global batch | the batches of all ranks for one step |
+//! | encoded field | a part of a sample as the dataset stores it: *raw* (elements), an encoded picture, or bytes |
+//! | field | an array of the batch, with a name, a dtype and a shape. A raw field keeps its name; a decoder names its own (pictures: `image`), and a dataset its labels (`label`) |
+//! | framed | bytes that the dataset checks or unpacks before they are used |
+//! | slot | the memory of one batch |
+//!
+//! **Lengths that vary.** A field `up_to` *max* ([`tensor::Field::up_to`], [`decode::Bytes`]) has rows of *max* elements with zeros
+//! behind the sample's length, which [`FieldView::lens`] gives. Packed rows lie side by side without padding.
+//!
+//! **One iterator at a time.** A second one of the same loader is an error ([`ErrorKind::EpochLive`]), and so is a call of
+//! `next` while all slots are held as batches ([`ErrorKind::BatchesHeld`]): drop a batch.
 //!
 //! # Many ranks, and interrupted runs
 //!
@@ -67,22 +86,29 @@
 //! let mut rest = Vec::new();
 //! for rank in 0..3 {
 //!     let loader = builder(rank, 3)?.resume(State::from_bytes(&saved)?).build()?;
-//!     for batch in loader.epoch(loader.next_epoch())? {
+//!     for batch in loader.epoch(loader.next_epoch())? { // the epoch of the state
 //!         let batch = batch?;
-//!         rest.extend_from_slice(&batch.ids()[..batch.valid()]);
+//!         rest.extend_from_slice(&batch.ids()[..batch.valid()]); // later rows only fill up the last batch
 //!     }
 //! }
-//! let mut expected = first.preview(0, 100)?[36..].to_vec();
+//! let mut expected = first.preview(0, 100)?[36..].to_vec(); // three global batches of 12 were received
 //! rest.sort_unstable();
 //! expected.sort_unstable();
 //! assert_eq!(rest, expected);
 //! # Ok::<(), feedline::Error>(())
 //! ```
 //!
-//! # A decoder of your own
+//! # Parts of your own
 //!
-//! Decoders and datasets are open traits and need no `unsafe`. This decoder turns a text field of numbers into a
-//! vector; [`dataset`] shows a dataset.
+//! | part | trait | example |
+//! |---|---|---|
+//! | format | [`dataset::Dataset`], with chunks also [`dataset::Chunked`] | [`dataset`]; with index files, patterns and URLs: [`dataset::index`] |
+//! | decoder | [`decode::Decoder`] | below |
+//! | order | [`order::Sampler`] | there |
+//! | change of a sample or batch | a closure | below |
+//!
+//! They need no `unsafe`. `.decode` takes the decoder of the only field that needs one, `.decode_field` names the field. This
+//! decoder turns a text field of numbers into a vector:
 //!
 //! ```
 //! use feedline::decode::{Ctx, Decoder};
@@ -98,7 +124,7 @@
 //!
 //!     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
 //!         let text = std::str::from_utf8(input).map_err(|e| Error::decode("not UTF-8").with_source(e))?;
-//!         // The fields of `outputs`, in its order.
+//!         // The fields of `outputs` have numbers in the batch, in this order. `out.index_of(name)` finds any field.
 //!         let (numbers, sum) = (ctx.fields().start, ctx.fields().start + 1);
 //!         let mut fields = out.split();
 //!         let (places, total) = (fields.take::<f32>(numbers)?, fields.take::<f32>(sum)?);
@@ -125,7 +151,8 @@
 //! # Transforms: mixup
 //!
 //! `.map` changes a sample, `.map_batch` a whole batch, both in place. Their randomness comes from their
-//! [`decode::Ctx`], so a batch does not depend on the number of workers.
+//! [`decode::Ctx`], by the order's seed or [`seed`](LoaderBuilder::seed), so a batch does not depend on the number of
+//! workers. What `.map` makes of a sample is the same on any number of ranks; `.map_batch` sees the rank's own batch.
 //!
 //! ```
 //! use feedline::tensor::{DType, Field};

@@ -96,7 +96,7 @@ pub struct Damage {
 
 impl Damage {
     /// Makes an entry; the index fills in the path.
-    pub(crate) fn new(kind: DamageKind, offset: u64, len: u64, samples: u64, message: impl Into<String>) -> Self {
+    pub fn new(kind: DamageKind, offset: u64, len: u64, samples: u64, message: impl Into<String>) -> Self {
         Self { path: PathBuf::new(), offset, len, kind, message: message.into(), samples }
     }
 

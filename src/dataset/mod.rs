@@ -140,7 +140,7 @@ mod forward;
 #[cfg(feature = "unstable")]
 #[doc(hidden)]
 pub mod fuzzing;
-pub(crate) mod index;
+pub mod index;
 mod parallel;
 mod sample;
 mod starts;

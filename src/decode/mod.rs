@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Invariants:
-//! * All workers share a decoder, which has no state of its own.
+//! * All workers share a decoder. What it holds, such as a tokenizer, does not change; memory of a worker is in [`Scratch`].
 //! * All randomness comes from [`Ctx::draws`], so a sample's row depends on (seed, epoch, id) alone.
 //! * A decoder checks sizes against limits before it takes memory.
 //! * The pipeline catches a panic and reports its sample.

@@ -162,7 +162,7 @@ impl LoaderBuilder {
         self
     }
 
-    /// Transforms every full batch in place, once, on a decode worker (mixup, packing).
+    /// Transforms every full batch in place, once, on a decode worker (mixup).
     ///
     /// The id in its `Ctx` is the position of the batch's first row in the epoch, so every rank has another one.
     pub fn map_batch(

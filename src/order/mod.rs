@@ -15,7 +15,7 @@
 //!
 //! Limits: lengths, positions and ids are `u64`, any value; a batch holds at most `u32::MAX` rows.
 //!
-//! Start reading at [`Order`]; then `key` for the shuffle, and `tests/behaviour/uniformity.rs` for the evidence.
+//! Start reading at [`Order`].
 
 mod batches;
 pub(crate) mod key;

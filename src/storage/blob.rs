@@ -24,8 +24,8 @@ use rustix::io::Errno;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// An open source.
-pub(crate) struct Blob {
+/// An open file or object, for the reads of an index.
+pub struct Blob {
     content: Content,
     path: PathBuf,
     len: u64,
@@ -57,7 +57,7 @@ impl Blob {
     ///
     /// Errors: [`ErrorKind::NotFound`], [`ErrorKind::Permission`], [`ErrorKind::NotAFile`], [`ErrorKind::Limit`] for
     /// too many open files; errors of the store.
-    pub(crate) fn open(path: impl Into<PathBuf>) -> Result<Self> {
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         if is_url(&path) {
             let meta = remote::look(&path)?;
@@ -124,12 +124,13 @@ impl Blob {
     }
 
     /// Length in bytes at open.
-    pub(crate) fn len(&self) -> u64 {
+    #[allow(clippy::len_without_is_empty, reason = "as of a file")]
+    pub fn len(&self) -> u64 {
         self.len
     }
 
     /// The path, or `<memory>`.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
@@ -162,7 +163,7 @@ impl Blob {
     }
 
     /// Fills `out` from `offset` with the current content. Errors: the system's; [`ErrorKind::Truncated`].
-    pub(crate) fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         self.read_as(Stage::Read, "", offset, out)
     }
 

@@ -19,25 +19,28 @@ const FOLDERS_MAX: usize = 1024;
 pub(crate) const INDEX: &str = ".fdx";
 
 /// The files of a dataset.
-pub(crate) struct Listed {
-    pub(crate) files: Vec<PathBuf>,
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Listed {
+    /// Paths or URLs.
+    pub files: Vec<PathBuf>,
     /// The pattern, and what is left out.
-    pub(crate) name: String,
+    pub name: String,
     /// Counts of what is left out, by ending.
-    pub(crate) left_out: BTreeMap<String, u64>,
+    pub left_out: BTreeMap<String, u64>,
 }
 
 /// The files that `pattern` names, in the order of their names (numbers in braces in the written order).
 ///
-/// An existing path is taken literally. A folder gives its regular files whose names end in one of `endings`, in upper
+/// It may be a URL, if the feature `remote` is on. An existing path is taken literally. A folder gives its regular files whose names end in one of `endings`, in upper
 /// or lower case (all files if there are none). Others are left out and counted: hidden files, other endings, folders
 /// without such files. Otherwise `{a,b}` and `{000..127}` are expanded, then `*`, `?`, `[…]` and `**`, any folders, are
 /// looked up; `folder/**` gives the files of a folder and of all folders in it, but for folders that begin with `_`. Links
-/// are followed. Nobody's data is a file of an index ([`INDEX`]).
+/// are followed. Files of an index (`.fdx`) are nobody's data.
 ///
 /// Errors: [`ErrorKind::NotFound`] for a missing name, [`ErrorKind::Empty`] if nothing is found,
 /// [`ErrorKind::NotAFile`] for a folder whose name ends like a file's, and for a folder in a folder with such files.
-pub(crate) fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Listed> {
+pub fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Listed> {
     let pattern = pattern.as_ref();
     let mut found = Found { endings, files: Vec::new(), left_out: BTreeMap::new() };
     // Stores have no folders; a URL means one if it ends so.

@@ -11,9 +11,6 @@
 //!                        and asks the `cache` of objects and network mounts first
 //! ```
 //!
-//! Where to start reading: `progress` (pure: the next read, and how it continues), `files` (descriptors), `pread` (the
-//! simplest reader), then `uring`. `open` lies in `choice`.
-//!
 //! Limits: `depth` operations in flight; a descriptor budget (see `files`); one length per source, checked when it is
 //! opened.
 //!
@@ -148,14 +145,16 @@ pub fn configure(
     remote::configure(store, options.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
 }
 
-pub(crate) use blob::Blob;
+pub use blob::Blob;
 pub use cache::{Cache, CacheEntry, CacheWarmed};
 pub(crate) use choice::{Choice, Opened, RemoteCounts, open};
 #[cfg(feature = "unstable")]
 pub(crate) use faulty::Faulty;
 pub(crate) use files::{Files, descriptor_limit};
+pub use listing::{Listed, expand as list};
 pub(crate) use meta::{fnv, is_url};
 pub(crate) use page_cache::{Cached, PageCache};
+pub use publish::publish;
 pub(crate) use retry::{Again, exhausted, may_pass, out_of_reach};
 pub use source::{DirId, Extent, SourceId, Sources};
 pub(crate) use waker::Waker;

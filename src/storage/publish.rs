@@ -190,8 +190,9 @@ impl Lock {
     }
 }
 
-/// Writes `bytes` to `target`, and creates its folder if it is missing.
-pub(crate) fn publish(target: &Path, bytes: &[u8], sync: bool) -> io::Result<()> {
+/// Writes a file that appears whole or not at all, and creates its folder if it is missing. With `sync` its bytes are on
+/// the device before it has its name. Of several writers the last wins. Errors: the system's.
+pub fn publish(target: &Path, bytes: &[u8], sync: bool) -> io::Result<()> {
     if let Some(dir) = target.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         make_folder(dir)?;
     }

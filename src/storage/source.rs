@@ -152,6 +152,14 @@ impl Sources {
         self.add(path, &meta)
     }
 
+    /// Adds the file or object at a path or URL, with its present length; an object also with its version.
+    ///
+    /// Errors: as [`Self::file_in`]; [`ErrorKind::NotFound`]; errors of the system or store.
+    pub fn look_up(&mut self, path: impl AsRef<Path>) -> Result<SourceId> {
+        let path = path.as_ref();
+        self.add(path, &super::listing::regular(path)?)
+    }
+
     /// Adds a file or object as `meta` found it.
     ///
     /// Errors: as [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file name.

@@ -2,7 +2,7 @@
 
 use super::pack::hash_of;
 use super::table::{Form, HEADER, Notes, Table};
-use super::{Cache, Settings};
+use super::{Place, Settings};
 #[cfg(feature = "unstable")]
 use crate::dataset::words::crc;
 use crate::dataset::words::{halves, load as load_words, seal as seal_words, wide};
@@ -53,10 +53,10 @@ pub(super) fn purpose(settings: &Settings<'_>) -> u64 {
 /// Path of a shard's index file. The name includes the options, so that two datasets of the same shards do not
 /// overwrite each other's files; in a separate folder it also includes the shard's path.
 pub(super) fn place(path: &Path, settings: &Settings<'_>, purpose: u64) -> Option<PathBuf> {
-    match &settings.cache {
-        Cache::Off | Cache::File(_) => None,
-        Cache::Beside => beside(path, purpose),
-        Cache::Folder(dir) => {
+    match &settings.place {
+        Place::Off | Place::File(_) => None,
+        Place::Beside => beside(path, purpose),
+        Place::Folder(dir) => {
             let mut name = path.file_name()?.to_os_string();
             name.push(format!(".{:016x}.{:08x}{ENDING}", hash_of(path)?, options(purpose)));
             Some(dir.join(name))

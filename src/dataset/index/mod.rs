@@ -6,7 +6,70 @@
 //!                  sample id ──starts──► (shard, row)        ◄──────── read as it stands, one CRC ─────┘
 //! ```
 //!
-//! A format gives [`Index::open_or_build`] its shards and a function that scans one shard. A table takes 12 bytes per
+//! A format gives [`Index::open_or_build`] its shards and a function that scans one shard. Here each line is a sample:
+//!
+//! ```
+//! use feedline::dataset::index::{Entry, Index, Settings};
+//! use feedline::dataset::{Dataset, Parts};
+//! use feedline::storage::{self, Sources};
+//! use feedline::tensor::EncodedField;
+//! use feedline::{Loader, Result, decode::Bytes};
+//! use std::sync::Arc;
+//!
+//! struct Lines { index: Index, schema: Vec<EncodedField> }
+//!
+//! impl Lines {
+//!     fn open(pattern: &str) -> Result<Self> {
+//!         let shards = storage::list(pattern, &[".txt"])?.files; // paths or URLs
+//!         let index = Index::open_or_build(&shards, &Settings::new("lines 1", 1), |shard, rows| {
+//!             let (mut start, len) = (0, shard.len());
+//!             for at in 0..len {
+//!                 if shard.bytes(at, 1)?[0] == b'\n' {
+//!                     rows.push(&[Some(Entry { offset: start, len: at - start, crc: 0 })])?;
+//!                     start = at + 1;
+//!                 }
+//!             }
+//!             Ok(())
+//!         })?;
+//!         Ok(Self { index, schema: vec![EncodedField::bytes("line")] })
+//!     }
+//! }
+//!
+//! impl Dataset for Lines {
+//!     fn schema(&self) -> &[EncodedField] { &self.schema }
+//!     fn len(&self) -> u64 { self.index.len() }
+//!     fn sources(&self) -> &Arc<Sources> { self.index.sources() }
+//!     fn sample_bytes_max(&self) -> u64 { self.index.sample_bytes_max() }
+//!     fn index_bytes(&self) -> usize { self.index.index_bytes() }
+//!     fn identity(&self) -> u64 { self.index.places() }
+//!     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+//!         self.index.extents(sample, 1, parts); // 1: a bit set of the fields that `open` leaves as they are
+//!         Ok(())
+//!     }
+//!     fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
+//!         Ok(self.index.entry(sample, field).map(|(_, entry)| entry.len))
+//!     }
+//!     fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+//!         self.index.open(sample, field, bytes)
+//!     }
+//! }
+//! # let dir = std::env::temp_dir().join(format!("feedline-index-{}", std::process::id()));
+//! # std::fs::create_dir_all(&dir).unwrap();
+//! # std::fs::write(dir.join("a.txt"), "one\ntwo\n").unwrap();
+//! # std::fs::write(dir.join("b.TXT"), "three\n").unwrap();
+//! # let folder = dir.to_str().unwrap();
+//!
+//! let lines = Lines::open(folder)?; // the first time it writes a.txt.….fdx beside a.txt
+//! let loader = Loader::builder(lines).decode_field("line", Bytes::packed(100)).build()?;
+//! let batch = loader.epoch(0)?.next().unwrap()?;
+//! assert_eq!(batch.field("line")?.as_slice::<u8>()?, b"onetwothree");
+//! # assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 4);
+//! # assert_eq!(Lines::open(folder)?.index.scanned(), 0);
+//! # std::fs::remove_dir_all(&dir).unwrap();
+//! # Ok::<(), feedline::Error>(())
+//! ```
+//!
+//! A table takes 12 bytes per
 //! entry if every part is below 4 GiB and all offsets of the shard fit 32 bits as multiples of a power of two; else 20.
 //! File and memory have the same layout: opening is one read and one CRC32C per shard.
 //!
@@ -30,8 +93,8 @@ mod tests;
 
 #[cfg(feature = "unstable")]
 pub(crate) use file::fuzz;
-pub(crate) use scan::Scan;
-pub(crate) use table::{Entry, FIELDS_MAX, Rows};
+pub use scan::Scan;
+pub use table::{Entry, FIELDS_MAX, Rows};
 
 use self::file::Version;
 use self::pack::Pack;
@@ -55,7 +118,7 @@ macro_rules! index_setters {
         /// Keeps index files in this folder instead of beside the shards. A missing folder is created.
         #[must_use]
         pub fn index_dir(mut self, dir: impl Into<PathBuf>) -> Self {
-            self.cache = Cache::Folder(dir.into());
+            self.place = Place::Folder(dir.into());
             self
         }
 
@@ -66,14 +129,14 @@ macro_rules! index_setters {
         /// `open` fails if the object is missing or damaged. Shards that it lacks are scanned.
         #[must_use]
         pub fn index_file(mut self, path: impl Into<PathBuf>) -> Self {
-            self.cache = Cache::File(path.into());
+            self.place = Place::File(path.into());
             self
         }
 
         /// `false` reads and writes no index file: each `open` scans the shards. Default: `true`.
         #[must_use]
         pub fn index(mut self, keep: bool) -> Self {
-            self.cache.keep(keep);
+            self.place.keep(keep);
             self
         }
 
@@ -119,7 +182,7 @@ pub(crate) use {index_getters, index_setters};
 
 /// Location of index files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Cache {
+pub enum Place {
     /// Beside the shard.
     #[default]
     Beside,
@@ -131,7 +194,7 @@ pub(crate) enum Cache {
     Off,
 }
 
-impl Cache {
+impl Place {
     /// Turns index files off or on again; keeps a folder set before.
     pub(crate) fn keep(&mut self, keep: bool) {
         match keep {
@@ -143,21 +206,33 @@ impl Cache {
 }
 
 /// Settings that an index is made for.
-pub(crate) struct Settings<'a> {
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Settings<'a> {
     /// Format and version of its scan; another value makes another index.
-    pub(crate) format: &'a str,
+    pub format: &'a str,
     /// All options that change the scan's table, as text.
-    pub(crate) options: &'a str,
-    /// Fields of a row.
-    pub(crate) fields: usize,
-    /// Whether entries have CRCs. The scan should read every byte then.
-    pub(crate) checksums: bool,
-    pub(crate) cache: Cache,
-    pub(crate) on_damage: OnDamage,
+    pub options: &'a str,
+    /// Fields of a row, 1 to [`FIELDS_MAX`].
+    pub fields: usize,
+    /// Whether entries have CRCs, which [`Index::open`] verifies. The scan should read every byte then. Default: `false`.
+    pub checksums: bool,
+    /// Location of the index files. Default: beside the shards.
+    pub place: Place,
+    /// Policy for damaged shards. Default: [`OnDamage::Fail`].
+    pub on_damage: OnDamage,
+}
+
+impl<'a> Settings<'a> {
+    /// The defaults for a format with so many fields.
+    pub fn new(format: &'a str, fields: usize) -> Self {
+        let (place, on_damage) = (Place::default(), OnDamage::default());
+        Self { format, options: "", fields, checksums: false, place, on_damage }
+    }
 }
 
 /// Index of all shards.
-pub(crate) struct Index {
+pub struct Index {
     sources: Arc<Sources>,
     tables: Vec<Table>,
     starts: Starts,
@@ -174,14 +249,18 @@ impl Index {
     /// runs for several shards at once. It reports damage by [`Rows::damage`]; its errors come from the machine and
     /// fail the dataset.
     ///
-    /// Errors: file system errors; with [`OnDamage::Fail`] the first damage.
-    pub(crate) fn open_or_build(
+    /// Errors: file system errors; with [`OnDamage::Fail`] the first damage; [`ErrorKind::Config`] for too many fields.
+    pub fn open_or_build(
         files: &[PathBuf],
         settings: &Settings<'_>,
         scan: impl Fn(&mut Scan<'_>, &mut Rows) -> Result<()> + Sync,
     ) -> Result<Self> {
-        let pack = match &settings.cache {
-            Cache::File(path) => Pack::open(path)?,
+        if !(1..=FIELDS_MAX).contains(&settings.fields) {
+            let message = format!("{} fields in an index, 1 to {FIELDS_MAX} are possible", settings.fields);
+            return Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        }
+        let pack = match &settings.place {
+            Place::File(path) => Pack::open(path)?,
             _ => None,
         };
         let open = |_: usize, path: &PathBuf| {
@@ -189,7 +268,7 @@ impl Index {
         };
         let mut shards = parallel_paths(files, open)?;
         let new = shards.iter().position(|shard| shard.from != Origin::Cache);
-        if let (Cache::File(target), Some(new)) = (&settings.cache, new) {
+        if let (Place::File(target), Some(new)) = (&settings.place, new) {
             let parts = shards.iter().map(|shard| &shard.table);
             let failed = Pack::write(target, files.iter().zip(parts)).err();
             shards[new].unsaved = failed.map(|error| format!("{}: {error}", target.display()));
@@ -247,7 +326,7 @@ impl Index {
     }
 
     /// The shards.
-    pub(crate) fn sources(&self) -> &Arc<Sources> {
+    pub fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
 
@@ -261,7 +340,8 @@ impl Index {
     }
 
     /// Number of samples.
-    pub(crate) fn len(&self) -> u64 {
+    #[allow(clippy::len_without_is_empty, reason = "as of a dataset")]
+    pub fn len(&self) -> u64 {
         self.starts.len()
     }
 
@@ -271,39 +351,39 @@ impl Index {
     }
 
     /// Damage, in the order of the shards.
-    pub(crate) fn damage(&self) -> &[Damage] {
+    pub fn damage(&self) -> &[Damage] {
         &self.damage
     }
 
     /// Counts of everything left out by rule.
-    pub(crate) fn left_out(&self) -> &BTreeMap<String, u64> {
+    pub fn left_out(&self) -> &BTreeMap<String, u64> {
         &self.left_out
     }
 
     /// Number of shards scanned for lack of a valid index file.
-    pub(crate) fn scanned(&self) -> usize {
+    pub fn scanned(&self) -> usize {
         self.scanned
     }
 
     /// Reason why an index could not be saved, for the first such shard.
-    pub(crate) fn unsaved(&self) -> Option<&str> {
+    pub fn unsaved(&self) -> Option<&str> {
         self.unsaved.as_deref()
     }
 
     /// Maximum bytes of all extents of one sample.
-    pub(crate) fn sample_bytes_max(&self) -> u64 {
+    pub fn sample_bytes_max(&self) -> u64 {
         self.tables.iter().map(|table| table.bytes_max).max().unwrap_or(0)
     }
 
     /// The sample with the most bytes.
-    pub(crate) fn largest_sample(&self) -> Option<u64> {
+    pub fn largest_sample(&self) -> Option<u64> {
         let filled = (0..self.tables.len()).rev().filter(|shard| self.tables[*shard].rows > 0);
         let shard = filled.max_by_key(|shard| self.tables[*shard].bytes_max)?;
         Some(self.starts.all()[shard] + u64::from(self.tables[shard].largest))
     }
 
     /// Heap bytes.
-    pub(crate) fn index_bytes(&self) -> usize {
+    pub fn index_bytes(&self) -> usize {
         let tables: usize = self.tables.iter().map(|table| table.words.capacity() * 4 + size_of::<Table>()).sum();
         tables + self.starts.heap() + self.sources.table_bytes()
     }
@@ -315,7 +395,7 @@ impl Index {
     }
 
     /// Place of field `field` of a sample; `None` if the sample lacks it.
-    pub(crate) fn entry(&self, sample: u64, field: usize) -> Option<(SourceId, Entry)> {
+    pub fn entry(&self, sample: u64, field: usize) -> Option<(SourceId, Entry)> {
         let (shard, row) = self.locate(sample);
         Some((SourceId::at(shard), self.tables[shard].entry(row, field)?))
     }
@@ -323,7 +403,7 @@ impl Index {
     /// Gives the parts of a sample. Fields close together share an extent, which is read once. A field that the sample
     /// lacks has no bytes. Without checksums, fields in `plain` (a bit set) with an extent of their own may be read in
     /// place.
-    pub(crate) fn extents<'a>(&'a self, sample: u64, plain: u32, parts: &mut Parts<'a>) {
+    pub fn extents<'a>(&'a self, sample: u64, plain: u32, parts: &mut Parts<'a>) {
         let (shard, row) = self.locate(sample);
         let table = &self.tables[shard];
         let span = table.span(row);
@@ -347,7 +427,7 @@ impl Index {
     }
 
     /// Hash of all places; some 10 ns per entry, the shards in parallel.
-    pub(crate) fn places(&self) -> u64 {
+    pub fn places(&self) -> u64 {
         let shard = |_: usize, table: &Table| {
             let mut digest = Digest::new("shard's table").word(u64::from(table.rows));
             for row in 0..table.rows as usize {
@@ -365,7 +445,7 @@ impl Index {
     /// Cuts a field's bytes out of its extent from [`extents`](Self::extents) and verifies their CRC.
     ///
     /// Errors: [`ErrorKind::Decode`] with both CRCs, [`ErrorKind::Truncated`]; both with path, offset and sample.
-    pub(crate) fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {
+    pub fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {
         let (shard, row) = self.locate(sample);
         let table = &self.tables[shard];
         let Some(entry) = table.entry(row, field) else { return Ok(&[]) };
@@ -423,8 +503,8 @@ fn open_shard(
     let purpose = file::purpose(settings);
     let place = file::place(path, settings, purpose);
     let valid = |kept: Blob| file::load(&kept, path, &version, purpose, settings.fields);
-    let found = match &settings.cache {
-        Cache::File(_) => {
+    let found = match &settings.place {
+        Place::File(_) => {
             let packed = pack.and_then(|pack| pack.part(path)).and_then(valid).map(|table| (table, Origin::Cache));
             let beside = || Blob::open(file::beside(path, purpose)?).ok().and_then(valid);
             packed.or_else(|| beside().map(|table| (table, Origin::Beside)))

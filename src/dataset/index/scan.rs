@@ -10,7 +10,7 @@ const AHEAD_HEADERS: usize = 4096;
 const AHEAD_OBJECT: usize = 4 << 20;
 
 /// Reader of a shard: a window that moves forward, so that no byte is read twice.
-pub(crate) struct Scan<'a> {
+pub struct Scan<'a> {
     blob: &'a Blob,
     window: Vec<u8>,
     /// Offset of the window's first byte.
@@ -29,14 +29,15 @@ impl<'a> Scan<'a> {
     }
 
     /// Length of the shard.
-    pub(crate) fn len(&self) -> u64 {
+    #[allow(clippy::len_without_is_empty, reason = "a scan of no bytes finds nothing")]
+    pub fn len(&self) -> u64 {
         self.blob.len()
     }
 
     /// Gives `len` bytes at `offset`. Check `len` against a limit first: all of them are in memory.
     ///
     /// Errors: [`ErrorKind::Truncated`] if the shard does not have them.
-    pub(crate) fn bytes(&mut self, offset: u64, len: usize) -> Result<&[u8]> {
+    pub fn bytes(&mut self, offset: u64, len: usize) -> Result<&[u8]> {
         if offset.checked_add(len as u64).is_none_or(|end| end > self.len()) {
             let message = format!("{len} bytes expected, the shard has {}", self.len());
             return Err(Error::new(ErrorKind::Truncated, Stage::Index, message).with_range(offset, len as u64));
@@ -53,7 +54,7 @@ impl<'a> Scan<'a> {
     }
 
     /// CRC32C of `len` bytes at `offset`, with no limit on `len`. Errors: as [`bytes`](Self::bytes).
-    pub(crate) fn crc(&mut self, offset: u64, len: u64) -> Result<u32> {
+    pub fn crc(&mut self, offset: u64, len: u64) -> Result<u32> {
         let mut crc = 0;
         let mut done = 0;
         while done < len {

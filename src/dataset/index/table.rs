@@ -9,7 +9,7 @@ use std::path::Path;
 /// Words before the entries: the header of the index file, defined in `file`.
 pub(super) const HEADER: usize = 17;
 /// Maximum fields of a row.
-pub(crate) const FIELDS_MAX: usize = 16;
+pub const FIELDS_MAX: usize = 16;
 /// Maximum bytes between two parts of a sample that share one read.
 const GAP_MAX: u64 = 16 << 10;
 /// Maximum entries of one shard's ledger; one more entry sums up the rest.
@@ -19,11 +19,13 @@ const LEFT_OUT_MAX: usize = 64;
 
 /// Place of one field of one sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
+pub struct Entry {
+    /// Offset in the shard.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
     /// CRC32C of the bytes; meaningless in an index without checksums.
-    pub(crate) crc: u32,
+    pub crc: u32,
 }
 
 /// Ledger of a shard: everything that is not in the table.
@@ -63,7 +65,7 @@ impl Notes {
 }
 
 /// Rows of one shard during its scan.
-pub(crate) struct Rows {
+pub struct Rows {
     fields: usize,
     entries: Vec<Option<Entry>>,
     notes: Notes,
@@ -78,18 +80,25 @@ impl Rows {
     }
 
     /// Adds a sample: one entry per field, `None` for a missing field.
-    pub(crate) fn push(&mut self, entries: &[Option<Entry>]) {
-        assert_eq!(entries.len(), self.fields);
+    ///
+    /// Errors: [`ErrorKind::User`] for another number of entries than of fields.
+    pub fn push(&mut self, entries: &[Option<Entry>]) -> Result<()> {
+        if entries.len() != self.fields {
+            let message = format!("a sample of {} entries, the index has {} fields", entries.len(), self.fields);
+            return Err(Error::new(ErrorKind::User, Stage::Index, message));
+        }
         self.entries.extend_from_slice(entries);
+        Ok(())
     }
 
     /// Number of samples so far.
-    pub(crate) fn len(&self) -> usize {
+    #[allow(clippy::len_without_is_empty, reason = "a scan begins without samples")]
+    pub fn len(&self) -> usize {
         self.entries.len() / self.fields
     }
 
     /// Adds an entry to the ledger.
-    pub(crate) fn damage(&mut self, damage: Damage) {
+    pub fn damage(&mut self, damage: Damage) {
         let ledger = &mut self.notes.damage;
         match ledger.get_mut(LEDGER_MAX) {
             None => ledger.push(damage),
@@ -103,7 +112,7 @@ impl Rows {
     }
 
     /// Counts something left out by rule: not damage, but the dataset reports it.
-    pub(crate) fn leave_out(&mut self, reason: &str) {
+    pub fn leave_out(&mut self, reason: &str) {
         match self.notes.left_out.get_mut(reason) {
             Some(count) => *count += 1,
             None => {

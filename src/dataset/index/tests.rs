@@ -70,8 +70,8 @@ impl Drop for Dir {
     }
 }
 
-fn settings(cache: Cache) -> Settings<'static> {
-    Settings { format: "test 1", options: "", fields: 2, checksums: true, cache, on_damage: OnDamage::Skip }
+fn settings(place: Place) -> Settings<'static> {
+    Settings { format: "test 1", options: "", fields: 2, checksums: true, place, on_damage: OnDamage::Skip }
 }
 
 /// A test format: samples of 10 bytes with a field of 6 and a field of 4 bytes, missing if it starts with `-`.
@@ -83,7 +83,7 @@ fn scan(input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
         let missing = input.bytes(start + 6, 1)? == b"-";
         let first = entry(input, start, 6)?;
         let second = if missing { None } else { entry(input, start + 6, 4)? };
-        rows.push(&[first, second]);
+        rows.push(&[first, second])?;
     }
     let over = input.len() % 10;
     if over > 0 {
@@ -122,7 +122,7 @@ fn a_second_open_finds_all_samples_in_the_cache() {
     let shards = [empty, SHARD, empty, b"1234567890", empty];
     let files: Vec<_> = (0..5).map(|k| dir.shard(&format!("s{k}"), shards[k])).collect();
     for round in 0..2 {
-        let index = Index::open_or_build(&files, &settings(Cache::Beside), scan).unwrap();
+        let index = Index::open_or_build(&files, &settings(Place::Beside), scan).unwrap();
         assert_eq!((index.len(), index.scanned()), (5, if round == 0 { 5 } else { 0 }));
         assert_eq!((0..5).map(|id| index.locate(id)).collect::<Vec<_>>(), [(1, 0), (1, 1), (1, 2), (1, 3), (3, 0)]);
         assert_eq!((index.sample_bytes_max(), index.largest_sample()), (10, Some(0)));
@@ -137,14 +137,14 @@ fn a_second_open_finds_all_samples_in_the_cache() {
         );
         assert_eq!(index.left_out().get("nothing"), Some(&5));
     }
-    let refuse = Settings { on_damage: OnDamage::Fail, ..settings(Cache::Beside) };
+    let refuse = Settings { on_damage: OnDamage::Fail, ..settings(Place::Beside) };
     let error = Index::open_or_build(&files, &refuse, scan).err().unwrap();
     assert_eq!((error.kind(), error.site().offset), (ErrorKind::Truncated, Some(40)));
 }
 
 #[test]
 fn adjacent_fields_share_a_read_and_flips_are_named() {
-    let index = Index::of_bytes(SHARD.into(), &settings(Cache::Off), scan).unwrap();
+    let index = Index::of_bytes(SHARD.into(), &settings(Place::Off), scan).unwrap();
     let mut parts = Parts::new();
     index.extents(1, 0, &mut parts);
     let shared = Part::Framed(Extent { source: SourceId::at(0), offset: 10, len: 10 });
@@ -166,7 +166,7 @@ fn a_flipped_or_cut_index_file_is_made_again() {
     let dir = Dir::new();
     let file = dir.shard("s", SHARD);
     let files = [file];
-    let open = || Index::open_or_build(&files, &settings(Cache::Beside), scan).unwrap();
+    let open = || Index::open_or_build(&files, &settings(Place::Beside), scan).unwrap();
     let right = all(&open(), from(SHARD)).unwrap();
     let [place] = &dir.index_files()[..] else { panic!("one shard, one index") };
     let whole = std::fs::read(place).unwrap();
@@ -193,7 +193,7 @@ fn a_flipped_or_cut_index_file_is_made_again() {
 fn a_forged_index_file_takes_no_memory_and_never_panics() {
     let dir = Dir::new();
     let files = [dir.shard("s", SHARD)];
-    let open = || Index::open_or_build(&files, &settings(Cache::Beside), scan).unwrap();
+    let open = || Index::open_or_build(&files, &settings(Place::Beside), scan).unwrap();
     open();
     let place = dir.index_files().remove(0);
     let whole = std::fs::read(&place).unwrap();
@@ -224,7 +224,7 @@ fn a_shard_that_changed_is_scanned_again() {
     let dir = Dir::new();
     let mut long = vec![b'x'; 20_000];
     let files = [dir.shard("s", &long)];
-    let open = || Index::open_or_build(&files, &settings(Cache::Beside), scan).unwrap();
+    let open = || Index::open_or_build(&files, &settings(Place::Beside), scan).unwrap();
     assert_eq!((open().scanned(), open().scanned()), (1, 0));
     let modified = std::fs::metadata(&files[0]).unwrap().modified().unwrap();
     let restore = || File::options().append(true).open(&files[0]).unwrap().set_modified(modified).unwrap();
@@ -254,9 +254,9 @@ fn options_and_shard_paths_have_index_files_of_their_own() {
     let (dir, cache) = (Dir::new(), Dir::new());
     std::fs::create_dir(dir.0.join("sub")).unwrap();
     let files = [dir.shard("s", SHARD), dir.shard("sub/s", b"aaaaaabbbb")];
-    let beside = settings(Cache::Beside);
-    let folder = settings(Cache::Folder(cache.0.join("deep/er")));
-    for settings in [&beside, &Settings { options: "more", ..settings(Cache::Beside) }, &folder] {
+    let beside = settings(Place::Beside);
+    let folder = settings(Place::Folder(cache.0.join("deep/er")));
+    for settings in [&beside, &Settings { options: "more", ..settings(Place::Beside) }, &folder] {
         for scanned in [2, 0] {
             let index = Index::open_or_build(&files, settings, scan).unwrap();
             assert_eq!((index.scanned(), index.len(), index.unsaved()), (scanned, 5, None));
@@ -264,7 +264,7 @@ fn options_and_shard_paths_have_index_files_of_their_own() {
     }
     assert_eq!(dir.index_files().len(), 2);
     assert_eq!(index_files(&cache.0.join("deep/er")).len(), 2);
-    let off = settings(Cache::Off);
+    let off = settings(Place::Off);
     assert_eq!(Index::open_or_build(&files, &off, scan).unwrap().scanned(), 2);
     assert_eq!(listing::expand(dir.0.join("{s,s.*}"), &[]).unwrap().files, files[..1], "an index is no data");
 }
@@ -274,7 +274,7 @@ fn an_unwritable_folder_costs_only_the_cache() {
     let dir = Dir::new();
     let files = [dir.shard("s", SHARD)];
     // Not even root can make a folder of a file.
-    let settings = settings(Cache::Folder(files[0].join("sub")));
+    let settings = settings(Place::Folder(files[0].join("sub")));
     let index = Index::open_or_build(&files, &settings, scan).unwrap();
     assert_eq!(index.len(), 4);
     assert!(index.unsaved().unwrap().contains("s/sub"), "{:?}", index.unsaved());
@@ -285,24 +285,24 @@ fn the_first_failing_shard_is_named() {
     let dir = Dir::new();
     let files: Vec<_> = (0..20).map(|k| dir.shard(&format!("s{k:02}"), SHARD)).collect();
     let fail = |input: &mut Scan<'_>, _: &mut Rows| input.bytes(40, 4).map(drop);
-    let error = Index::open_or_build(&files, &settings(Cache::Off), fail).err().unwrap();
+    let error = Index::open_or_build(&files, &settings(Place::Off), fail).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Truncated);
     assert!(error.to_string().contains("s00 offset=40 len=4"), "{error}");
     let gone = [files[0].clone(), dir.0.join("gone"), dir.0.clone()];
-    assert_eq!(Index::open_or_build(&gone, &settings(Cache::Off), scan).err().unwrap().kind(), ErrorKind::NotFound);
+    assert_eq!(Index::open_or_build(&gone, &settings(Place::Off), scan).err().unwrap().kind(), ErrorKind::NotFound);
     let folder = [dir.0.clone()];
-    assert_eq!(Index::open_or_build(&folder, &settings(Cache::Off), scan).err().unwrap().kind(), ErrorKind::NotAFile);
+    assert_eq!(Index::open_or_build(&folder, &settings(Place::Off), scan).err().unwrap().kind(), ErrorKind::NotAFile);
 }
 
 #[test]
 fn two_fields_take_24_bytes_a_sample_or_40() {
     for (unit, stride) in [(512, 24), (1, 40)] {
         let bytes = Arc::<[u8]>::from([0]);
-        let index = Index::of_bytes(bytes, &settings(Cache::Off), |_, rows| {
+        let index = Index::of_bytes(bytes, &settings(Place::Off), |_, rows| {
             for row in 0..100_000_u64 {
                 // Up to 5 GB: offsets need 33 bits unless they are counted in blocks.
                 let entry = |offset| Some(Entry { offset, len: 1, crc: 0 });
-                rows.push(&[entry(row * 49_999 / unit * unit), entry((row * 49_999 + 25_000) / unit * unit)]);
+                rows.push(&[entry(row * 49_999 / unit * unit), entry((row * 49_999 + 25_000) / unit * unit)])?;
             }
             Ok(())
         });
@@ -325,7 +325,7 @@ proptest! {
         let entries: Vec<Option<Entry>> = entries.into_iter().map(|e| e.map(entry)).collect();
         let entries = &entries[..entries.len() / 2 * 2];
         let mut rows = Rows::new(2);
-        entries.chunks(2).for_each(|row| rows.push(row));
+        entries.chunks(2).for_each(|row| rows.push(row).unwrap());
         let table = rows.finish(Path::new("x")).unwrap();
         for (index, entry) in entries.iter().enumerate() {
             prop_assert_eq!(table.entry(index / 2, index % 2), *entry);

@@ -25,7 +25,7 @@ use self::samples::{Len, RECORD, Rule, Samples, split};
 use crate::dataset::damage::{Damage, OnDamage, cost};
 use crate::dataset::digest::Digest;
 use crate::dataset::forward::forward;
-use crate::dataset::index::{Cache, FIELDS_MAX, Index, Rows, Scan, Settings, index_getters, index_setters};
+use crate::dataset::index::{FIELDS_MAX, Index, Place, Rows, Scan, Settings, index_getters, index_setters};
 use crate::dataset::{Dataset, EXTENSIONS, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
@@ -68,7 +68,7 @@ pub struct Tar {
 pub struct TarBuilder {
     fields: Vec<TarField>,
     checksums: bool,
-    cache: Cache,
+    place: Place,
     on_damage: OnDamage,
     padding: u64,
 }
@@ -101,7 +101,7 @@ impl Tar {
         TarBuilder {
             fields: Vec::new(),
             checksums: true,
-            cache: Cache::Beside,
+            place: Place::Beside,
             on_damage: OnDamage::Fail,
             padding: RECORD,
         }
@@ -279,7 +279,7 @@ impl TarBuilder {
             options,
             fields: rules.len(),
             checksums: self.checksums,
-            cache: self.cache.clone(),
+            place: self.place.clone(),
             on_damage: self.on_damage,
         }
     }
@@ -384,7 +384,7 @@ impl First {
             options: "",
             fields: 1,
             checksums: false,
-            cache: Cache::Off,
+            place: Place::Off,
             on_damage: OnDamage::Skip,
         }
     }

@@ -122,10 +122,9 @@ impl<'a> Samples<'a> {
         };
         match stopped {
             None => self.flush(rows),
-            Some(Stop::Failed(error)) => return Err(error),
-            Some(Stop::Damage(damage)) => self.stop(input, rows, at, damage)?,
+            Some(Stop::Failed(error)) => Err(error),
+            Some(Stop::Damage(damage)) => self.stop(input, rows, at, damage),
         }
-        Ok(())
     }
 
     /// Checks the bytes after the last member: the end marker, then zeros up to the padding.
@@ -193,7 +192,7 @@ impl<'a> Samples<'a> {
             }
         };
         if self.sample.as_ref().is_none_or(|sample| sample.key != key) {
-            self.flush(rows);
+            self.flush(rows)?;
             self.sample = Some(self.begin(key, at));
         }
         let (rules, checksums) = (self.rules, self.checksums);
@@ -232,8 +231,8 @@ impl<'a> Samples<'a> {
     }
 
     /// Ends the sample: it becomes a row or an entry of the ledger.
-    fn flush(&mut self, rows: &mut Rows) {
-        let Some(sample) = self.sample.take() else { return };
+    fn flush(&mut self, rows: &mut Rows) -> Result<()> {
+        let Some(sample) = self.sample.take() else { return Ok(()) };
         let lacks = |rule: &Rule, entry: &Option<Entry>| rule.required && entry.is_none();
         let missing = self.rules.iter().zip(&sample.entries).find(|(rule, entry)| lacks(rule, entry));
         let wrong = sample.wrong.or_else(|| {
@@ -245,6 +244,7 @@ impl<'a> Samples<'a> {
         match wrong {
             Some((kind, message)) => {
                 rows.damage(Damage::new(kind, sample.start, sample.end - sample.start, 1, message));
+                Ok(())
             }
             None => rows.push(&sample.entries[..self.rules.len()]),
         }
@@ -256,7 +256,7 @@ impl<'a> Samples<'a> {
         if let Some(sample) = self.sample.take() {
             key.clone_from(&sample.key);
             if sample.wrong.is_none() && sample.entries[..self.rules.len()].iter().all(Option::is_some) {
-                rows.push(&sample.entries[..self.rules.len()]);
+                rows.push(&sample.entries[..self.rules.len()])?;
             } else {
                 damage.samples += 1;
                 damage.len = damage.offset + damage.len - sample.start.min(damage.offset);

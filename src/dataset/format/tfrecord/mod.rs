@@ -21,7 +21,7 @@ use crate::dataset::damage::{Damage, DamageKind, OnDamage};
 use crate::dataset::digest::Digest;
 use crate::dataset::format::foreign;
 use crate::dataset::forward::forward;
-use crate::dataset::index::{Cache, Entry, Index, Rows, Scan, Settings, index_getters, index_setters};
+use crate::dataset::index::{Entry, Index, Place, Rows, Scan, Settings, index_getters, index_setters};
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
@@ -87,7 +87,7 @@ pub struct TfRecordBuilder {
     missing_zero: bool,
     checksums: bool,
     records: Option<u64>,
-    cache: Cache,
+    place: Place,
     on_damage: OnDamage,
 }
 
@@ -111,7 +111,7 @@ impl TfRecord {
             missing_zero: false,
             checksums: true,
             records: None,
-            cache: Cache::Beside,
+            place: Place::Beside,
             on_damage: OnDamage::Fail,
         }
     }
@@ -228,7 +228,7 @@ impl TfRecordBuilder {
             options: "",
             fields: 1,
             checksums: false,
-            cache: self.cache.clone(),
+            place: self.place.clone(),
             on_damage: self.on_damage,
         }
     }
@@ -300,7 +300,7 @@ fn walk(input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
         let left = len - at;
         match record_at(input, at, left) {
             Ok(bytes) => {
-                rows.push(&[Some(Entry { offset: at, len: bytes, crc: 0 })]);
+                rows.push(&[Some(Entry { offset: at, len: bytes, crc: 0 })])?;
                 at += bytes;
             }
             Err(Walk::Damage(kind, message)) => {
