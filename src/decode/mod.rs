@@ -24,12 +24,13 @@ pub use bytes::Bytes;
 pub use raw::Raw;
 pub use single::Single;
 
-use crate::error::Result;
+use crate::error::{Result, Stage, panicked};
 use crate::memory::Row;
 use crate::order::Draws;
 use crate::tensor::{EncodedField, Field};
 use std::any::Any;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Turns the bytes of one encoded field into rows. Implement it for your own formats.
 pub trait Decoder: Send + Sync + 'static {
@@ -138,11 +139,25 @@ impl<'a> Ctx<'a> {
     }
 }
 
+/// Code of the user's, or of a format, that a row passes through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Running {
+    /// A decoder, or none.
+    #[default]
+    Decoder,
+    /// [`Dataset::check`](crate::Dataset::check).
+    Check,
+    /// [`Dataset::open`](crate::Dataset::open).
+    Open,
+    /// A transform.
+    Map,
+}
+
 /// Reusable per-worker state, one value per type.
 #[derive(Default)]
 pub struct Scratch {
-    /// A user's transform is running: a panic then belongs to stage `map`.
-    pub(crate) mapping: bool,
+    /// The code under way: a panic is its.
+    pub(crate) running: Running,
     /// Bytes that a dataset unpacks from their frame; see `Dataset::open`.
     pub(crate) opened: Vec<u8>,
     /// Number of the worker that owns it, if a worker does.
@@ -151,6 +166,27 @@ pub struct Scratch {
 }
 
 impl Scratch {
+    /// Runs `work` on the scratch of `owner`. A panic becomes an error of the code under way, and the scratch is made
+    /// anew. One catch for a whole row: one for each call costs time.
+    pub(crate) fn guarded<O, R>(
+        owner: &mut O,
+        scratch: fn(&mut O) -> &mut Self,
+        work: impl FnOnce(&mut O) -> Result<R>,
+    ) -> Result<R> {
+        scratch(owner).running = Running::Decoder;
+        catch_unwind(AssertUnwindSafe(|| work(owner))).unwrap_or_else(|panic| {
+            let scratch = scratch(owner);
+            let (running, worker) = (scratch.running, scratch.worker);
+            *scratch = Self { worker, ..Self::default() };
+            Err(match running {
+                Running::Decoder => panicked(panic, Stage::Decode),
+                Running::Check => panicked(panic, Stage::Decode).within("the dataset's `check`"),
+                Running::Open => panicked(panic, Stage::Decode).within("the dataset's `open`"),
+                Running::Map => panicked(panic, Stage::Map),
+            })
+        })
+    }
+
     /// The worker's value of type `T`, created on first use.
     pub fn get<T: Default + Send + 'static>(&mut self) -> &mut T {
         let index = match self.values.iter().position(|value| value.is::<T>()) {

@@ -270,9 +270,10 @@ impl Reads {
 
     /// Fills a row on this thread.
     fn fill(&mut self, mut fetch: Fetch) {
-        let (samples, scratch) = (&self.core.samples, &mut self.scratch);
+        let samples = &self.core.samples;
         if let Whose::Row(run) = &mut fetch.whose {
-            if let Err(error) = caught(Stage::Read, || samples.fill_fetched(run, &fetch.sample, scratch)) {
+            let fill = |scratch: &mut Scratch| samples.fill_fetched(run, &fetch.sample, scratch);
+            if let Err(error) = Scratch::guarded(&mut self.scratch, |own| own, fill) {
                 return self.fail(fetch, error);
             }
             run.rows.finish_row();

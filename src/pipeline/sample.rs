@@ -13,8 +13,8 @@ use super::recipe::{How, Recipe};
 use super::task::{Job, Piece, Place, Run, Sample};
 use super::watchdog::{Doing, Watch};
 use crate::dataset::{Chunked, Dataset, Part, Parts};
-use crate::decode::{Ctx, Scratch};
-use crate::error::{Error, ErrorKind, Result, Stage, caught, caught_in};
+use crate::decode::{Ctx, Running, Scratch};
+use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::{ChunkBuf, Rows};
 use crate::storage::{Cached, Extent, Sources, exhausted, out_of_reach};
 use std::sync::Arc;
@@ -271,13 +271,15 @@ impl Samples {
         };
         let handler = &self.recipe.handlers[given.field];
         if given.checked {
-            let check = || self.dataset.check(id, given.field, given.bytes);
-            caught_in("the dataset's `check`", Stage::Decode, check).map_err(site)?;
+            scratch.running = Running::Check;
+            self.dataset.check(id, given.field, given.bytes).map_err(site)?;
         }
         // The decoder borrows the rest of the scratch meanwhile.
         let mut opened = std::mem::take(&mut scratch.opened);
         opened.clear();
+        scratch.running = Running::Open;
         let bytes = if given.framed { self.open(id, &given, &mut opened).map_err(site)? } else { given.bytes };
+        scratch.running = Running::Decoder;
         let mut row = rows.row();
         let done = match &handler.how {
             How::InPlace(_) | How::Copy => row.copy_from(handler.outputs.start, bytes).map_err(site),
@@ -298,9 +300,7 @@ impl Samples {
     /// Lets the dataset open a field's bytes.
     fn open<'a>(&self, id: u64, given: &Given<'a>, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         let most = self.promised.opened_bytes;
-        let opened = caught_in("the dataset's `open`", Stage::Decode, move || {
-            self.dataset.open(id, given.field, given.bytes, buffer)
-        })?;
+        let opened = self.dataset.open(id, given.field, given.bytes, buffer)?;
         // Bytes that were given and not copied take no memory.
         if !given.bytes.as_ptr_range().contains(&opened.as_ptr()) && opened.len() as u64 > most {
             return lie(format!("`open` gave {} bytes, the dataset's `opened_bytes_max` is {most}", opened.len()));
@@ -314,7 +314,7 @@ impl Samples {
         let mut row = rows.row();
         recipe.added.clone().for_each(|field| row.clear(field));
         if !recipe.maps.is_empty() {
-            scratch.mapping = true;
+            scratch.running = Running::Map;
             self.watch.worker(scratch.worker, |cell| cell.begin(Doing::Mapping, Some(id)));
             for map in &recipe.maps {
                 let fields = 0..recipe.spec.fields().len();
@@ -323,7 +323,7 @@ impl Samples {
                 map(&mut row, &mut ctx)?;
                 row.pad();
             }
-            scratch.mapping = false;
+            scratch.running = Running::Decoder;
         }
         if !recipe.finishes_late() {
             recipe.finish(&mut row, self.seed, job.epoch, id);

@@ -5,10 +5,9 @@ use super::sample::Samples;
 use super::task::{Job, Sample};
 use super::watchdog::Doing;
 use crate::decode::Scratch;
-use crate::error::{Result, Stage, panicked};
+use crate::error::Result;
 use crate::memory::Rows;
 use crate::storage::{Cached, Extent};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The state that one worker keeps between samples.
 pub(crate) struct Worker {
@@ -49,17 +48,7 @@ impl Worker {
     /// Runs code that may be the user's or a third party's. A panic becomes an error, and the worker gets a new
     /// scratch.
     pub(crate) fn guarded<R>(&mut self, work: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
-        self.scratch.mapping = false;
-        match catch_unwind(AssertUnwindSafe(|| work(self))) {
-            Ok(result) => result,
-            Err(panic) => {
-                let stage = if self.scratch.mapping { Stage::Map } else { Stage::Decode };
-                let number = self.scratch.worker;
-                self.scratch = Scratch::default();
-                self.scratch.worker = number;
-                Err(panicked(panic, stage))
-            }
-        }
+        Scratch::guarded(self, |worker| &mut worker.scratch, work)
     }
 
     /// Asks for sample `id`, brings its bytes with `read` and fills the first row. Bytes that do not go into the row

@@ -15,7 +15,7 @@ use super::task::Sample;
 use super::watchdog::Doing;
 use super::worker::Worker;
 use super::{gather, rows};
-use crate::decode::Ctx;
+use crate::decode::{Ctx, Running};
 use crate::error::{Error, Result};
 use crate::memory::Filled;
 use crate::meter::Work;
@@ -175,7 +175,7 @@ fn map_batch(core: &Core, worker: &mut Worker, mut slot: Filled) {
     let (samples, recipe, ticket) = (&core.samples, &core.samples.recipe, slot.ticket());
     worker.begins(samples, Doing::Mapping, None);
     let mapped = worker.guarded(|worker| {
-        worker.scratch.mapping = true;
+        worker.scratch.running = Running::Map;
         let mut batch = slot.batch_mut();
         for map in &recipe.map_batches {
             let fields = 0..recipe.spec.fields().len();
@@ -188,7 +188,6 @@ fn map_batch(core: &Core, worker: &mut Worker, mut slot: Filled) {
         }
         Ok(())
     });
-    worker.scratch.mapping = false;
     if let Err(error) = mapped {
         slot.note_failure(error);
     }
