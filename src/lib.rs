@@ -237,8 +237,8 @@ pub use stop::Stop;
 pub mod profile {
     pub use crate::loader::{Ceiling, Origin};
     pub use crate::meter::{
-        BatchRecord, CacheReads, Consumer, Copies, Copy, Decode, DirectReads, Gauges, GpuIdle, Handed, Latency,
-        Network, Order, ReaderInUse, Slots, Snapshot, Span, Storage, Timeline, Track, Unmeasured, Work,
+        BatchRecord, CacheReads, Consumer, Copies, Copy, Cpu, Decode, DirectReads, Effort, Gauges, GpuIdle, Handed,
+        Latency, Network, Order, ReaderInUse, Slots, Snapshot, Span, Storage, Timeline, Track, Unmeasured, Work,
     };
     pub use crate::report::{
         Cause, Change, Names, Prediction, StageLoad, Strength, Verdict, WhatIf, prometheus, trace,

@@ -14,7 +14,7 @@ use crate::device::{DeviceKind, IdleMeter};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::LedgerWriter;
 use crate::memory::{ByteRing, ChunkBuf, Filled, Lease, Pool, Process, Region};
-use crate::meter::{Meters, Settings};
+use crate::meter::{Effort, Meters, Settings};
 use crate::order::Batches;
 use crate::pipeline::chunks;
 use crate::pipeline::drains::Drains;
@@ -418,10 +418,17 @@ impl Assembly {
     fn facts(&self, numa: Option<String>, before: Before, first: &Job) -> Facts {
         let (plan, choice) = (self.reserved.plan.clone(), self.opened.choice.clone());
         let (routes, direct) = self.fields.routes.chosen();
+        // Chunks are unpacked, batches are mapped.
+        let effort = match &self.fields.recipe {
+            recipe if !recipe.map_batches.is_empty() => recipe.effort().max(Effort::Own),
+            recipe if plan.chunks > 0 => recipe.effort().max(Effort::Light),
+            recipe => recipe.effort(),
+        };
         let settings = Settings {
             reader: choice.reader,
             explicit: choice.explicit,
             depth: self.opened.reader.depth() as u32,
+            effort,
             workers: plan.workers as u32,
             cores: cores() as u32,
             slots: plan.slots as u32,

@@ -1,10 +1,13 @@
-//! CPU time of a loader's threads: each enlists itself, and a report asks the kernel for its times.
+//! CPU time of a loader's threads, of the process and its control groups, as the kernel counts them.
 //!
-//! The kernel counts, so threads write nothing while they run. Threads of a reader (pread, maps), of rayon's global pool and of
-//! the user are not enlisted.
+//! Each thread enlists itself, and a report asks the kernel for its times: threads write nothing while they run. Threads of a reader
+//! (pread, maps) and of rayon's global pool are not enlisted; of the user's only those that call `next()` are.
 
+use super::snapshot::Cpu;
 use crate::sync::Hold;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The purpose of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,30 +20,52 @@ pub(crate) enum Role {
     Copier,
     /// Has rows read directly into device memory.
     Direct,
+    /// Calls `next()`.
+    Consumer,
 }
 
 /// The threads of one loader. A thread takes the lock at its start, and a report takes it.
 #[derive(Debug, Default)]
-pub(crate) struct Threads(Mutex<Vec<(Role, u32)>>);
+pub(crate) struct Threads {
+    /// Role, id, and the times before it was enlisted.
+    all: Mutex<Vec<(Role, u32, (u64, u64))>>,
+    /// The last thread that called `next()`.
+    consumer: AtomicU32,
+}
 
 impl Threads {
     /// The calling thread is one of these.
     pub(crate) fn enlist(&self, role: Role) {
-        let id = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-        self.0.hold().push((role, id));
+        let (id, mut all) = (own_id(), self.all.hold());
+        if !all.iter().any(|(of, known, _)| (*of, *known) == (role, id)) {
+            all.push((role, id, scheduled(id).unwrap_or_default()));
+        }
+    }
+
+    /// The calling thread wants a batch. Costs a comparison, unless another thread did before.
+    pub(crate) fn consumes(&self) {
+        thread_local!(static ID: u32 = own_id());
+        let id = ID.with(|id| *id);
+        if self.consumer.load(Ordering::Relaxed) != id {
+            self.consumer.store(id, Ordering::Relaxed);
+            self.enlist(Role::Consumer);
+        }
     }
 
     /// CPU time of all threads of a role, and their run delay: the time that they were runnable without a core. `None` without
-    /// such a thread, or when the kernel does not count.
+    /// such a thread that lives, or when the kernel does not count.
     pub(crate) fn times(&self, role: Role) -> Option<(u64, u64)> {
-        let threads = self.0.hold();
-        let of_role = threads.iter().filter(|(of, _)| *of == role).map(|(_, id)| scheduled(*id));
-        let sum = |a: Option<(u64, u64)>, b: Option<(u64, u64)>| {
-            let ((cpu, delay), (more_cpu, more_delay)) = (a?, b?);
-            Some((cpu.saturating_add(more_cpu), delay.saturating_add(more_delay)))
+        let threads = self.all.hold();
+        let times = |(of, id, before): &(Role, u32, (u64, u64))| {
+            let (cpu, delay) = (*of == role).then(|| scheduled(*id)).flatten()?;
+            Some((cpu.saturating_sub(before.0), delay.saturating_sub(before.1)))
         };
-        of_role.reduce(sum).flatten()
+        threads.iter().filter_map(times).reduce(|a, b| (a.0.saturating_add(b.0), a.1.saturating_add(b.1)))
     }
+}
+
+fn own_id() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
 fn scheduled(thread: u32) -> Option<(u64, u64)> {
@@ -50,9 +75,71 @@ fn scheduled(thread: u32) -> Option<(u64, u64)> {
     Some((times.next()??, times.next()??))
 }
 
+impl Cpu {
+    /// The process's own, and the tightest quota of its control groups.
+    pub(super) fn now() -> Self {
+        let process = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        let process_ns = process.tv_sec as u64 * 1_000_000_000 + process.tv_nsec as u64;
+        let read = |path: &Path| std::fs::read_to_string(path).ok();
+        let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
+        Self { process_ns, ..Self::of_groups(&groups, read) }
+    }
+
+    fn of_groups(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Self {
+        let mut own = Self::default();
+        for folder in folders(groups) {
+            let text = |name: &str| read(&folder.join(name));
+            let number = |text: &str| text.trim().parse::<f64>().ok();
+            // v2 has both in a file; -1 (v1) and "max" (v2) are no quota.
+            let both = text("cpu.max")
+                .or_else(|| Some(format!("{} {}", text("cpu.cfs_quota_us")?.trim(), text("cpu.cfs_period_us")?)));
+            let quota = both.as_deref().and_then(|both| both.split_once(' '));
+            let Some((quota, period)) = quota.and_then(|(of, period)| Some((number(of)?, number(period)?))) else {
+                continue;
+            };
+            if quota <= 0.0 || period <= 0.0 || own.quota.is_some_and(|least| least <= quota / period) {
+                continue;
+            }
+            let stat = text("cpu.stat").unwrap_or_default();
+            let count = |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+            own.quota = Some(quota / period);
+            (own.periods, own.throttled) = (count("nr_periods").unwrap_or(0), count("nr_throttled").unwrap_or(0));
+        }
+        own
+    }
+}
+
+/// The folders of the control groups with CPU quotas, from the process's own up.
+fn folders(groups: &str) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        // A mount has the name of one controller or of all that it joins.
+        let roots: &[&str] = match controllers {
+            "" => &["/sys/fs/cgroup"],
+            list if list.split(',').any(|name| name == "cpu") => &["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"],
+            _ => continue,
+        };
+        for root in roots {
+            // In a container the path may belong to the host's hierarchy. Then the root of the mount is our own group.
+            let own = Path::new(root).join(path.trim_start_matches('/'));
+            all.extend(own.ancestors().take_while(|folder| folder.starts_with(root)).map(Path::to_path_buf));
+        }
+    }
+    all
+}
+
+/// Bytes that devices read for the process.
+pub(super) fn device_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/io").ok()?;
+    text.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashMap;
     use std::time::{Duration, Instant};
 
     #[test]
@@ -68,5 +155,41 @@ mod tests {
             assert!(began.elapsed() < Duration::from_secs(60), "a thread that works is not counted");
         }
         assert_eq!(threads.times(Role::Planner), None);
+    }
+
+    #[test]
+    fn the_tightest_quota_of_v1_and_v2_is_found_with_its_counts() {
+        let files: HashMap<&str, &str> = HashMap::from([
+            ("/sys/fs/cgroup/pod/cpu.max", "150000 100000\n"),
+            ("/sys/fs/cgroup/pod/cpu.stat", "usage_usec 9\nnr_periods 126\nnr_throttled 46\nthrottled_usec 7\n"),
+            ("/sys/fs/cgroup/pod/own/cpu.max", "max 100000\n"),
+            ("/sys/fs/cgroup/cpu/docker/cpu.cfs_quota_us", "50000\n"),
+            ("/sys/fs/cgroup/cpu/docker/cpu.cfs_period_us", "100000\n"),
+            ("/sys/fs/cgroup/cpu/docker/cpu.stat", "nr_periods 10\nnr_throttled 9\nthrottled_time 5\n"),
+            ("/sys/fs/cgroup/cpu/free/cpu.cfs_quota_us", "-1\n"),
+            ("/sys/fs/cgroup/cpu/free/cpu.cfs_period_us", "100000\n"),
+        ]);
+        let read = |path: &Path| files.get(path.to_str()?).map(|text| text.to_string());
+        let table = [
+            ("0::/pod/own\n", Some(1.5), (126, 46)),
+            ("5:cpu,cpuacct:/docker\n0::/\n", Some(0.5), (10, 9)),
+            ("1:cpu:/free\n", None, (0, 0)),
+            ("nonsense", None, (0, 0)),
+        ];
+        for (groups, quota, counts) in table {
+            let found = Cpu::of_groups(groups, read);
+            assert_eq!((found.quota, (found.periods, found.throttled)), (quota, counts), "{groups}");
+        }
+        assert!(Cpu::now().process_ns > 0);
+    }
+
+    #[test]
+    fn threads_that_take_batches_are_listed_once() {
+        let threads = Threads::default();
+        for _ in 0..3 {
+            threads.consumes();
+            std::thread::scope(|scope| drop(scope.spawn(|| threads.consumes())));
+        }
+        assert_eq!(threads.all.hold().len(), 4);
     }
 }

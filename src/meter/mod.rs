@@ -27,7 +27,9 @@ pub(crate) use cpu::{Role, Threads};
 #[cfg(feature = "remote")]
 pub(crate) use network::NetworkMeter;
 pub use reads::{CacheReads, Copies, DirectReads, Network, ReadStats};
-pub use snapshot::{Consumer, Copy, Decode, GpuIdle, Handed, Order, ReaderInUse, Slots, Snapshot, Storage, Unmeasured};
+pub use snapshot::{
+    Consumer, Copy, Cpu, Decode, Effort, GpuIdle, Handed, Order, ReaderInUse, Slots, Snapshot, Storage, Unmeasured,
+};
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};
 #[cfg(feature = "cuda")]
@@ -213,7 +215,7 @@ impl DeviceMeters {
     fn snapshot(&self, buffers: u32, now: u64) -> Copy {
         let ([starved_ns, _, blocked_ns], busy_ns) = (self.states.read(now), self.bus_ns.get());
         let (batches, bytes, latency) = (self.copies.get(), self.bytes.get(), self.latency.read());
-        Copy { busy_ns, starved_ns, blocked_ns, cpu_ns: None, batches, bytes, buffers, latency }
+        Copy { busy_ns, starved_ns, blocked_ns, cpu_ns: None, delay_ns: None, batches, bytes, buffers, latency }
     }
 
     /// A slot is copied from pageable memory, since it could not be pinned.
@@ -329,6 +331,7 @@ impl Meters {
         let (waited_ns, user_ns) = (self.waited_ns(now), self.user_ns.get());
         let [_, busy_ns, no_slot_ns] = self.planner.read(now);
         let slots = |stay| self.slots.total_ns(stay, now);
+        let (consumer, planner) = (self.cpu(Role::Consumer).unzip(), self.cpu(Role::Planner).unzip());
         Snapshot {
             at_ns: now,
             // The caller subtracts snapshots.
@@ -343,14 +346,16 @@ impl Meters {
                 first_ns: self.first_wait_ns.get(),
                 user_ns,
                 waits: self.waits.read(),
+                cpu_ns: consumer.0,
+                delay_ns: consumer.1,
                 gpu: None,
             },
-            order: Order { busy_ns, cpu_ns: self.cpu(Role::Planner).map(|(cpu, _)| cpu), no_slot_ns },
+            order: Order { busy_ns, cpu_ns: planner.0, delay_ns: planner.1, no_slot_ns },
             storage: self.storage(settings, now),
             decode: self.decode(settings, now),
-            copy: settings.buffers.map(|buffers| Copy {
-                cpu_ns: self.cpu(Role::Copier).map(|(cpu, _)| cpu),
-                ..self.device.snapshot(buffers, now)
+            copy: settings.buffers.map(|buffers| {
+                let (cpu_ns, delay_ns) = self.cpu(Role::Copier).unzip();
+                Copy { cpu_ns, delay_ns, ..self.device.snapshot(buffers, now) }
             }),
             slots: Slots {
                 count: settings.slots,
@@ -359,6 +364,7 @@ impl Meters {
                 full_ns: slots(Stay::Full),
                 held_ns: slots(Stay::Held),
             },
+            cpu: self.on.then(Cpu::now),
         }
     }
 
@@ -376,6 +382,7 @@ impl Meters {
             reads: reads.ops,
             bytes: reads.bytes_moved.max(reads.bytes_asked),
             direct_bytes: (reads.bytes_moved.max(reads.bytes_asked) as f64 * reads.direct_share()) as u64,
+            device_bytes: self.on.then(cpu::device_bytes).flatten(),
             cached_bytes: self.cached_bytes.get(),
             in_place: self.read_in_place.get(),
             retries: reads.retries + reads.short_reads,
@@ -392,6 +399,7 @@ impl Meters {
         let (working_ns, starved_ns, ahead_ns) = self.pool.read(now);
         let (cpu_ns, delay_ns) = self.cpu(Role::Worker).unzip();
         Decode {
+            effort: settings.effort,
             workers: settings.workers,
             cores: settings.cores,
             busy_ns: working_ns,
@@ -425,6 +433,7 @@ pub(crate) struct Settings {
     pub(crate) reader: &'static str,
     pub(crate) explicit: bool,
     pub(crate) depth: u32,
+    pub(crate) effort: Effort,
     pub(crate) workers: u32,
     pub(crate) cores: u32,
     pub(crate) slots: u32,

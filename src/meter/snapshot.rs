@@ -33,6 +33,23 @@ pub struct Snapshot {
     pub copy: Option<Copy>,
     /// Batch slots, whose number bounds how far the loader is ahead.
     pub slots: Slots,
+    /// CPU time of the whole process; `None` where the kernel does not count it.
+    #[serde(default)]
+    pub cpu: Option<Cpu>,
+}
+
+/// CPU time of the process, and the quota of its control groups.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Cpu {
+    /// CPU time of all threads.
+    pub process_ns: u64,
+    /// The tightest quota, in cores.
+    pub quota: Option<f64>,
+    /// Periods of the quota.
+    pub periods: u64,
+    /// Periods in which the quota was used up, so that threads waited.
+    pub throttled: u64,
 }
 
 /// The consumer's side.
@@ -59,6 +76,12 @@ pub struct Consumer {
     pub user_ns: u64,
     /// Durations of the waits in `next()`.
     pub waits: Latency,
+    /// CPU time of the threads that call `next()`.
+    #[serde(default)]
+    pub cpu_ns: Option<u64>,
+    /// Time that they were runnable without a core.
+    #[serde(default)]
+    pub delay_ns: Option<u64>,
     /// On a GPU, by events on the consumer's stream.
     pub gpu: Option<GpuIdle>,
 }
@@ -115,6 +138,9 @@ pub struct Order {
     pub busy_ns: u64,
     /// CPU time of the thread.
     pub cpu_ns: Option<u64>,
+    /// Time that it was runnable without a core.
+    #[serde(default)]
+    pub delay_ns: Option<u64>,
     /// It could plan nothing because no slot was free.
     pub no_slot_ns: u64,
 }
@@ -141,6 +167,9 @@ pub struct Storage {
     pub bytes: u64,
     /// Bytes of them that bypassed the page cache, when known.
     pub direct_bytes: u64,
+    /// Bytes that the process had devices read, with those of other files; `None` where the kernel does not count them.
+    #[serde(default)]
+    pub device_bytes: Option<u64>,
     /// Bytes that workers copied from the page cache instead of reading.
     pub cached_bytes: u64,
     /// Samples that reads brought straight into their rows: no worker touched them.
@@ -172,10 +201,29 @@ pub struct ReaderInUse {
     pub explicit: bool,
 }
 
+/// The work of decode workers for each row, beyond bringing its bytes; more includes less.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Effort {
+    /// None: rows are copied unchanged, many at a time.
+    Copy,
+    /// Little: bytes are unpacked, checked, copied, finished.
+    Light,
+    /// The user's decoders or transforms run.
+    #[default]
+    Own,
+    /// Pictures are decoded.
+    Pictures,
+}
+
 /// The decode workers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Decode {
+    /// The work for each row.
+    #[serde(default)]
+    pub effort: Effort,
     /// Number of workers.
     pub workers: u32,
     /// Cores that the process may use.
@@ -212,6 +260,9 @@ pub struct Copy {
     pub blocked_ns: u64,
     /// CPU time of the transfer thread.
     pub cpu_ns: Option<u64>,
+    /// Time that it was runnable without a core.
+    #[serde(default)]
+    pub delay_ns: Option<u64>,
     /// Batches whose copy was given to the device.
     pub batches: u64,
     /// Bytes that crossed the bus.
@@ -255,46 +306,48 @@ macro_rules! numbers {
         if let (Some(now), Some(then)) = (&mut $later.storage.local_cache, &$before.storage.local_cache) {
             $do!(now, then; hits, misses, blocks, bytes, not_kept, removed);
         }
-        if let (Some(now), Some(then)) = (&mut $later.decode.cpu_ns, &$before.decode.cpu_ns) {
-            $do!(one now, then);
-        }
-        if let (Some(now), Some(then)) = (&mut $later.decode.delay_ns, &$before.decode.delay_ns) {
-            $do!(one now, then);
+        $do!(
+            maybe $later, $before; decode.cpu_ns, decode.delay_ns, order.cpu_ns, order.delay_ns, consumer.cpu_ns,
+            consumer.delay_ns, storage.device_bytes
+        );
+        if let (Some(now), Some(then)) = (&mut $later.cpu, &$before.cpu) {
+            $do!(now, then; process_ns, periods, throttled);
         }
         if let (Some(now), Some(then)) = (&mut $later.consumer.steady, &$before.consumer.steady) {
             $do!(now, then; batches, samples);
-        }
-        if let (Some(now), Some(then)) = (&mut $later.order.cpu_ns, &$before.order.cpu_ns) {
-            $do!(one now, then);
         }
         if let (Some(gpu), Some(then)) = (&mut $later.consumer.gpu, &$before.consumer.gpu) {
             $do!(gpu, then; steps, starved_ns, host_late_ns, unmeasured.no_stream, unmeasured.no_event);
         }
         if let (Some(copy), Some(then)) = (&mut $later.copy, &$before.copy) {
             $do!(copy, then; busy_ns, starved_ns, blocked_ns, batches, bytes);
-            if let (Some(now), Some(then)) = (&mut copy.cpu_ns, &then.cpu_ns) {
-                $do!(one now, then);
-            }
+            $do!(maybe copy, then; cpu_ns, delay_ns);
         }
     };
 }
 
 macro_rules! subtract {
-    (one $later:expr, $before:expr) => { *$later = $later.saturating_sub(*$before) };
+    (maybe $later:expr, $before:expr; $($($part:ident).+),*) => {
+        $(if let (Some(now), Some(then)) = (&mut $later.$($part).+, &$before.$($part).+) { *now = now.saturating_sub(*then) })*
+    };
     ($later:expr, $before:expr; $($($part:ident).+),*) => {
         $($later.$($part).+ = $later.$($part).+.saturating_sub($before.$($part).+);)*
     };
 }
 
 macro_rules! add {
-    (one $later:expr, $before:expr) => { *$later = $later.saturating_add(*$before) };
+    (maybe $later:expr, $before:expr; $($($part:ident).+),*) => {
+        $(if let (Some(now), Some(then)) = (&mut $later.$($part).+, &$before.$($part).+) { *now = now.saturating_add(*then) })*
+    };
     ($later:expr, $before:expr; $($($part:ident).+),*) => {
         $($later.$($part).+ = $later.$($part).+.saturating_add($before.$($part).+);)*
     };
 }
 
 macro_rules! raise {
-    (one $later:expr, $before:expr) => { *$later = (*$later).max(*$before) };
+    (maybe $later:expr, $before:expr; $($($part:ident).+),*) => {
+        $(if let (Some(now), Some(then)) = (&mut $later.$($part).+, &$before.$($part).+) { *now = (*now).max(*then) })*
+    };
     ($later:expr, $before:expr; $($($part:ident).+),*) => {
         $($later.$($part).+ = $later.$($part).+.max($before.$($part).+);)*
     };

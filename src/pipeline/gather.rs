@@ -2,13 +2,14 @@
 
 use super::Core;
 use super::chunks::Held;
-use super::recipe::{Effort, How};
+use super::recipe::How;
 use super::sample::Samples;
 use super::task::Run;
 use super::watchdog::Doing;
 use super::worker::Worker;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{ChunkBuf, Rows};
+use crate::meter::Effort;
 use std::sync::Arc;
 
 /// Fills rows from open chunks.

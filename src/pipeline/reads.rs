@@ -10,12 +10,12 @@
 
 use super::Core;
 use super::fetch::{Fetch, Whose};
-use super::recipe::Effort;
 use super::task::{Place, Run, Sample};
 use super::watchdog::Doing;
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::{ByteRing, IoBuf};
+use crate::meter::Effort;
 use crate::storage::{Completion, Extent, ReadOp, Reader, may_pass};
 use crate::tensor::PAGE;
 use crossbeam_channel::Receiver;
@@ -78,7 +78,7 @@ impl Reads {
             stuck: None,
             ops: VecDeque::with_capacity(parts),
             scratch: Scratch::default(),
-            light: core.samples.recipe.effort() != Effort::Decode && core.samples.chunk_starts.is_none(),
+            light: core.samples.recipe.effort() <= Effort::Light && core.samples.chunk_starts.is_none(),
             core,
         }
     }

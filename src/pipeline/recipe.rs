@@ -6,6 +6,7 @@ use crate::decode::{Ctx, Decoder, Raw};
 use crate::device::{DeviceOp, DirectStep, Finish, FinishStep, Gather};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{BatchMut, Filled, Row};
+use crate::meter::Effort;
 use crate::order::Draws;
 use crate::setting::Setting;
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
@@ -48,17 +49,6 @@ pub(crate) enum How {
     Skip,
 }
 
-/// The work for a row beyond bringing its bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effort {
-    /// None: rows are copied unchanged, many at a time.
-    Copy,
-    /// Little: bytes are checked, copied, finished.
-    Light,
-    /// Decoders or transforms run.
-    Decode,
-}
-
 /// The checked recipe.
 pub(crate) struct Recipe {
     pub(crate) spec: Spec,
@@ -79,6 +69,8 @@ pub(crate) struct Recipe {
     pub(crate) keep: Vec<Kept>,
     /// Packed fields: the number in the dataset and the number in the slot.
     pub(crate) packed: Vec<(usize, usize)>,
+    /// A decoder makes rows of pictures.
+    pictures: bool,
 }
 
 /// Facts about the fields before their routes are chosen.
@@ -192,7 +184,24 @@ impl Recipe {
             Some(names) => kept(&keep, &names)?,
             None => keep,
         };
-        Ok(Self { spec, handlers, maps, map_batches, added, contents, finishes, on_device, directs, keep, packed })
+        let is_picture = |(handler, field): (&Handler, &EncodedField)| {
+            matches!(handler.how, How::Decode(_)) && field.encoding == Encoding::Image
+        };
+        let pictures = handlers.iter().zip(dataset.schema()).any(is_picture);
+        Ok(Self {
+            spec,
+            handlers,
+            maps,
+            map_batches,
+            added,
+            contents,
+            finishes,
+            on_device,
+            directs,
+            keep,
+            packed,
+            pictures,
+        })
     }
 
     /// Bytes that the decoders of one worker may use beside the row.
@@ -220,7 +229,8 @@ impl Recipe {
     pub(crate) fn effort(&self) -> Effort {
         let decodes = self.handlers.iter().any(|handler| matches!(handler.how, How::Decode(_)));
         match self.all_in_place() && self.added.is_empty() && self.finishes.is_empty() {
-            _ if decodes || !self.maps.is_empty() => Effort::Decode,
+            _ if decodes && self.pictures => Effort::Pictures,
+            _ if decodes || !self.maps.is_empty() => Effort::Own,
             true => Effort::Copy,
             false => Effort::Light,
         }

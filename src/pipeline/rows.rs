@@ -2,13 +2,14 @@
 //! brought.
 
 use super::Core;
-use super::recipe::{Effort, How};
+use super::recipe::How;
 use super::task::{Place, Run, Sample};
 use super::watchdog::Doing;
 use super::worker::Worker;
 use crate::dataset::{Part, Parts};
 use crate::error::{Error, Result};
 use crate::memory::Rows;
+use crate::meter::Effort;
 use crate::storage::{Cached, Extent, may_pass};
 
 /// Number of rows copied at a time; bounds the list of their ids.

@@ -22,11 +22,16 @@
 //! one. A lower bound of the load is the mean share of the depth that was filled. Comparisons with other stages take the middle of
 //! both bounds.
 //!
+//! Threads that are ready and get no core count as busy or as waiting, whichever they were. So the loads cannot tell a slow stage from
+//! a stage without a core; the kernel's run delay of each thread does. The CPU time of the process then tells the takers: the
+//! process itself fills its cores, or other programs do. Cores that only the loader's own threads fill are no lack: that stage is
+//! the cause.
+//!
 //! In short epochs many samples are prepared before the first batch is handed out. The stages' work in the steady time is then that
 //! of fewer samples than the consumer's, and their loads are scaled up to the consumer's.
 
-use super::depth::Headroom;
-use crate::meter::{Decode, Snapshot};
+use super::depth::{Headroom, network_share};
+use crate::meter::{Decode, Snapshot, Storage};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -52,6 +57,14 @@ pub enum Cause {
     MemoryBudget,
     /// No stage is saturated, and there is room: the handing over from thread to thread takes the time.
     HandOver,
+    /// Reads of bytes that lie in the page cache or another file system in memory: copies by the reader's threads.
+    PageCache,
+    /// The loader's threads stood ready without a core, and other programs had the cores.
+    OtherPrograms,
+    /// The loader's threads stood ready without a core, and other threads of the process had the cores.
+    OwnThreads,
+    /// The CPU quota of the process's control group was used up.
+    CpuQuota,
     /// Nothing was measured, or too little: on a GPU, no step of the consumer's stream.
     Unknown,
 }
@@ -66,6 +79,10 @@ impl fmt::Display for Cause {
             Self::Order => "order/index",
             Self::MemoryBudget => "the prefetch buffers",
             Self::HandOver => "handing over",
+            Self::PageCache => "reads from memory",
+            Self::OtherPrograms => "other programs on the cores",
+            Self::OwnThreads => "other threads of this process on the cores",
+            Self::CpuQuota => "the CPU quota",
             Self::Unknown => "nothing known",
         })
     }
@@ -112,6 +129,14 @@ pub(super) struct Loads {
     pub(super) cpu_share: f64,
     /// Share of the workers' busy time in which they were runnable; in the rest they were blocked. 1 when it is not known.
     pub(super) on_cpu: f64,
+    /// Cores that the process may use, a part of one by its quota; infinite when it is not known.
+    pub(super) cores: f64,
+    /// Time that the loader's threads stood ready without a core, one after the other, as a share of the steady time.
+    pub(super) lost: f64,
+    /// The takers of the cores, where that time is much.
+    pub(super) taken: Option<Cause>,
+    /// The bytes that were read lay in memory.
+    pub(super) from_memory: bool,
     /// Shares of the steady time: the planner had no slot; rows had no room; a full slot had no room on the device.
     pub(super) no_slot: f64,
     pub(super) no_room: f64,
@@ -142,6 +167,7 @@ impl Loads {
             _ => 0.0,
         };
         let (cpu_share, on_cpu) = on_cpu(decode);
+        let (cores, lost) = (cores(snapshot), share(lost(snapshot, working)));
         let copy = copy.clone().unwrap_or_default();
         Some(Self {
             steady_ns: steady,
@@ -159,6 +185,10 @@ impl Loads {
             working: working.min(workers),
             cpu_share,
             on_cpu,
+            cores,
+            lost,
+            taken: taken(snapshot, lost, cores * steady),
+            from_memory: from_memory(storage),
             no_slot: share(order.no_slot_ns).min(1.0),
             no_room: share(storage.blocked_ns).min(1.0),
             no_buffer: share(copy.blocked_ns).min(1.0),
@@ -193,6 +223,11 @@ impl Loads {
         let free = ratio(self.slots[0], self.slots.iter().sum());
         let slots = if free > 0.5 { 0.0 } else { ratio(self.no_slot, 1.0 - self.order.min(1.0) + 1e-3) };
         slots.max(self.no_room).max(self.no_buffer).min(1.0)
+    }
+
+    /// Whether the consumer works between two batches, so that there is a demand. A loop that only takes batches has none.
+    pub(super) fn has_demand(&self) -> bool {
+        self.starved.is_none() || self.consumer() * self.steady_ns / self.batches >= STEP_LEAST_NS
     }
 
     /// 0 when it is not known.
@@ -243,6 +278,66 @@ pub(super) const STAGES: [Cause; 5] = [Cause::Consumer, Cause::Copy, Cause::Deco
 
 /// Reads count as filling the depth from this share of it on.
 pub(super) const FILLED: f64 = 0.9;
+
+/// A consumer with less own work for each batch only measures the loader.
+const STEP_LEAST_NS: f64 = 0.5e6;
+/// The lack of cores is the cause from this share of the time on.
+const LOST: f64 = 0.15;
+/// A process uses the cores by itself from this share of them on.
+const ALL_CORES: f64 = 0.8;
+/// Threads that are not the loader's take the cores from this share of the process's CPU time on.
+const NOT_OURS: f64 = 0.3;
+/// A quota holds the loader up from this share of its periods on.
+const THROTTLED: f64 = 0.1;
+/// Bytes lay in memory when devices read less than this part of them.
+const FROM_DEVICES: f64 = 0.05;
+
+/// See [`Loads::cores`]. The number of cores is the quota without its fraction.
+fn cores(snapshot: &Snapshot) -> f64 {
+    let whole = match snapshot.decode.cores {
+        0 => f64::INFINITY,
+        cores => f64::from(cores),
+    };
+    let quota = snapshot.cpu.as_ref().and_then(|cpu| cpu.quota);
+    quota.filter(|quota| *quota < whole + 1.0).unwrap_or(whole)
+}
+
+/// Nanoseconds that the loader's threads were runnable without a core. Workers wait beside each other, the others in turn.
+fn lost(snapshot: &Snapshot, working: f64) -> u64 {
+    let delays = [
+        snapshot.order.delay_ns,
+        snapshot.consumer.delay_ns,
+        snapshot.copy.as_ref().and_then(|copy| copy.delay_ns),
+        snapshot.decode.delay_ns.map(|delay| (delay as f64 / working.max(1.0)) as u64),
+    ];
+    delays.into_iter().flatten().fold(0, u64::saturating_add)
+}
+
+/// The takers of the cores; `None` where the loader's own work fills them, or the kernel does not count.
+fn taken(snapshot: &Snapshot, lost: f64, capacity: f64) -> Option<Cause> {
+    let Snapshot { cpu, decode, order, copy, .. } = snapshot;
+    let cpu = cpu.as_ref()?;
+    if ratio(cpu.throttled as f64, cpu.periods as f64) >= THROTTLED {
+        return Some(Cause::CpuQuota);
+    }
+    if lost < LOST || capacity.is_infinite() {
+        return None;
+    }
+    let copier = copy.as_ref().and_then(|copy| copy.cpu_ns);
+    let own: u64 = [decode.cpu_ns, order.cpu_ns, copier].into_iter().flatten().fold(0, u64::saturating_add);
+    let process = cpu.process_ns as f64;
+    match process < ALL_CORES * capacity {
+        true => Some(Cause::OtherPrograms),
+        false => (ratio(process - own as f64, process) >= NOT_OURS).then_some(Cause::OwnThreads),
+    }
+}
+
+/// Whether the bytes that readers brought lay in memory. File systems of the network have no devices.
+fn from_memory(storage: &Storage) -> bool {
+    let devices = storage.device_bytes.map(|bytes| bytes.max(storage.direct_bytes));
+    let buffered = storage.bytes > 0 && network_share(storage) == 0.0;
+    buffered && devices.is_some_and(|bytes| (bytes as f64) < FROM_DEVICES * storage.bytes as f64)
+}
 
 /// On a GPU the wait of its stream, scaled from the measured steps to all; on the host the wait of `next()`.
 fn starved(snapshot: &Snapshot, told: f64, steady: f64) -> Option<f64> {

@@ -111,9 +111,8 @@ impl WhatIf {
         let loads = Loads::of(snapshot)?;
         let (decode, slots) = (&snapshot.decode, f64::from(snapshot.slots.count.max(1)));
         let workers = f64::from(decode.workers.max(1));
-        let given = if decode.cores == 0 { f64::INFINITY } else { f64::from(decode.cores) };
         // The planner's thread needs its share, too.
-        let free = (given - loads.order.min(1.0)).max(1.0);
+        let free = (loads.cores - loads.order.min(1.0)).max(1.0);
         // Workers that compete do not get more CPU time by being more.
         let got = if loads.cpu_share < COMPETES { (workers * loads.cpu_share).max(1.0) } else { f64::INFINITY };
         let mut model = Self {

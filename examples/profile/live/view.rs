@@ -273,11 +273,11 @@ fn axes(plot: Vec<String>, labels: [&str; 2], ends: [String; 2], scale: usize) -
 fn name(stage: Cause) -> &'static str {
     match stage {
         Cause::Order => "order",
-        Cause::Storage => "storage",
+        Cause::Storage | Cause::PageCache => "storage",
         Cause::Decode => "decode",
         Cause::Copy => "copy",
-        Cause::MemoryBudget | Cause::HandOver | Cause::Unknown => "",
-        _ => "consumer",
+        Cause::Consumer | Cause::NotStarved => "consumer",
+        _ => "",
     }
 }
 

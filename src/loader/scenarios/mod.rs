@@ -244,8 +244,9 @@ impl Scenario {
         time.sleep(0);
         let window = (first, time.now());
         let (mut snapshot, report) = (loader.snapshot(), loader.report().to_string());
-        // Workers in virtual time use no cores.
-        (snapshot.decode.cpu_ns, snapshot.decode.cores) = (None, 1024);
+        // Workers in virtual time use no cores, and virtual storage is no device.
+        (snapshot.decode.cpu_ns, snapshot.decode.cores, snapshot.cpu) = (None, 1024, None);
+        snapshot.storage.device_bytes = None;
         let holding = held.iter().map(|(got, _)| (*got, window.1)).chain(drops).collect::<Vec<_>>();
         drop(held);
         // The remaining batches, so that the timeline has all of them.

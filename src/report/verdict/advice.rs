@@ -1,7 +1,7 @@
 //! The advice of a verdict: the most promising first, in the names of the settings.
 
 use super::{Case, LACKS, NO_STREAM, first_share, slots_bound_reads, slots_lack};
-use crate::meter::CacheReads;
+use crate::meter::{CacheReads, Effort};
 use crate::report::depth::{Headroom, network_share, on_network_mount};
 use crate::report::load::{Cause, FILLED};
 use crate::report::whatif::{Change, Prediction, WhatIf};
@@ -9,6 +9,9 @@ use crate::report::words::{bytes, number, time};
 use crate::setting::Setting;
 use crate::storage::Mode;
 use std::fmt::{Debug, Display};
+
+/// Smaller samples cost more by their number than by their bytes.
+const SMALL: f64 = 4096.0;
 
 /// A sentence, and the setting with which it begins.
 struct Advice(Option<Setting>, String);
@@ -55,6 +58,21 @@ impl Case<'_> {
             Cause::Copy => copy_advice(),
             Cause::Order => order_advice(),
             Cause::MemoryBudget => self.memory_advice(),
+            Cause::PageCache => vec![self.memory_copies()],
+            Cause::OtherPrograms => vec![
+                "Other programs take the cores: stop them, or give this process cores of its own (`taskset`, a cpuset, a \
+                 container's CPU request). Until then no setting of the loader has a known effect."
+                    .into(),
+            ],
+            Cause::OwnThreads => vec![
+                "Other threads of this process take the cores: give those of the consumer's tensor library fewer."
+                    .into(),
+            ],
+            Cause::CpuQuota => {
+                let quota = self.snapshot.cpu.as_ref().and_then(|cpu| cpu.quota).unwrap_or_default();
+                let higher = format!("A higher CPU quota: the control group of this process has {quota:.1} cores.");
+                vec![higher.into()]
+            }
             Cause::HandOver => {
                 let each = time(self.loads.steady_ns / self.loads.batches);
                 let larger = format!("A larger {}: a batch takes {each}", Setting::BatchSize);
@@ -85,6 +103,7 @@ impl Case<'_> {
     fn decode_advice(&self) -> Vec<Advice> {
         let decode = &self.snapshot.decode;
         let needed = self.cores_needed();
+        let what = if decode.effort <= Effort::Light { "Copying needs" } else { "Decode needs" };
         let mut all = Vec::new();
         let more = self.better_workers();
         match &more {
@@ -97,8 +116,8 @@ impl Case<'_> {
                 )
                 .into(),
             ),
-            _ if decode.cores > 0 && decode.workers > decode.cores && !self.blocked() => {
-                let (workers, cores) = (decode.workers, decode.cores);
+            _ if f64::from(decode.workers) > self.loads.cores.ceil() && !self.blocked() => {
+                let (workers, cores) = (decode.workers, self.loads.cores.ceil() as u32);
                 let why = format!(": {workers} workers share {cores} cores, more than there are cores do not decode faster.");
                 all.extend(Advice::set(Setting::Workers, cores, why));
             }
@@ -110,36 +129,63 @@ impl Case<'_> {
             Some((workers, then)) => {
                 let (rate, next) = (self.rate(then), self.next(then));
                 // Without work of the consumer there is no limit to the useful cores.
-                let needs = match self.loads.consumer() {
-                    0.01.. => format!("Decode needs {needed:.1} cores, has {}: ", decode.workers),
-                    _ => String::new(),
+                let needs = match self.loads.has_demand() {
+                    true => format!("{what} {needed:.1} cores, has {}: ", decode.workers),
+                    false => String::new(),
                 };
                 let set = Setting::Workers.with(workers);
                 all.push(Advice(needs.is_empty().then_some(Setting::Workers), format!("{needs}{set} would give {rate}{next}.")));
             }
-            None if self.loads.consumer() < 0.01 => {
+            None if !self.loads.has_demand() => {
                 all.push("More workers would not help: more cores would, or less work for each sample.".into())
             }
             None => all.push(
                 format!(
-                    "Decode needs {needed:.1} cores, has {}, and more workers would not help: more cores would, or less work for \
+                    "{what} {needed:.1} cores, has {}, and more workers would not help: more cores would, or less work for \
                      each sample.",
-                    decode.workers.min(if decode.cores > 0 { decode.cores } else { u32::MAX })
+                    f64::from(decode.workers).min(self.loads.cores)
                 )
                 .into(),
             ),
         }
-        let scaling = Setting::DctScaling.hint(|scaling| format!("{scaling} and "));
-        all.push(
-            format!(
-                "Less work for each sample. For pictures: seek points ({}), so that crops decode only their part; {scaling}a \
-                 smaller {}; or smaller files, made once.",
-                Setting::SeekPoints,
-                Setting::Size
-            )
-            .into(),
-        );
+        all.push(self.less_work());
         all
+    }
+
+    /// The advice to do less for each sample, by the kind of the work.
+    fn less_work(&self) -> Advice {
+        let (consumer, effort) = (&self.snapshot.consumer, self.snapshot.decode.effort);
+        match effort {
+            Effort::Pictures => {
+                let scaling = Setting::DctScaling.hint(|scaling| format!("{scaling} and "));
+                format!(
+                    "Less work for each sample: seek points ({}), so that crops decode only their part; {scaling}a smaller {}; or \
+                     smaller files, made once.",
+                    Setting::SeekPoints,
+                    Setting::Size
+                )
+            }
+            Effort::Own => "Less work for each sample in the decoders and transforms, or once, before the training.".into(),
+            Effort::Light | Effort::Copy => return self.fewer_bytes(consumer.bytes as f64 / consumer.samples.max(1) as f64),
+        }
+        .into()
+    }
+
+    /// The advice where samples are only copied.
+    fn fewer_bytes(&self, each: f64) -> Advice {
+        if each < SMALL {
+            let each = bytes(each);
+            return format!("Samples of {each} take longer for themselves than for their bytes: larger ones, several in one, cost less.")
+                .into();
+        }
+        let keep = Setting::Keep.hint(|keep| format!(" ({keep})"));
+        format!("Fewer bytes for each sample of {}: only the fields that are used{keep}, a smaller type.", bytes(each))
+            .into()
+    }
+
+    /// The advice where readers copy bytes from memory.
+    fn memory_copies(&self) -> Advice {
+        self.other_reader().unwrap_or_else(|| self.fewer_bytes(self.bytes_per_read()))
     }
 
     /// Cores that decode needs to reach the next limit.
@@ -161,7 +207,7 @@ impl Case<'_> {
             cores if self.blocked() => {
                 ((f64::from(cores) / self.loads.on_cpu) as u32).min(decode.workers.saturating_mul(8))
             }
-            cores => cores,
+            _ => self.loads.cores.ceil() as u32,
         };
         let most = most.min(1024);
         let with = |workers| self.model.with(&Change { workers: Some(workers), ..Change::default() });
@@ -307,18 +353,10 @@ impl Case<'_> {
         }
         if slots_lack(loads) || all.is_empty() {
             let budget = Setting::MemoryBudget;
-            let rest = match self.more_slots() {
-                Some(then) => format!(
-                    ", with the {budget} for it: about {}{}. Stages wait for each other with {slots}.",
-                    self.rate(&then),
-                    self.next(&then)
-                ),
-                None => format!(
-                    ", with the {budget} for it, may help: stages wait for each other with {slots}; how much the model cannot \
-                     tell. So may a larger {}.",
-                    Setting::BatchSize
-                ),
-            };
+            let rest = format!(
+                ", with the {budget} for it, may help: stages wait for each other with {slots}. So may a larger {}.",
+                Setting::BatchSize
+            );
             all.extend(Advice::set(Setting::Slots, twice(slots), rest));
         }
         all

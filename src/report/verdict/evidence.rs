@@ -13,6 +13,7 @@ impl Case<'_> {
         all.extend(self.first_batches());
         all.extend(self.snapshot.copy.is_some().then(|| self.copies()));
         all.push(self.workers());
+        all.extend(self.kernel());
         all.extend(self.cores());
         all.extend(storage.then(|| self.reads()));
         all.extend(self.network());
@@ -101,14 +102,31 @@ impl Case<'_> {
         )
     }
 
+    /// The lack of cores by the kernel's counts.
+    fn kernel(&self) -> Vec<String> {
+        let Some(cpu) = &self.snapshot.cpu else { return Vec::new() };
+        let mut all = Vec::new();
+        if let Some(quota) = cpu.quota.filter(|_| cpu.periods > 0) {
+            let (throttled, periods) = (cpu.throttled, cpu.periods);
+            all.push(format!("The CPU quota of {quota:.1} cores was used up in {throttled} of {periods} periods."));
+        }
+        if self.loads.taken.is_some() {
+            let (lost, used) = (100.0 * self.loads.lost.min(1.0), cpu.process_ns as f64 / self.loads.steady_ns);
+            all.push(format!(
+                "The loader's threads stood ready without a core for {lost:.0} % of the time; the process had {used:.1} of {} cores.",
+                self.loads.cores
+            ));
+        }
+        all
+    }
+
     fn cores(&self) -> Option<String> {
-        let decode = &self.snapshot.decode;
         if self.competes() {
             let wanted = self.loads.working * self.loads.on_cpu;
             let got = wanted * self.loads.cpu_share;
             return Some(format!(
                 "Of {wanted:.1} workers that could have run {got:.1} were on a core, on average; the process may use {} cores.",
-                decode.cores
+                self.loads.cores
             ));
         }
         self.blocked().then(|| {
@@ -126,7 +144,9 @@ impl Case<'_> {
             );
         }
         let depth = f64::from(storage.depth.max(1));
-        let mut text = format!(
+        let mut text =
+            if loads.from_memory { "No device read these bytes: they lay in memory. " } else { "" }.to_string();
+        text += &format!(
             "Reads were in flight {:.0} % of the time, then {:.1} of {depth:.0} at once; {:.3} GB/s in reads of {}",
             100.0 * loads.storage.min(1.0),
             loads.depth_filled * depth,

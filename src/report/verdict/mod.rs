@@ -9,13 +9,17 @@
 //! the consumer saturated, and no stage more loaded? ──yes──► the consumer; where slots are few, also the memory budget
 //!    │no
 //!    ▼
+//! threads ready without a core? ──yes──► the taker of the cores: a quota, other programs, other threads of the process
+//!    │no
+//!    ▼
 //! a stage saturated that is measured exactly (copy, decode, order)? ──yes──► the one with the highest load
 //!    │no
 //!    ▼
-//! storage always busy? ──yes──► storage; where few slots keep the depth from being filled, also the memory budget
+//! storage always busy? ──yes──► storage (reads from memory, where no device read the bytes); where few slots keep the depth
+//!    │                           from being filled, also the memory budget
 //!    │no
 //!    ▼
-//! most of the time nothing at work? ──yes──► handing over
+//! most of the time nothing at work? ──yes──► handing over, which takes microseconds; for longer batches unknown
 //!    │no
 //!    ▼
 //! planner without a slot, rows without room, full slots without room on the device? ──yes──► memory budget
@@ -32,6 +36,8 @@
 //! - One snapshot cannot tell a storage device at its limit from one that few reads keep waiting for its latency, when
 //!   slots bound the reads in flight. Both are named then.
 //! - The loads are means: rare stalls look like a memory budget too small to bridge them, and that is what they show.
+//! - Without work of the consumer there is no demand, and nothing is late: the text says "as fast as it goes", with the limit.
+//! - A figure for more slots would be an extrapolation, so the advice gives none.
 //! - Starvation is that of the steady time: first batches of iterators are reported apart.
 
 mod advice;
@@ -42,7 +48,7 @@ mod tests;
 use super::load::{Cause, FILLED, Loads, STAGES, StageLoad};
 use super::whatif::{COMPETES, WhatIf};
 use super::words::time;
-use crate::meter::{Snapshot, Unmeasured};
+use crate::meter::{Effort, Snapshot, Unmeasured};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -65,6 +71,10 @@ pub struct Verdict {
     pub advice: Vec<String>,
     /// The stages with work, from the consumer upstream.
     pub stages: Vec<StageLoad>,
+    /// Whether the consumer works between two batches. Without a demand the cause is the limit of the loader alone.
+    pub demand: bool,
+    /// The work of the decode workers.
+    pub effort: Effort,
 }
 
 /// The confidence of a verdict.
@@ -106,6 +116,8 @@ const AHEAD: f64 = 1.01;
 const HARDLY: f64 = 0.1;
 /// Workers count as blocked when they are runnable for less than this share of their busy time.
 const BLOCKED: f64 = 0.6;
+/// Handing over takes no longer than this for a batch.
+const HANDED_NS: f64 = 2e6;
 /// Samples prepared in the steady time, of those handed out in it.
 const PREPARED_LEAST: f64 = 0.5;
 
@@ -122,6 +134,8 @@ impl Verdict {
             (Cause::NotStarved, _) if first_share(snapshot, &loads) >= MOSTLY_FIRST => (Cause::Unknown, None),
             decided => decided,
         };
+        let in_memory = |cause| if cause == Cause::Storage && loads.from_memory { Cause::PageCache } else { cause };
+        let (cause, also) = (in_memory(cause), also.map(in_memory));
         let case = Case { snapshot, loads: &loads, model, cause, also };
         Self {
             cause,
@@ -131,6 +145,8 @@ impl Verdict {
             evidence: case.evidence(),
             advice: case.advice(),
             stages: loads.stages(),
+            demand: loads.has_demand(),
+            effort: snapshot.decode.effort,
         }
     }
 
@@ -148,6 +164,16 @@ impl Verdict {
             evidence: Vec::new(),
             advice: Vec::new(),
             stages: Vec::new(),
+            demand: true,
+            effort: snapshot.decode.effort,
+        }
+    }
+
+    /// The name of a cause, for this loader.
+    fn name(&self, cause: Cause) -> String {
+        match cause {
+            Cause::Decode if self.effort <= Effort::Light => "copies by the workers".into(),
+            cause => cause.to_string(),
         }
     }
 }
@@ -171,6 +197,10 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
         let budget = (loads.lacks_room() >= LACKS).then_some(Cause::MemoryBudget);
         return (Cause::Consumer, near(Cause::Consumer).or(budget));
     }
+    // The device measures its bus; the loads of threads and reads contain their wait for a core.
+    if let Some(taken) = loads.taken.filter(|_| loads.copy < SATURATED) {
+        return (taken, (loads.likely(Cause::Storage) >= SATURATED).then_some(Cause::Storage));
+    }
     let exact = top(&[Cause::Copy, Cause::Decode, Cause::Order]).filter(|stage| loads.load(*stage) > 0.0);
     if let Some(exact) = exact.filter(|exact| loads.load(*exact) >= SATURATED) {
         return (exact, near(exact));
@@ -185,13 +215,17 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
     if loads.slots[3] >= HOLDS * f64::from(snapshot.slots.count.max(1)) && slots_lack(loads) {
         return (Cause::MemoryBudget, Some(Cause::Consumer));
     }
+    let hand_over = match loads.steady_ns / loads.batches {
+        ..HANDED_NS => (Cause::HandOver, None),
+        _ => (Cause::Unknown, None),
+    };
     if at_work(loads, snapshot) < AT_WORK {
-        return (Cause::HandOver, None);
+        return hand_over;
     }
     match top(&STAGES).filter(|stage| loads.likely(*stage) >= NEAR * SATURATED) {
         most if loads.lacks_room() >= LACKS => (Cause::MemoryBudget, most),
         Some(most) if most != Cause::Consumer => (most, near(most)),
-        _ => (Cause::HandOver, None),
+        _ => hand_over,
     }
 }
 
@@ -247,8 +281,12 @@ impl Case<'_> {
         if let Some(gpu) = gpu.as_ref().filter(|gpu| (gpu.steps as f64) < BATCHES_LEAST) {
             return thin(format!("only {} steps were measured on the GPU", gpu.steps));
         }
+        let first = first_share(self.snapshot, loads);
+        if self.cause == Cause::Unknown && first < MOSTLY_FIRST {
+            return thin("for most of the time no stage was at work".into());
+        }
         if self.cause == Cause::Unknown {
-            let share = 100.0 * first_share(self.snapshot, loads);
+            let share = 100.0 * first;
             return thin(format!("{share:.0} % of the time went into first batches of iterators"));
         }
         if loads.prepared < PREPARED_LEAST {
@@ -262,6 +300,7 @@ impl Case<'_> {
             Cause::NotStarved => loads.starved.is_some_and(|starved| starved < 0.5 * FED),
             Cause::Storage => !loads.at_least(Cause::Storage) && loads.storage * loads.depth_filled >= SATURATED,
             Cause::Consumer | Cause::Copy | Cause::Decode | Cause::Order => loads.load(self.cause) >= 0.9,
+            Cause::OtherPrograms | Cause::OwnThreads | Cause::CpuQuota => loads.lost >= 0.3,
             Cause::MemoryBudget => loads.lacks_room() >= 2.0 * LACKS && highest < NEAR && self.more_slots().is_some(),
             _ => false,
         };
@@ -305,10 +344,11 @@ impl fmt::Display for Verdict {
                 write!(f, "bound by the consumer's own work, starved {:.1} %", 100.0 * self.starved_share)?
             }
             Cause::Unknown => write!(f, "cannot tell")?,
-            cause => write!(f, "bound by {cause}, starved {:.1} %", 100.0 * self.starved_share)?,
+            cause if !self.demand => write!(f, "as fast as it goes, limited by {}", self.name(cause))?,
+            cause => write!(f, "bound by {}, starved {:.1} %", self.name(cause), 100.0 * self.starved_share)?,
         }
         if let Some(also) = self.also {
-            write!(f, ", or {also}: too close to tell")?;
+            write!(f, ", or {}: too close to tell", self.name(also))?;
         }
         match &self.strength {
             Strength::Thin { why } => write!(f, " (thin evidence: {why})")?,

@@ -1,7 +1,7 @@
 //! Verdicts on snapshots made by hand; `loader::scenarios` has those of the real pipeline.
 
 use super::*;
-use crate::meter::{CacheReads, Network, ReaderInUse};
+use crate::meter::{CacheReads, Cpu, Effort, Network, ReaderInUse};
 use crate::report::whatif::Change;
 
 /// Four of sixteen cores decode all the time; a batch of 100 each 0.1 s; the consumer needs 0.05 s of it.
@@ -414,7 +414,7 @@ fn tiny_batches_that_only_change_hands_are_bound_by_that() {
     let idle = said(|s| {
         (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (2_000_000_000, None, 500_000_000);
         (s.consumer.user_ns, s.consumer.waited_ns) = (1_000_000_000, 9_000_000_000);
-        s.order.no_slot_ns = 0;
+        (s.order.no_slot_ns, s.consumer.batches) = (0, 10_000);
         (s.slots.filling_ns, s.slots.free_ns, s.slots.held_ns) = (9_000_000_000, 30_000_000_000, 1_000_000_000);
     });
     assert_said(Cause::HandOver, "A larger `batch_size`", idle);
@@ -508,5 +508,125 @@ proptest::proptest! {
             let finite = |value: f64| value.is_finite() && value >= 0.0;
             assert!(finite(then.items_per_s) && then.stages.iter().all(|stage| finite(stage.1)), "{then:?}");
         }
+    }
+}
+
+/// The kernel counted: threads ready without a core for so many seconds of ten, the process's CPU seconds, the quota.
+fn counted(s: &mut Snapshot, delay: f64, process: f64, quota: Option<(f64, u64)>) {
+    let ns = |seconds: f64| (seconds * 1e9) as u64;
+    s.decode.delay_ns = Some(ns(3.96 * delay));
+    (s.order.delay_ns, s.consumer.delay_ns) = (Some(0), Some(0));
+    let (quota, throttled) = quota.unzip();
+    let periods = if quota.is_some() { 100 } else { 0 };
+    s.cpu = Some(Cpu { process_ns: ns(process), quota, periods, throttled: throttled.unwrap_or(0) });
+}
+
+#[test]
+fn the_taker_of_the_cores_is_the_cause() {
+    // Four workers of four cores that work all the time, 39 s of it on a core.
+    let crowded = |delay: f64, process: f64, quota: Option<(f64, u64)>| {
+        said(move |s| {
+            s.decode.cores = 4;
+            s.decode.cpu_ns = Some((39.2e9 - 4e9 * delay) as u64);
+            counted(s, delay, process, quota);
+        })
+    };
+    let others = crowded(5.0, 20.0, None);
+    let line = "threads stood ready without a core for 50 % of the time; the process had 2.0 of 4 cores";
+    assert_said(Cause::OtherPrograms, line, others.clone());
+    assert_said(Cause::OtherPrograms, "bound by other programs on the cores, starved 50.0 %", others.clone());
+    for word in ["slots(", "Decode needs", "pictures"] {
+        assert!(!others.1.contains(&format!("→ {word}")) && !others.1.contains("would give"), "{}", others.1);
+    }
+    assert_said(Cause::OwnThreads, "tensor library", crowded(5.0, 39.0, None));
+    let line = "The CPU quota of 1.5 cores was used up in 46 of 100 periods";
+    assert_said(Cause::CpuQuota, line, crowded(5.0, 14.0, Some((1.5, 46))));
+    // One worker of a quota of one and a half.
+    let quota = said(|s| {
+        (s.decode.workers, s.decode.cores) = (1, 1);
+        (s.decode.busy_ns, s.decode.cpu_ns) = (9_900_000_000, Some(9_800_000_000));
+        counted(s, 0.0, 10.0, Some((1.5, 0)));
+    });
+    assert_said(Cause::Decode, "`workers(2)` would give", quota);
+    // The loader's own workers fill the cores; a quota that is never used up.
+    assert_said(Cause::Decode, "bound by decode", crowded(0.5, 39.0, None));
+    assert_said(Cause::Decode, "bound by decode", crowded(2.0, 39.5, None));
+    assert_said(Cause::Decode, "bound by decode", crowded(0.5, 39.0, Some((8.0, 1))));
+}
+
+#[test]
+fn threads_that_wait_for_a_core_are_neither_handing_over_nor_slots() {
+    // Hardly any work, no room problem, and each thread waits for the scheduler.
+    let idle = |delay: u64, batches: u64| {
+        said(move |s| {
+            (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (1_000_000_000, Some(900_000_000), 500_000_000);
+            (s.order.no_slot_ns, s.slots.filling_ns, s.consumer.batches) = (0, 5_000_000_000, batches);
+            (s.consumer.user_ns, s.consumer.waited_ns) = (2_000_000_000, 8_000_000_000);
+            counted(s, 0.1, 3.0, None);
+            s.order.delay_ns = Some(delay);
+        })
+    };
+    assert_said(Cause::OtherPrograms, "Other programs take the cores", idle(6_000_000_000, 100));
+    // Batches of 100 ms are no hand-over, batches of 1 ms are.
+    assert_said(Cause::Unknown, "for most of the time no stage was at work", idle(0, 100));
+    assert_said(Cause::HandOver, "A larger `batch_size`", idle(0, 10_000));
+}
+
+#[test]
+fn bytes_from_memory_are_not_storage() {
+    let reading = |device_bytes: Option<u64>, direct_bytes: u64| {
+        said(move |s| {
+            (s.storage.busy_ns, s.storage.in_flight_ns) = (10_000_000_000, 320_000_000_000);
+            (s.decode.busy_ns, s.decode.cpu_ns) = (4_000_000_000, Some(4_000_000_000));
+            (s.storage.device_bytes, s.storage.direct_bytes) = (device_bytes, direct_bytes);
+        })
+    };
+    assert_said(Cause::PageCache, "No device read these bytes", reading(Some(0), 0));
+    assert_said(Cause::PageCache, "bound by reads from memory", reading(Some(20_000_000), 0));
+    for (device, direct) in [(None, 0), (Some(1_100_000_000), 0), (Some(0), 1_100_000_000)] {
+        assert_said(Cause::Storage, "bound by storage", reading(device, direct));
+    }
+    let mount = said(|s| {
+        s.storage.busy_ns = 10_000_000_000;
+        s.storage.in_flight_ns = 320_000_000_000;
+        (s.decode.busy_ns, s.decode.cpu_ns, s.storage.device_bytes) = (4_000_000_000, Some(4_000_000_000), Some(0));
+        s.storage.reader = Some(ReaderInUse { name: "pread, network mount".into(), explicit: false });
+    });
+    assert_said(Cause::Storage, "bound by storage", mount);
+}
+
+#[test]
+fn a_consumer_without_work_has_no_demand() {
+    let measured = |effort: Effort, user_ns: u64| {
+        said(move |s| {
+            s.decode.effort = effort;
+            (s.consumer.user_ns, s.consumer.waited_ns) = (user_ns, 10_000_000_000 - user_ns);
+        })
+    };
+    let text = "as fast as it goes, limited by decode (strong evidence)";
+    let fast = measured(Effort::Pictures, 20_000_000);
+    assert_said(Cause::Decode, text, fast.clone());
+    assert!(!fast.1.contains("needs") && fast.1.contains("`workers("), "{}", fast.1);
+    // 0.2 ms for each batch, then 2 ms.
+    assert_said(Cause::Decode, "limited by copies by the workers", measured(Effort::Copy, 20_000_000));
+    assert_said(Cause::Decode, "bound by copies by the workers", measured(Effort::Copy, 200_000_000));
+}
+
+#[test]
+fn advice_fits_the_work() {
+    let advice = |effort: Effort, sample_bytes: u64| {
+        let (_, text) = said(move |s| (s.decode.effort, s.consumer.bytes) = (effort, 10_000 * sample_bytes));
+        text
+    };
+    let table = [
+        (Effort::Pictures, 100_000, "seek points"),
+        (Effort::Own, 100_000, "decoders and transforms"),
+        (Effort::Light, 100_000, "Fewer bytes for each sample of 100 kB"),
+        (Effort::Copy, 64, "Samples of 64 bytes take longer for themselves than for their bytes"),
+    ];
+    for (effort, bytes, part) in table {
+        let text = advice(effort, bytes);
+        assert!(text.contains(part), "{effort:?}, {part}: {text}");
+        assert_eq!(text.contains("seek points"), effort == Effort::Pictures, "{text}");
     }
 }
