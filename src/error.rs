@@ -21,7 +21,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum ErrorKind {
     /// A setting or argument is illegal; nothing was started.
     Config,
-    /// The memory budget is below the smallest legal plan; the message lists the terms of its sum.
+    /// The memory budget or the free memory is below the smallest legal plan, whose terms the message lists, or below the
+    /// data that is to be in memory.
     Budget,
     /// A file or folder does not exist, or no longer.
     NotFound,

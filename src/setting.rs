@@ -69,6 +69,7 @@ settings! {
     FollowLinks: "follow_links(true)", "follow_links=True", "--follow-links";
     GlobalBatch: "global_batch({})", "global_batch={}", "";
     HeaderBytes: "header({})", "header_bytes={}", "--header-bytes {}";
+    InMemory: "in_memory", "in_memory", "--in-memory";
     IntsFeature: "TfRecordBuilder::ints", "NAME:i64", "NAME:i64";
     Keep: "keep", "keep", "";
     LastBatch: "last_batch(LastBatch::{})", "last_batch=\"{}\"", "";

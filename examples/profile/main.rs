@@ -169,7 +169,7 @@ fn open_data(given: &mut Given) -> Anyhow<Arc<dyn Dataset>> {
             args.flat = largest(&args.path);
         }
     }
-    let dataset = args.open()?;
+    let dataset = args.open_within(given.args.settings.budget())?;
     given.pictures = given.decode() && dataset.schema().iter().any(|field| field.encoding == Encoding::Image);
     Ok(dataset)
 }

@@ -53,7 +53,7 @@ fn main() {
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    let dataset = args.source.open()?;
+    let dataset = args.source.open_within(args.settings.budget())?;
     if args.settings.cold {
         drop_from_cache(&dataset)?;
     }

@@ -181,10 +181,15 @@ impl Settings {
         if let Some(slots) = self.slots {
             builder = builder.slots(slots);
         }
-        if let Some(mib) = self.budget_mib {
-            builder = builder.memory_budget((mib as usize) << 20);
+        if self.budget_mib.is_some() {
+            builder = builder.memory_budget(self.budget());
         }
         self.keep(builder)
+    }
+
+    /// Most bytes of memory.
+    pub fn budget(&self) -> usize {
+        self.budget_mib.map_or(usize::MAX, |mib| (mib as usize) << 20)
     }
 
     fn keep(&self, builder: LoaderBuilder) -> LoaderBuilder {

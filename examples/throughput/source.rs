@@ -175,6 +175,11 @@ impl SourceArgs {
 
     /// Opens the dataset; damage that its format detects is an error.
     pub fn open(&self) -> Result<Arc<dyn Dataset>, Box<dyn Error>> {
+        self.open_within(usize::MAX)
+    }
+
+    /// Opens the dataset for a loader with this memory budget.
+    pub fn open_within(&self, budget: usize) -> Result<Arc<dyn Dataset>, Box<dyn Error>> {
         let mut dataset = self.unchecked()?;
         if let Some(place) = &self.checked {
             dataset = match self.checked_anew {
@@ -184,7 +189,7 @@ impl SourceArgs {
         }
         dataset = self.seekable(dataset)?;
         if self.in_memory {
-            dataset = Arc::new(dataset.in_memory()?);
+            dataset = Arc::new(dataset.in_memory_within(budget)?);
         }
         Ok(dataset)
     }

@@ -176,6 +176,7 @@ pub use wrap::verify::{Verified, Verify};
 use self::forward::{debug_by_describe, forward};
 
 use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
+use crate::memory::available;
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{EncodedField, Spec};
 use std::path::Path;
@@ -387,11 +388,18 @@ pub trait DatasetExt: Dataset + Sized {
     }
 
     /// Reads all files into memory, in parallel. For datasets that fit there and have small samples, which then cost no
-    /// system call. The dataset owns the bytes: they are not part of a loader's budget.
+    /// system call. The dataset owns the bytes; the plan and the budget of each of its loaders count them.
     ///
-    /// Errors: file system errors; [`ErrorKind::Budget`] if the kernel does not have the memory.
+    /// Errors: file system errors; [`ErrorKind::Budget`], before the first read, if the files have more bytes than the
+    /// process can get: its container's limit counts, and what the kernel can reclaim is free.
     fn in_memory(self) -> Result<InMemory<Self>> {
-        InMemory::open(self)
+        self.in_memory_within(usize::MAX)
+    }
+
+    /// As [`in_memory`](Self::in_memory), for a loader with this
+    /// [`memory_budget`](crate::LoaderBuilder::memory_budget): more bytes are refused before the first read.
+    fn in_memory_within(self, budget: usize) -> Result<InMemory<Self>> {
+        InMemory::open(self, budget, available::at_most())
     }
 
     /// Bytes of a field of every sample, by the index alone: for samplers of batches with similar lengths.

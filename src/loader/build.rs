@@ -63,7 +63,8 @@ impl LoaderBuilder {
     /// Errors:
     /// * [`ErrorKind::Config`] for an invalid setting;
     /// * [`ErrorKind::Empty`] for a dataset without samples, or an epoch without a batch;
-    /// * [`ErrorKind::Budget`] with the sum, if the budget or the part of a shared one is too small;
+    /// * [`ErrorKind::Budget`] with the sum, if the budget, the part of a shared one or the free memory is too small. The
+    ///   limits of the container count, and what the kernel can reclaim is free;
     /// * any error of opening the sources.
     pub fn build(self) -> Result<Loader> {
         // Datasets, decoders and samplers are the user's code: they may panic.
@@ -273,14 +274,17 @@ impl LoaderBuilder {
         demand.device_batches = self.batches_on_device();
         // On the host a batch is its slot.
         demand.device_bytes = if self.on_host() { 0 } else { fields.contents.bytes() };
+        let data = self.dataset.sources().resident();
+        demand.data_bytes = data.iter().map(ExactSizeIterator::len).sum();
+        demand.free = (self.machine.free)().map(|free| usize::try_from(free).unwrap_or(usize::MAX));
         demand.direct_threads = if fields.recipe.directs.is_empty() { 0 } else { DIRECT_THREADS };
         let Some(budget) = &self.memory.shared else {
             return Ok(Reserved { plan: MemoryPlan::new(&demand)?, lease: None, pending, pieces, room });
         };
-        let (plan, lease) = budget.take(|part| {
+        let (plan, lease) = budget.take(data, |part| {
             let plan = MemoryPlan::new(&Demand { part: Some(part), ..demand })?;
-            let total = plan.total();
-            Ok((plan, total))
+            let own = plan.total() - plan.data_bytes;
+            Ok((plan, own))
         })?;
         Ok(Reserved { plan, lease: Some(lease), pending, pieces, room })
     }
@@ -644,6 +648,34 @@ mod tests {
         for numa in [Numa::Auto, Numa::Off] {
             let loader = builder(&sysfs).numa(numa).build().unwrap();
             assert_eq!((loader.plan().workers, loader.report().numa), (cores, None), "{numa:?} on the host");
+        }
+    }
+
+    #[test]
+    fn build_refuses_more_than_the_free_memory() {
+        /// With ids and status, a slot of one record has 1 MiB.
+        const DATA: usize = (1 << 20) - 4096;
+        let free = |free: fn() -> Option<u64>| {
+            let records = Records::builder(DATA).open_bytes(vec![7; DATA]).unwrap();
+            let mut builder = LoaderBuilder::new(Arc::new(records)).batch_size(1).workers(1);
+            builder.machine.free = free;
+            builder
+        };
+        // The data is there already. Slots: as many as have room, or as were set.
+        for (free_of, slots) in [((|| None) as fn() -> Option<u64>, 16), (|| Some(16 << 20), 16), (|| Some(2 << 20), 2)]
+        {
+            let loader = free(free_of).build().unwrap();
+            assert_eq!((loader.plan().slots, loader.plan().data_bytes), (slots, DATA));
+            let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+            assert_eq!(batch.len(), 1);
+        }
+        for (builder, words) in [
+            (free(|| Some((2 << 20) - 1)), "2.0 MiB are free, limits of the container included, 2.0 MiB are needed"),
+            (free(|| Some(8 << 20)).slots(9), "8.0 MiB are free, limits of the container included, 9.0 MiB are needed"),
+        ] {
+            let error = builder.build().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Budget);
+            assert!(error.to_string().contains(words), "{error}");
         }
     }
 

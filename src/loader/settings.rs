@@ -4,7 +4,7 @@ use crate::dataset::Dataset;
 use crate::decode::{Ctx, Decoder};
 use crate::device::{Device, Stream};
 use crate::error::Result;
-use crate::memory::{BatchMut, Budget, Row};
+use crate::memory::{BatchMut, Budget, Row, available};
 use crate::meter::Clock;
 use crate::order::{LastBatch, Order, Shard};
 use crate::pipeline::Gds;
@@ -80,6 +80,8 @@ pub(super) struct MachineSettings {
     pub(super) numa: Numa,
     /// The kernel's description of the machine; tests use another one.
     pub(super) sysfs: PathBuf,
+    /// Bytes that the process can still get.
+    pub(super) free: fn() -> Option<u64>,
 }
 
 /// Handling of deadlines and failed samples.
@@ -117,7 +119,7 @@ impl LoaderBuilder {
             memory: MemorySettings::default(),
             reader: ReaderOptions::default(),
             device: DeviceSettings::default(),
-            machine: MachineSettings { numa: Numa::Auto, sysfs: "/sys".into() },
+            machine: MachineSettings { numa: Numa::Auto, sysfs: "/sys".into(), free: available::at_most },
             faults: FaultSettings {
                 held_deadline: Duration::from_secs(10),
                 stall_deadline: STALL_DEADLINE,
@@ -293,7 +295,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Maximum bytes of memory. [`build`](Self::build) reserves everything it needs, or fails with the sum.
+    /// Maximum bytes of memory, data in memory included. [`build`](Self::build) reserves everything it needs, or fails
+    /// with the sum. Default: the need of the other settings, or less where less memory is free.
     pub fn memory_budget(mut self, bytes: usize) -> Self {
         self.memory.budget = Some(bytes);
         self

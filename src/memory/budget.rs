@@ -5,13 +5,16 @@
 //!       └─ the rest ─► the other loaders
 //! ```
 //!
-//! Invariants: the leases never exceed the budget. Until a loader is dropped, every limit is at least bytes / loaders.
+//! Invariants: the leases never exceed the budget. Data in memory is taken off once, before the division. Until a loader is
+//! dropped or brings further data, every limit is at least (bytes - data) / loaders.
 //! By induction: a loader that takes at most 1/n of the free bytes leaves at least as much for each of the n - 1
 //! others.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use crate::sync::Hold;
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// One memory budget for several loaders of a process: one per GPU, or one for training and one for evaluation.
@@ -22,6 +25,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// A loader returns its bytes and its place when the loader, its epochs and its batches are dropped, or when `build`
 /// fails. The same rule holds for a replacement: if no other place is open, it may plan at least its predecessor's
 /// bytes.
+///
+/// Data in memory counts once for all loaders that share it. It is taken off before the free bytes are divided.
 ///
 /// ```
 /// use feedline::{Budget, Device, Loader, dataset::Records};
@@ -48,10 +53,12 @@ struct Shared {
 }
 
 /// Sums over the live loaders.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Taken {
     bytes: usize,
     loaders: usize,
+    /// Addresses of data in memory, of each loader.
+    data: Vec<Range<usize>>,
 }
 
 /// The limit for a loader that is being built, with its reasons.
@@ -71,6 +78,7 @@ pub(crate) struct Part {
 pub(crate) struct Lease {
     shared: Arc<Shared>,
     bytes: usize,
+    data: Vec<Range<usize>>,
 }
 
 impl Budget {
@@ -94,21 +102,28 @@ impl Budget {
         self.shared.bytes - self.shared.lock().bytes
     }
 
-    /// Takes the bytes that `plan` returns. Other loaders wait meanwhile, so `plan` must only compute.
+    /// Takes the bytes that `plan` returns, and those of `data` that no live loader shares. Other loaders wait meanwhile, so
+    /// `plan` must only compute.
     ///
     /// Errors, which take nothing: [`ErrorKind::Budget`] if all loaders are alive or `plan` exceeds its part; those of
     /// `plan`.
-    pub(crate) fn take<T>(&self, plan: impl FnOnce(Part) -> Result<(T, usize)>) -> Result<(T, Lease)> {
+    pub(crate) fn take<T>(
+        &self,
+        data: Vec<Range<usize>>,
+        plan: impl FnOnce(Part) -> Result<(T, usize)>,
+    ) -> Result<(T, Lease)> {
         let mut taken = self.shared.lock();
-        let part = self.shared.part(*taken)?;
+        let new = data.iter().filter(|range| !taken.data.contains(range)).map(Range::len).sum();
+        let part = self.shared.part(&taken, new)?;
         let (planned, bytes) = plan(part)?;
         if bytes > part.bytes {
             let message = format!("the plan takes {bytes} bytes of the shared budget; its part is {}", part.bytes);
             return Err(Error::new(ErrorKind::Budget, Stage::Build, message));
         }
-        taken.bytes += bytes;
+        taken.bytes += bytes + new;
         taken.loaders += 1;
-        Ok((planned, Lease { shared: self.shared.clone(), bytes }))
+        taken.data.extend_from_slice(&data);
+        Ok((planned, Lease { shared: self.shared.clone(), bytes, data }))
     }
 }
 
@@ -117,9 +132,14 @@ impl Shared {
         self.taken.hold()
     }
 
-    fn part(&self, taken: Taken) -> Result<Part> {
+    fn part(&self, taken: &Taken, data: usize) -> Result<Part> {
         let Self { bytes: whole, loaders, .. } = *self;
-        let (free, parts) = (whole - taken.bytes, loaders - taken.loaders);
+        let (left, parts) = (whole - taken.bytes, loaders - taken.loaders);
+        let free = left.checked_sub(data).ok_or_else(|| {
+            let (free, out) = (format!("{left} of {whole} bytes are free in the shared budget"), Setting::InMemory);
+            let message = format!("{data} bytes of data in memory, {free}: leave out {out}");
+            Error::new(ErrorKind::Budget, Stage::Build, message)
+        })?;
         let bytes = free.checked_div(parts).ok_or_else(|| {
             let message = format!(
                 "the shared budget is for {loaders} loaders, and all are alive (or their batches): drop a loader and its \
@@ -136,12 +156,17 @@ impl Drop for Lease {
         let mut taken = self.shared.lock();
         taken.bytes -= self.bytes;
         taken.loaders -= 1;
+        for range in &self.data {
+            let own = taken.data.iter().position(|other| other == range);
+            own.map(|own| taken.data.swap_remove(own));
+            taken.bytes -= if taken.data.contains(range) { 0 } else { range.len() };
+        }
     }
 }
 
 impl fmt::Debug for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Taken { bytes, loaders } = *self.shared.lock();
+        let Taken { bytes, loaders, .. } = *self.shared.lock();
         let Shared { bytes: whole, loaders: most, .. } = *self.shared;
         write!(f, "Budget: {bytes} of {whole} bytes taken by {loaders} of {most} loaders")
     }
@@ -154,7 +179,7 @@ mod tests {
 
     /// A lease of at least `need` and at most `want` bytes, as a loader takes it.
     fn build(budget: &Budget, need: usize, want: usize) -> Result<(usize, Lease)> {
-        budget.take(|part| {
+        budget.take(Vec::new(), |part| {
             if need > part.bytes {
                 return Err(Error::new(ErrorKind::Budget, Stage::Build, format!("needs {need}, {part:?}")));
             }
@@ -267,12 +292,12 @@ mod tests {
     #[test]
     fn a_plan_that_fails_panics_or_exceeds_its_part_takes_nothing() {
         let budget = Budget::new(1000, 2);
-        let failing = budget.take::<()>(|_| Err(Error::user("no")));
+        let failing = budget.take::<()>(Vec::new(), |_| Err(Error::user("no")));
         assert_eq!(failing.err().unwrap().kind(), ErrorKind::User);
-        let greedy = budget.take(|part| Ok(((), part.bytes + 1)));
+        let greedy = budget.take(Vec::new(), |part| Ok(((), part.bytes + 1)));
         assert_eq!(greedy.err().unwrap().kind(), ErrorKind::Budget);
         let panicking = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            budget.take::<()>(|_| panic!("in the plan")).map(|_| ())
+            budget.take::<()>(Vec::new(), |_| panic!("in the plan")).map(|_| ())
         }));
         assert!(panicking.is_err());
         assert_eq!(budget.free(), 1000);

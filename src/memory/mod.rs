@@ -12,6 +12,7 @@
 //! * Loaders of one process may share a [`Budget`]; each takes the bytes of its plan from it.
 //! * This module knows no device and no io_uring. A registered region stays alive by the registrant's `Arc`.
 
+pub(crate) mod available;
 mod budget;
 mod chunk;
 mod packed;

@@ -132,7 +132,7 @@ impl Region {
             Error::new(
                 ErrorKind::Budget,
                 Stage::Build,
-                format!("the kernel refused {len} bytes for {what}: take a smaller batch or fewer slots"),
+                format!("the kernel refused {len} bytes for {what}: free memory, or take less data in memory, a smaller batch or fewer slots"),
             )
             .with_source(source)
         };

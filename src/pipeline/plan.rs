@@ -3,6 +3,7 @@
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Part;
+use crate::setting::Setting;
 use std::fmt;
 
 /// Heap bytes that every decoder gets on each worker, even under a small budget: enough for a picture of two
@@ -46,6 +47,10 @@ pub(crate) struct Demand {
     pub(crate) pending: usize,
     pub(crate) pending_bytes: usize,
     pub(crate) index_bytes: usize,
+    /// Bytes of the data in memory, which are there already.
+    pub(crate) data_bytes: usize,
+    /// Bytes that the process can still get, if known.
+    pub(crate) free: Option<usize>,
     pub(crate) budget: Option<usize>,
     /// The share of a shared budget.
     pub(crate) part: Option<Part>,
@@ -112,6 +117,8 @@ pub struct MemoryPlan {
     pub stack_bytes: usize,
     /// The dataset's index. It exists before the loader and is not part of the budget.
     pub index_bytes: usize,
+    /// The dataset's data in memory, as of `.in_memory()`. All loaders of the dataset share it.
+    pub data_bytes: usize,
     /// Batches in device memory; not part of the budget. 0 on the host.
     pub device_batches: usize,
     /// Bytes of device memory of one batch.
@@ -126,6 +133,8 @@ pub struct MemoryPlan {
     pub budget: Option<usize>,
     /// The share of the `shared_budget`, if any.
     pub(crate) part: Option<Part>,
+    /// The free memory, if the defaults did not fit it.
+    pub(crate) free: Option<usize>,
 }
 
 impl MemoryPlan {
@@ -134,10 +143,11 @@ impl MemoryPlan {
         self.terms().iter().fold(0_usize, |sum, (_, bytes, _)| sum.saturating_add(*bytes))
     }
 
-    fn terms(&self) -> [(&'static str, usize, String); 11] {
+    fn terms(&self) -> [(&'static str, usize, String); 12] {
         let Self { slots, slot_bytes, workers, cached_bytes, scratch_bytes, opened_bytes, chunks, chunk_bytes, .. } =
             self;
         [
+            ("data in memory", self.data_bytes, "the dataset's; all of its loaders share it".into()),
             ("batch slots", slots.saturating_mul(*slot_bytes), format!("{slots} × {}", Bytes(*slot_bytes))),
             ("open chunks", chunks.saturating_mul(*chunk_bytes), format!("{chunks} × {}", Bytes(*chunk_bytes))),
             ("encoded bytes", self.ring_bytes, "ring for reads in flight that are decoded later".into()),
@@ -176,23 +186,37 @@ impl MemoryPlan {
         ]
     }
 
-    /// Plans for a demand: the defaults, or as much of them as the budget allows.
+    /// Bytes that `build` takes at once. The other terms are limits, which few runs reach.
+    fn populated(&self) -> usize {
+        let chunk = self.chunk_bytes.saturating_sub(self.chunk_lists);
+        let cached = if self.chunks > 0 { self.cached_bytes } else { 0 };
+        let all = [(self.slots, self.slot_bytes), (self.chunks, chunk), (1, self.ring_bytes), (self.workers, cached)];
+        all.iter().fold(0, |sum, (count, bytes)| sum.saturating_add(count.saturating_mul(*bytes)))
+    }
+
+    /// Plans for a demand: the defaults, or as much of them as the budget and the free memory allow.
     ///
     /// Errors: [`ErrorKind::Budget`] with the sum of the smallest legal plan.
     pub(crate) fn new(demand: &Demand) -> Result<Self> {
         let most = Self::with(demand, demand.slots_default(), demand.ring_default(), demand.scratch);
-        let Some(budget) = demand.allowed() else { return Ok(most) };
-        if most.total() <= budget {
+        let lacking = |plan: &Self| demand.free.filter(|free| plan.populated() > *free);
+        let budget = demand.allowed().unwrap_or(usize::MAX);
+        if most.total() <= budget && lacking(&most).is_none() {
             return Ok(most);
         }
         let scratch_least = demand.scratch.min(SCRATCH_LEAST);
         let mut plan = Self::with(demand, demand.slots.unwrap_or(2), demand.ring_least(), scratch_least);
         plan.chunks = demand.chunks.as_ref().map_or(0, |chunks| chunks.least);
         if plan.total() > budget {
-            return Err(plan.too_small(demand, budget));
+            return Err(plan.too_small(demand, (budget, "allowed"), plan.total()));
         }
+        if let Some(free) = lacking(&plan) {
+            return Err(plan.too_small(demand, (free, "free, limits of the container included"), plan.populated()));
+        }
+        plan.free = lacking(&most);
+        let limit = plan.free.map_or(budget, |free| budget.min(free.saturating_add(plan.data_bytes)));
         // The rest goes to slots first (they hide latency), then to the ring (depth), then to large pictures.
-        let room = |plan: &Self| budget - plan.total();
+        let room = |plan: &Self| limit.saturating_sub(plan.total());
         let more = room(&plan).checked_div(plan.chunk_bytes).unwrap_or(0);
         plan.chunks += more.min(most.chunks.saturating_sub(plan.chunks));
         plan.slots += (room(&plan) / plan.slot_bytes).min(most.slots.saturating_sub(plan.slots));
@@ -217,6 +241,7 @@ impl MemoryPlan {
                 .saturating_add(demand.chunks.as_ref().map_or(0, |chunks| chunks.tables)),
             stack_bytes: (demand.workers + 1 + usize::from(demand.device_batches > 0) + demand.direct_threads) * STACK,
             index_bytes: demand.index_bytes,
+            data_bytes: demand.data_bytes,
             device_batches: demand.device_batches,
             device_bytes: demand.device_bytes,
             bounce_bytes: demand.direct_threads.saturating_mul(DIRECT_BOUNCE),
@@ -224,23 +249,26 @@ impl MemoryPlan {
             substitute_bytes: demand.substitute,
             budget: demand.allowed(),
             part: demand.part,
+            free: None,
         }
     }
 
     fn budget_in_words(&self) -> String {
         let Some(budget) = self.budget else { return "no budget set".into() };
         let Some(part) = self.part else { return format!("budget {}", Bytes(budget)) };
-        let relation = if budget < part.bytes { ", less than" } else { ":" };
+        let relation = if budget < part.bytes.saturating_add(self.data_bytes) { ", less than" } else { ":" };
+        let data = if self.data_bytes > 0 { " the data and" } else { "" };
         let share = if part.parts == 1 { "all".into() } else { format!("1/{}", part.parts) };
         let (free, whole) = (Bytes(part.free), Bytes(part.whole));
         let loaders = part.loaders;
         format!(
-            "budget {}{relation} {share} of the {free} free in a budget of {whole} for {loaders} loaders",
+            "budget {}{relation}{data} {share} of the {free} free in a budget of {whole} for {loaders} loaders",
             Bytes(budget)
         )
     }
 
-    fn too_small(&self, demand: &Demand, budget: usize) -> Error {
+    /// The error: `have` bytes are `what`.
+    fn too_small(&self, demand: &Demand, (have, what): (usize, &str), need: usize) -> Error {
         let largest = match &demand.chunks {
             Some(ChunkDemand { bytes, least, largest, why, .. }) => {
                 format!("largest chunk: {largest}, {} when open, {least} at once: {why}", Bytes(*bytes))
@@ -251,16 +279,18 @@ impl MemoryPlan {
             }
         };
         let later = match self.part {
-            Some(part) if part.bytes == budget && part.parts > 1 => {
+            Some(part) if part.bytes.saturating_add(self.data_bytes) == have && part.parts > 1 => {
                 ", and loaders that need less, built first, leave more"
             }
             _ => "",
         };
+        let data = format!(", and data in storage, without {}, none", Setting::InMemory);
         let message = format!(
-            "{} are allowed, {} are needed at least ({largest}); fewer workers, smaller batches or fewer slots need \
-             less{later}:\n{self}",
-            Bytes(budget),
-            Bytes(self.total()),
+            "{} are {what}, {} are needed at least ({largest}); fewer workers, smaller batches or fewer slots need \
+             less{later}{}:\n{self}",
+            Bytes(have),
+            Bytes(need),
+            if self.data_bytes > 0 { &data } else { "" },
         );
         Error::new(ErrorKind::Budget, Stage::Build, message)
     }
@@ -269,7 +299,9 @@ impl MemoryPlan {
 impl Demand {
     /// The smaller limit of the loader's and the shared budget.
     fn allowed(&self) -> Option<usize> {
-        self.budget.into_iter().chain(self.part.map(|part| part.bytes)).min()
+        // A shared budget takes the data off before it is divided.
+        let part = self.part.map(|part| part.bytes.saturating_add(self.data_bytes));
+        self.budget.into_iter().chain(part).min()
     }
 
     fn slots_default(&self) -> usize {
@@ -327,7 +359,8 @@ impl fmt::Display for MemoryPlan {
                 writeln!(f, "  {name:<16} {:>10}  {why}", Bytes(bytes).to_string())?;
             }
         }
-        let budget = self.budget_in_words();
+        let free = self.free.map_or(String::new(), |free| format!("; {} of memory were free", Bytes(free)));
+        let budget = self.budget_in_words() + &free;
         writeln!(f, "  {:<16} {:>10}  {budget}", "sum", Bytes(self.total()).to_string())?;
         if self.device_batches > 0 {
             let (count, one) = (self.device_batches, Bytes(self.device_bytes));
@@ -378,6 +411,25 @@ mod tests {
             prop_assert!(plan.slots >= 2 && plan.ring_bytes >= encoded);
             demand.budget = Some(least - 1);
             prop_assert_eq!(MemoryPlan::new(&demand).unwrap_err().kind(), ErrorKind::Budget);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn free_memory_bounds_only_what_build_takes_at_once(
+            slot in 1_usize..1 << 28, encoded in 0_usize..1 << 26, scratch in 0_usize..1 << 30, workers in 1_usize..64,
+            data in 0_usize..1 << 30, extra in 0_usize..1 << 32
+        ) {
+            let mut demand = Demand { data_bytes: data, ..demand(slot, encoded, scratch, workers) };
+            let (least, most) = (2 * demand.slot_bytes + demand.ring_least(), MemoryPlan::new(&demand).unwrap());
+            demand.free = Some(least + extra);
+            let plan = MemoryPlan::new(&demand).unwrap();
+            prop_assert!(plan.populated() <= least + extra && plan.slots >= 2 && plan.ring_bytes >= encoded);
+            prop_assert!(plan == most || most.populated() > least + extra);
+            demand.free = Some(least - 1);
+            let text = MemoryPlan::new(&demand).unwrap_err().to_string();
+            prop_assert!(text.contains("are free, limits of the container included"), "{}", text);
+            prop_assert_eq!(text.contains("without `in_memory`"), data > 0);
         }
     }
 

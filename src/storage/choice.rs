@@ -12,11 +12,11 @@ use super::threads::Threaded;
 use super::uring::{Uring, refusal};
 use super::{Again, DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX, Waker};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::available;
 use crate::meter::{CacheReads, Network};
 use crate::setting::Setting;
 use rustix::io::Errno;
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 
 /// Default number of threads in a pread or mmap reader; each only waits for the device.
@@ -293,7 +293,7 @@ fn choose_align(sources: &Sources, slow: &[Slow], options: &ReaderOptions, why: 
 
 /// Whether a second epoch would run from memory, so that the first one should fill the page cache.
 fn fits_memory(dataset: u64, why: &mut Vec<String>) -> bool {
-    let Some(free) = free_memory() else {
+    let Some(free) = available::for_page_cache() else {
         why.push("free memory unknown: misses bypass the page cache".into());
         return false;
     };
@@ -308,93 +308,9 @@ fn gigabytes(bytes: u64) -> String {
     format!("{:.1} GB", bytes as f64 / 1e9)
 }
 
-/// Bytes that the page cache can still take, by the system's and the control groups' limits.
-fn free_memory() -> Option<u64> {
-    let read = |path: &Path| std::fs::read_to_string(path).ok();
-    let system = meminfo_available(&read(Path::new("/proc/meminfo"))?)?;
-    let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-    Some(cgroup_free(&groups, read).map_or(system, |group| group.min(system)))
-}
-
-/// `MemAvailable` in bytes.
-fn meminfo_available(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
-}
-
-/// The least free memory of this process's groups: limit − (usage − file pages, which can be reclaimed).
-fn cgroup_free(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
-    let mut least: Option<u64> = None;
-    for line in groups.lines() {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (parts.next()?, parts.next()?);
-        let (root, limit, usage) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
-            list if list.split(',').any(|name| name == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
-            }
-            _ => continue,
-        };
-        // In a container the path may belong to the host's hierarchy. Then the root of the mount is our own group.
-        let own = Path::new(root).join(path.trim_start_matches('/'));
-        for folder in own.ancestors().take_while(|folder| folder.starts_with(root)) {
-            let number = |name: &str| read(&folder.join(name))?.trim().parse::<u64>().ok();
-            // "max" (v2) does not parse, and v1 says "no limit" by a number that no machine has.
-            let (Some(limit), Some(usage)) = (number(limit), number(usage)) else { continue };
-            let stat = read(&folder.join("memory.stat")).unwrap_or_default();
-            let free = limit.saturating_sub(usage.saturating_sub(file_pages(&stat)));
-            least = Some(least.map_or(free, |least| least.min(free)));
-        }
-    }
-    least
-}
-
-/// Bytes of file pages in `memory.stat`: the group's and, in v1, those of its subgroups.
-fn file_pages(stat: &str) -> u64 {
-    let value = |name: &str| {
-        let line = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.and_then(|value| value.parse::<u64>().ok())
-    };
-    let pages = |kind: &str| value(&format!("total_{kind}_file")).or(value(&format!("{kind}_file"))).unwrap_or(0);
-    pages("inactive") + pages("active")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashMap;
-
-    #[test]
-    fn available_memory_is_read_from_meminfo() {
-        let text = "MemTotal:       24000000 kB\nMemFree:  1 kB\nMemAvailable:   22000000 kB\n";
-        assert_eq!(meminfo_available(text), Some(22_000_000 * 1024));
-        assert_eq!(meminfo_available("MemTotal: 1 kB"), None);
-        assert!(free_memory().is_some());
-    }
-
-    #[test]
-    fn the_tightest_cgroup_v1_or_v2_bounds_the_page_cache() {
-        let files: HashMap<&str, &str> = HashMap::from([
-            ("/sys/fs/cgroup/a/memory.max", "8000\n"),
-            ("/sys/fs/cgroup/a/memory.current", "3000\n"),
-            ("/sys/fs/cgroup/a/memory.stat", "anon 1000\ninactive_file 1500\nactive_file 500\n"),
-            ("/sys/fs/cgroup/a/b/memory.max", "max\n"),
-            ("/sys/fs/cgroup/a/b/memory.current", "3000\n"),
-            ("/sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "5000\n"),
-            ("/sys/fs/cgroup/memory/docker/memory.usage_in_bytes", "4000\n"),
-            ("/sys/fs/cgroup/memory/docker/memory.stat", "inactive_file 1\ntotal_inactive_file 700\n"),
-        ]);
-        let read = |path: &Path| files.get(path.to_str()?).map(|text| text.to_string());
-        let table = [
-            ("0::/a/b\n", Some(7000)),
-            ("5:cpu,memory:/docker\n3:pids:/docker\n", Some(1700)),
-            ("0::/\n", None),
-            ("nonsense", None),
-        ];
-        for (groups, free) in table {
-            assert_eq!(cgroup_free(groups, read), free, "{groups}");
-        }
-    }
 
     #[test]
     fn options_out_of_limits_are_errors_that_name_the_limit() {

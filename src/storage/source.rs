@@ -6,6 +6,7 @@ use super::meta::{Meta, is_url};
 use super::{remote, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use bytes::Bytes;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -240,6 +241,26 @@ impl Sources {
     /// The bytes of a memory source.
     pub fn bytes_of(&self, id: SourceId) -> Option<&[u8]> {
         self.owned(id).map(|bytes| &bytes[..])
+    }
+
+    /// The addresses of all bytes in memory, ascending; bytes that several sources share once.
+    pub(crate) fn resident(&self) -> Vec<Range<usize>> {
+        let mut all: Vec<Range<usize>> = Vec::new();
+        for bytes in self.ids().filter_map(|id| self.owned(id)).filter(|bytes| !bytes.is_empty()) {
+            let start = bytes.as_ptr().addr();
+            // Files in memory follow one another: millions of them are one range.
+            match all.last_mut() {
+                Some(last) if last.end == start => last.end += bytes.len(),
+                _ => all.push(start..start + bytes.len()),
+            }
+        }
+        all.sort_unstable_by_key(|range| range.start);
+        all.dedup_by(|next, last| {
+            let shared = next.start < last.end;
+            last.end = if shared { last.end.max(next.end) } else { last.end };
+            shared
+        });
+        all
     }
 
     /// Whether the source lies in an object store.

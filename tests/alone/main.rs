@@ -7,6 +7,7 @@ mod common;
 mod allocations;
 mod cancel;
 mod footprint;
+mod limits;
 mod shutdown;
 mod soak;
 #[cfg(feature = "remote")]

@@ -1,8 +1,10 @@
 //! Several loaders of one process share a budget: their leases never exceed it, and a dropped loader frees its lease.
 
 use crate::common::*;
+use feedline::dataset::{Concat, Dataset, DatasetExt};
 use feedline::{Budget, ErrorKind, Loader, LoaderBuilder, Order};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const RECORD: usize = 4096;
@@ -169,4 +171,70 @@ fn loaders_on_many_threads_never_exceed_the_budget() {
     });
     assert_eq!(budget.free(), budget.bytes());
     assert!(refused.load(Ordering::Relaxed) < 40, "nobody was built");
+}
+
+#[test]
+fn data_in_memory_is_a_term_of_plan_and_budget() {
+    let dir = Dir::new();
+    let (path, bytes) = records_file(&dir, COUNT, RECORD);
+    let memory = Arc::new(records(&path, RECORD).in_memory().unwrap());
+    let (first, rest) = memory.clone().split(0.5, 1).unwrap();
+    let same = Concat::new([memory.clone(), memory.clone()]).unwrap();
+    let all: [Arc<dyn Dataset>; 4] = [memory.clone(), Arc::new(first), Arc::new(rest), Arc::new(same)];
+    for dataset in all {
+        let loader = build(Loader::builder(dataset).batch_size(16).workers(1));
+        assert_eq!(loader.plan().data_bytes, bytes.len(), "shared bytes count once");
+        assert!(loader.plan().total() > bytes.len());
+        assert!(loader.plan().to_string().contains("  data in memory    800.0 KiB  "), "{}", loader.plan());
+    }
+    assert_eq!(build(loader_of(&path)).plan().data_bytes, 0);
+    // What is in memory already is not copied.
+    let again: Arc<dyn Dataset> = Arc::new(memory.clone().in_memory().unwrap());
+    let both = Concat::new([again, memory.clone()]).unwrap();
+    assert_eq!(build(Loader::builder(both).workers(1)).plan().data_bytes, bytes.len());
+    let error = Loader::builder(memory).workers(1).memory_budget(bytes.len()).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Budget);
+    let text = error.to_string();
+    assert!(text.contains("800.0 KiB are allowed, ") && text.contains("without `in_memory`"), "{text}");
+}
+
+#[test]
+fn data_over_the_budget_is_refused_before_it_is_read() {
+    let dir = Dir::new();
+    let (path, bytes) = records_file(&dir, COUNT, RECORD);
+    let (over, within) = (records(&path, RECORD), records(&path, RECORD));
+    std::fs::remove_file(&path).unwrap();
+    let error = over.in_memory_within(bytes.len() - 1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Budget);
+    let text = "the files have 0.8 MiB, `memory_budget` is 0.8 MiB: without `in_memory` they are read from storage";
+    assert!(error.to_string().contains(text), "{error}");
+    assert_eq!(within.in_memory_within(bytes.len()).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn loaders_of_the_same_data_in_memory_count_it_once() {
+    let dir = Dir::new();
+    let (path, bytes) = records_file(&dir, COUNT, RECORD);
+    let memory = Arc::new(records(&path, RECORD).in_memory().unwrap());
+    let budget = Budget::new(bytes.len() + 2 * SHARE, 2);
+    let make = || Loader::builder(memory.clone()).batch_size(16).workers(1).shared_budget(&budget);
+    let first = build(make());
+    assert!(
+        first.plan().to_string().contains("budget 4.8 MiB: the data and 1/2 of the 8.0 MiB free"),
+        "{}",
+        first.plan()
+    );
+    let own = |loader: &Loader| loader.plan().total() - bytes.len();
+    assert_eq!(budget.free(), 2 * SHARE - own(&first));
+    let second = build(make());
+    assert_eq!(budget.free(), 2 * SHARE - own(&first) - own(&second));
+    let left = own(&second);
+    drop(first);
+    assert_eq!(budget.free(), 2 * SHARE - left, "the second loader still has the data");
+    assert!(whole(&second, &bytes));
+    drop(second);
+    assert_eq!(budget.free(), budget.bytes());
+    let error = Loader::builder(memory).shared_budget(&Budget::new(bytes.len() - 1, 1)).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Budget);
+    assert!(error.to_string().contains("819200 bytes of data in memory, 819199 of 819199 bytes are free"), "{error}");
 }

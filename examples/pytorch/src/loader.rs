@@ -327,7 +327,7 @@ impl Recipe {
     fn build(&self, shard: Shard) -> Result<Built> {
         let settings = &self.settings;
         if self.opened.get().is_none() {
-            let opened = self.source.open(settings.seed)?;
+            let opened = self.source.open(settings.seed, settings.budget)?;
             let _ = self.opened.set(opened);
         }
         let opened = self.opened.get().expect("it was just opened");
@@ -489,6 +489,8 @@ struct Settings {
     order: OrderArgs,
     last: Option<LastBatch>,
     steps: Vec<Step>,
+    /// The memory budget, which data in memory must fit before it is read.
+    budget: usize,
 }
 
 /// What the order depends on, beside the seed.
@@ -526,7 +528,8 @@ impl Settings {
         steps.extend(step(given.take("seed")?, |builder, seed| Ok(builder.seed(seed))));
         steps.extend(step(given.take("workers")?, |builder, count| Ok(builder.workers(count))));
         steps.extend(step(given.take("slots")?, |builder, count| Ok(builder.slots(count))));
-        steps.extend(step(given.take("memory_budget")?, |builder, bytes| Ok(builder.memory_budget(bytes))));
+        let budget: Option<usize> = given.take("memory_budget")?;
+        steps.extend(step(budget, |builder, bytes| Ok(builder.memory_budget(bytes))));
         steps.extend(step(given.take("reader")?, |builder, name: String| Ok(builder.reader(reader(&name)?))));
         steps.extend(step(given.take("direct")?, |builder, name: String| Ok(builder.direct(direct(&name)?))));
         steps.extend(step(given.take("depth")?, |builder, reads| Ok(builder.depth(reads))));
@@ -581,6 +584,7 @@ impl Settings {
                 indices: given.take("indices")?,
             },
             steps,
+            budget: budget.unwrap_or(usize::MAX),
         })
     }
 

@@ -182,7 +182,8 @@ impl Source {
         })
     }
 
-    pub fn open(&self, seed: Option<u64>) -> Result<Opened> {
+    /// `budget`: the loader's, in bytes.
+    pub fn open(&self, seed: Option<u64>, budget: usize) -> Result<Opened> {
         self.refuse_foreign()?;
         let (dataset, order) = self.joined(seed)?;
         let part = |(fraction, key), first: bool| -> Result<Arc<dyn Dataset>> {
@@ -199,7 +200,7 @@ impl Source {
             (None, None, Some(split)) => part(split, false)?,
             _ => return Err(config("subset, take and leave choose samples: only one of them at a time")),
         };
-        Ok((self.wrapped(chosen)?, order))
+        Ok((self.wrapped(chosen, budget)?, order))
     }
 
     /// The dataset of all paths, and its order if they are mixed.
@@ -231,14 +232,14 @@ impl Source {
         Ok((mix.dataset(), Some(mix.order())))
     }
 
-    fn wrapped(&self, mut dataset: Arc<dyn Dataset>) -> Result<Arc<dyn Dataset>> {
+    fn wrapped(&self, mut dataset: Arc<dyn Dataset>, budget: usize) -> Result<Arc<dyn Dataset>> {
         if let Some(place) = &self.checked {
             dataset = Arc::new(dataset.checked(place)?);
         }
         if let Some(place) = &self.seek_points {
             dataset = Arc::new(dataset.seekable(place)?);
         }
-        Ok(if self.in_memory == Some(true) { Arc::new(dataset.in_memory()?) } else { dataset })
+        Ok(if self.in_memory == Some(true) { Arc::new(dataset.in_memory_within(budget)?) } else { dataset })
     }
 
     fn format(&self, path: &Path) -> Result<Arc<dyn Dataset>> {

@@ -480,6 +480,12 @@ def test_one_epoch_at_a_time_which_ends_by_close_with_or_its_last_reference(reco
         ("records", {"record_bytes": RECORD, "last_batch": "half"}, ValueError, 'last_batch "half"'),
         ("records", {"record_bytes": RECORD, "batch_size": 0}, ValueError, "bad configuration"),
         ("records", {"record_bytes": RECORD, "memory_budget": 1}, ValueError, "memory budget too small"),
+        (
+            "records",
+            {"record_bytes": RECORD, "memory_budget": 1, "in_memory": True},
+            feedline.errors.BudgetError,
+            "`memory_budget` is 0.0 MiB: without `in_memory` they are read from storage",
+        ),
         ("records", {"record_bytes": RECORD, "held_deadline": -1}, ValueError, "held_deadline"),
         ("tokens", {"token": "f32", "seq_len": 4}, ValueError, "f32"),
         ("films", {}, ValueError, "there are images, records, tokens, megatron"),

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A sample costs no system call and none of the page cache's bookkeeping, which dominates for samples of a few
-//! kilobytes. The dataset owns the memory: it is not part of a loader's budget, and all its loaders share it. The files
+//! kilobytes. The dataset owns the memory, and all its loaders share it; each loader's plan and budget count it. The files
 //! may change or vanish afterwards.
 
 use crate::dataset::forward::forward;
@@ -13,7 +13,8 @@ use crate::dataset::parallel::parallel;
 use crate::dataset::{Chunked, Dataset};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::RegionBytes;
-use crate::storage::{Blob, SourceId, Sources};
+use crate::setting::Setting;
+use crate::storage::{Blob, Extent, SourceId, Sources};
 use bytes::Bytes;
 use std::sync::Arc;
 
@@ -44,19 +45,29 @@ struct Task<'a> {
 }
 
 impl<D: Dataset> InMemory<D> {
-    pub(crate) fn open(inner: D) -> Result<Self> {
+    /// `budget`: maximum bytes of the files. `free`: bytes that the process can still get.
+    pub(crate) fn open(inner: D, budget: usize, free: Option<u64>) -> Result<Self> {
         let table = inner.sources().clone();
         let file_len = |id| if table.bytes_of(id).is_some() { 0 } else { table.len_of(id) };
         let total = table.ids().try_fold(0_u64, |sum, id| sum.checked_add(file_len(id)));
         let total = total.and_then(|total| usize::try_from(total).ok()).ok_or_else(|| {
             Error::new(ErrorKind::Limit, Stage::Index, "the files have more bytes than memory can address")
         })?;
+        let budget = (budget as u64, Setting::MemoryBudget.to_string());
+        let free = free.map(|bytes| (bytes, "the free memory, limits of the container included,".to_string()));
+        if let Some((most, what)) = [budget].into_iter().chain(free).find(|(most, _)| total as u64 > *most) {
+            let [need, most] = [total as u64, most].map(|bytes| bytes as f64 / f64::from(1 << 20));
+            let way = format!("without {} they are read from storage", Setting::InMemory);
+            let message = format!("the files have {need:.1} MiB, {what} is {most:.1} MiB: {way}");
+            return Err(Error::new(ErrorKind::Budget, Stage::Build, message));
+        }
         let mut region = RegionBytes::new(total, "a dataset in memory")?;
         read_all(&table, &mut region.as_mut_slice()[..total])?;
         let all = Bytes::from_owner(Owner(region));
         let mut at = 0;
         let bytes = table.ids().map(|id| match table.bytes_of(id) {
-            Some(bytes) => Bytes::copy_from_slice(bytes),
+            // In memory already.
+            Some(_) => table.shared(&Extent { source: id, offset: 0, len: table.len_of(id) }).unwrap_or_default(),
             None => {
                 let start = at;
                 at += table.len_of(id) as usize;
@@ -121,5 +132,24 @@ impl<D: Dataset> Dataset for InMemory<D> {
 
     fn describe(&self) -> String {
         format!("{}; {:.3} GB in memory", self.inner.describe(), self.bytes as f64 / 1e9)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dataset::Records;
+
+    #[test]
+    fn more_than_the_free_memory_is_refused_before_the_first_read() {
+        let path = std::env::temp_dir().join(format!("feedline-in-memory-{}", std::process::id()));
+        std::fs::write(&path, [7; 100]).unwrap();
+        let open = || Records::builder(10).open(&path).unwrap();
+        let (whole, over, within, unknown) = (open(), open(), open(), open());
+        assert_eq!(InMemory::open(whole, usize::MAX, Some(100)).unwrap().bytes(), 100);
+        std::fs::remove_file(&path).unwrap();
+        let kind = |dataset, free| InMemory::open(dataset, usize::MAX, free).err().unwrap().kind();
+        assert_eq!(kind(over, Some(99)), ErrorKind::Budget);
+        assert_eq!((kind(within, Some(100)), kind(unknown, None)), (ErrorKind::NotFound, ErrorKind::NotFound));
     }
 }

@@ -1,0 +1,95 @@
+//! Under the memory limit of a real control group: what does not fit is refused, what fits runs, nothing is killed.
+
+use crate::common::*;
+use feedline::dataset::DatasetExt;
+use feedline::{Error, ErrorKind, Loader};
+use std::path::{Path, PathBuf};
+
+const MIB: usize = 1 << 20;
+const LIMIT: usize = 192 * MIB;
+const RECORD: usize = MIB;
+
+/// A new group below this process's own with the limit, if this process may make one. Dropping it removes it.
+struct Group(PathBuf);
+
+impl Group {
+    fn new() -> Result<Self, String> {
+        let groups = std::fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
+        let (mut why, mut named) = (String::from("no memory controller"), Vec::new());
+        for line in groups.lines() {
+            let parts: Vec<&str> = line.splitn(3, ':').collect();
+            let (root, limit) = match parts[1] {
+                "" => ("/sys/fs/cgroup", "memory.max"),
+                list if list.split(',').any(|name| name == "memory") => {
+                    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+                }
+                _ => continue,
+            };
+            named.push((Path::new(root).join(parts[2].trim_start_matches('/')), limit));
+        }
+        for (own, limit) in named {
+            let group = Self(own.join(format!("feedline-test-{}", std::process::id())));
+            match std::fs::create_dir(&group.0).and_then(|()| std::fs::write(group.0.join(limit), LIMIT.to_string())) {
+                Ok(()) => return Ok(group),
+                Err(error) => why = format!("{}: {error}", group.0.display()),
+            }
+        }
+        Err(why)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn no_plan_or_data_over_a_containers_limit_is_killed() {
+    if let Some(dir) = in_child() {
+        return under_the_limit(&dir);
+    }
+    let group = match Group::new() {
+        Ok(group) => group,
+        // `memory::available` has tests of the same rules on the files of such groups.
+        Err(why) => return println!("skipped: no group with a memory limit can be made here: {why}"),
+    };
+    let dir = Dir::new();
+    run(child(&here!(), &dir.path(""), &format!("echo $$ > {}/cgroup.procs", group.0.display())));
+}
+
+#[track_caller]
+fn refused<T>(result: Result<T, Error>, words: &[&str]) {
+    let error = result.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
+    assert!(words.iter().all(|word| error.to_string().contains(word)), "{words:?} in {error}");
+}
+
+fn under_the_limit(dir: &Path) {
+    let file = |name: &str, mib: usize| {
+        let path = dir.join(name);
+        std::fs::File::create(&path).unwrap().set_len((mib * MIB) as u64).unwrap();
+        path
+    };
+    let (large, small) = (file("large.bin", 256), file("small.bin", 80));
+    let loader = |path: &Path| Loader::builder(records(path, RECORD)).workers(1);
+    refused(records(&large, RECORD).in_memory(), &["the files have 256.0 MiB, the free memory", "`in_memory`"]);
+    refused(
+        loader(&large).batch_size(32).slots(8).build(),
+        &["are free, limits of the container included", "8 × 34.0 MiB"],
+    );
+    // Four slots are the default, two have room.
+    let fewer = build(loader(&large).batch_size(64));
+    assert_eq!(fewer.plan().slots, 2, "{}", fewer.plan());
+    assert_eq!(fewer.epoch(0).unwrap().map(|batch| batch.unwrap().len()).sum::<usize>(), 256);
+    drop(fewer);
+    // The page cache fills the group, and counts as free.
+    assert_eq!(std::io::copy(&mut std::fs::File::open(&large).unwrap(), &mut std::io::sink()).unwrap(), 256 << 20);
+    let memory = std::sync::Arc::new(records(&small, RECORD).in_memory().unwrap());
+    let both: Vec<_> =
+        (0..2).map(|_| build(Loader::builder(memory.clone()).batch_size(8).slots(3).workers(1))).collect();
+    for loader in &both {
+        assert_eq!(loader.epoch(0).unwrap().map(|batch| batch.unwrap().len()).sum::<usize>(), 80);
+    }
+    refused(Loader::builder(memory).batch_size(40).slots(3).build(), &["data in memory", "80.0 MiB"]);
+}
