@@ -189,6 +189,7 @@
 //! ```
 
 mod batch;
+mod cgroup;
 pub mod dataset;
 pub mod decode;
 pub mod device;

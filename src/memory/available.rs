@@ -1,5 +1,6 @@
 //! Free memory of this process, by the limits of the system and of its control groups (v1 and v2).
 
+use crate::cgroup;
 use std::path::Path;
 
 /// Bytes that the page cache can still take.
@@ -31,34 +32,24 @@ fn free(most: bool, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
 /// reclaimed). `swap`: also what the system can swap and the kernel's slabs.
 fn of_groups(groups: &str, swap: Option<u64>, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let mut least: Option<u64> = None;
-    for line in groups.lines() {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (parts.next()?, parts.next()?);
-        let (root, limit, usage) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
-            list if list.split(',').any(|name| name == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
-            }
-            _ => continue,
+    for folder in cgroup::folders(groups, "memory") {
+        let number = |name: &str| read(&folder.join(name))?.trim().parse::<u64>().ok();
+        let stat = read(&folder.join("memory.stat")).unwrap_or_default();
+        // v1 does not tell slabs from the kernel's other memory.
+        let slabs = || value(&stat, "slab_reclaimable").or_else(|| number("memory.kmem.usage_in_bytes"));
+        let reclaimed = file_pages(&stat) + swap.and_then(|_| slabs()).unwrap_or(0);
+        // "max" (v2) does not parse, and v1 says "no limit" by a number that no machine has.
+        let left = |limit: &str, usage: &str, reclaimed| {
+            Some(number(limit)?.saturating_sub(number(usage)?.saturating_sub(reclaimed)))
         };
-        // In a container the path may belong to the host's hierarchy. Then the root of the mount is our own group.
-        let own = Path::new(root).join(path.trim_start_matches('/'));
-        for folder in own.ancestors().take_while(|folder| folder.starts_with(root)) {
-            let number = |name: &str| read(&folder.join(name))?.trim().parse::<u64>().ok();
-            let stat = read(&folder.join("memory.stat")).unwrap_or_default();
-            // v1 does not tell slabs from the kernel's other memory.
-            let slabs = || value(&stat, "slab_reclaimable").or_else(|| number("memory.kmem.usage_in_bytes"));
-            let reclaimed = file_pages(&stat) + swap.and_then(|_| slabs()).unwrap_or(0);
-            // "max" (v2) does not parse, and v1 says "no limit" by a number that no machine has.
-            let left = |limit: &str, usage: &str, reclaimed| {
-                Some(number(limit)?.saturating_sub(number(usage)?.saturating_sub(reclaimed)))
-            };
-            // v2 limits swap alone, v1 memory and swap together.
-            let swap = left("memory.swap.max", "memory.swap.current", 0).unwrap_or(u64::MAX).min(swap.unwrap_or(0));
-            let memory = left(limit, usage, reclaimed).map(|left| left.saturating_add(swap));
-            let both = left("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", reclaimed);
-            least = least.into_iter().chain(memory).chain(both).min();
-        }
+        // v2 limits swap alone, v1 memory and swap together.
+        let swap = left("memory.swap.max", "memory.swap.current", 0).unwrap_or(u64::MAX).min(swap.unwrap_or(0));
+        let all = [
+            left("memory.max", "memory.current", reclaimed).map(|left| left.saturating_add(swap)),
+            left("memory.limit_in_bytes", "memory.usage_in_bytes", reclaimed).map(|left| left.saturating_add(swap)),
+            left("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", reclaimed),
+        ];
+        least = least.into_iter().chain(all.into_iter().flatten()).min();
     }
     least
 }

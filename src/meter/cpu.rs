@@ -4,8 +4,9 @@
 //! (pread, maps) and of rayon's global pool are not enlisted; of the user's only those that call `next()` are.
 
 use super::snapshot::Cpu;
+use crate::cgroup;
 use crate::sync::Hold;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -87,7 +88,7 @@ impl Cpu {
 
     fn of_groups(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Self {
         let mut own = Self::default();
-        for folder in folders(groups) {
+        for folder in cgroup::folders(groups, "cpu") {
             let text = |name: &str| read(&folder.join(name));
             let number = |text: &str| text.trim().parse::<f64>().ok();
             // v2 has both in a file; -1 (v1) and "max" (v2) are no quota.
@@ -107,27 +108,6 @@ impl Cpu {
         }
         own
     }
-}
-
-/// The folders of the control groups with CPU quotas, from the process's own up.
-fn folders(groups: &str) -> Vec<PathBuf> {
-    let mut all = Vec::new();
-    for line in groups.lines() {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
-        // A mount has the name of one controller or of all that it joins.
-        let roots: &[&str] = match controllers {
-            "" => &["/sys/fs/cgroup"],
-            list if list.split(',').any(|name| name == "cpu") => &["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"],
-            _ => continue,
-        };
-        for root in roots {
-            // In a container the path may belong to the host's hierarchy. Then the root of the mount is our own group.
-            let own = Path::new(root).join(path.trim_start_matches('/'));
-            all.extend(own.ancestors().take_while(|folder| folder.starts_with(root)).map(Path::to_path_buf));
-        }
-    }
-    all
 }
 
 /// Bytes that devices read for the process.
