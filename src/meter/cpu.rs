@@ -83,7 +83,7 @@ impl Cpu {
         let process_ns = process.tv_sec as u64 * 1_000_000_000 + process.tv_nsec as u64;
         let read = |path: &Path| std::fs::read_to_string(path).ok();
         let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-        Self { process_ns, ..Self::of_groups(&groups, read) }
+        Self { process_ns, loaders_ns: loaders_ns().unwrap_or(0), ..Self::of_groups(&groups, read) }
     }
 
     fn of_groups(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Self {
@@ -108,6 +108,16 @@ impl Cpu {
         }
         own
     }
+}
+
+/// CPU time of the threads with our name. Asked at the beginning of an iterator and for a report: a file per thread of the
+/// process.
+fn loaders_ns() -> Option<u64> {
+    let tasks = std::fs::read_dir("/proc/self/task").ok()?.flatten();
+    let ours =
+        tasks.filter(|task| std::fs::read(task.path().join("comm")).is_ok_and(|name| name.starts_with(b"feedline")));
+    let times = ours.filter_map(|task| scheduled(task.file_name().to_str()?.parse().ok()?));
+    Some(times.fold(0, |sum, (cpu, _)| sum + cpu))
 }
 
 /// Bytes that devices read for the process.

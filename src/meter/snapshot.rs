@@ -44,6 +44,8 @@ pub struct Snapshot {
 pub struct Cpu {
     /// CPU time of all threads.
     pub process_ns: u64,
+    /// CPU time of the threads of all loaders in the process, with those of readers and stores.
+    pub loaders_ns: u64,
     /// The tightest quota, in cores.
     pub quota: Option<f64>,
     /// Periods of the quota.
@@ -311,7 +313,7 @@ macro_rules! numbers {
             consumer.delay_ns, storage.device_bytes
         );
         if let (Some(now), Some(then)) = (&mut $later.cpu, &$before.cpu) {
-            $do!(now, then; process_ns, periods, throttled);
+            $do!(now, then; process_ns, loaders_ns, periods, throttled);
         }
         if let (Some(now), Some(then)) = (&mut $later.consumer.steady, &$before.consumer.steady) {
             $do!(now, then; batches, samples);

@@ -315,20 +315,17 @@ fn lost(snapshot: &Snapshot, working: f64) -> u64 {
 
 /// The takers of the cores; `None` where the loader's own work fills them, or the kernel does not count.
 fn taken(snapshot: &Snapshot, lost: f64, capacity: f64) -> Option<Cause> {
-    let Snapshot { cpu, decode, order, copy, .. } = snapshot;
-    let cpu = cpu.as_ref()?;
+    let cpu = snapshot.cpu.as_ref()?;
     if ratio(cpu.throttled as f64, cpu.periods as f64) >= THROTTLED {
         return Some(Cause::CpuQuota);
     }
     if lost < LOST || capacity.is_infinite() {
         return None;
     }
-    let copier = copy.as_ref().and_then(|copy| copy.cpu_ns);
-    let own: u64 = [decode.cpu_ns, order.cpu_ns, copier].into_iter().flatten().fold(0, u64::saturating_add);
     let process = cpu.process_ns as f64;
     match process < ALL_CORES * capacity {
         true => Some(Cause::OtherPrograms),
-        false => (ratio(process - own as f64, process) >= NOT_OURS).then_some(Cause::OwnThreads),
+        false => (process - cpu.loaders_ns as f64 >= NOT_OURS * process).then_some(Cause::OwnThreads),
     }
 }
 

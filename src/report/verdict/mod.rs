@@ -116,6 +116,8 @@ const AHEAD: f64 = 1.01;
 const HARDLY: f64 = 0.1;
 /// Workers count as blocked when they are runnable for less than this share of their busy time.
 const BLOCKED: f64 = 0.6;
+/// A device that always reads is not the cause from this share of waits for a core on.
+const MOSTLY_LOST: f64 = 0.5;
 /// Handing over takes no longer than this for a batch.
 const HANDED_NS: f64 = 2e6;
 /// Samples prepared in the steady time, of those handed out in it.
@@ -197,9 +199,13 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
         let budget = (loads.lacks_room() >= LACKS).then_some(Cause::MemoryBudget);
         return (Cause::Consumer, near(Cause::Consumer).or(budget));
     }
-    // The device measures its bus; the loads of threads and reads contain their wait for a core.
-    if let Some(taken) = loads.taken.filter(|_| loads.copy < SATURATED) {
-        return (taken, (loads.likely(Cause::Storage) >= SATURATED).then_some(Cause::Storage));
+    // The device measures its bus; the loads of threads and reads contain their wait for a core. A device that always reads is the
+    // limit, unless most of the time is such a wait.
+    let reads = (!loads.from_memory && loads.likely(Cause::Storage) >= SATURATED).then_some(Cause::Storage);
+    if let Some(taken) =
+        loads.taken.filter(|_| loads.copy < SATURATED && (reads.is_none() || loads.lost >= MOSTLY_LOST))
+    {
+        return (taken, reads);
     }
     let exact = top(&[Cause::Copy, Cause::Decode, Cause::Order]).filter(|stage| loads.load(*stage) > 0.0);
     if let Some(exact) = exact.filter(|exact| loads.load(*exact) >= SATURATED) {

@@ -518,7 +518,9 @@ fn counted(s: &mut Snapshot, delay: f64, process: f64, quota: Option<(f64, u64)>
     (s.order.delay_ns, s.consumer.delay_ns) = (Some(0), Some(0));
     let (quota, throttled) = quota.unzip();
     let periods = if quota.is_some() { 100 } else { 0 };
-    s.cpu = Some(Cpu { process_ns: ns(process), quota, periods, throttled: throttled.unwrap_or(0) });
+    // The workers' time is all of the loaders'.
+    let loaders_ns = s.decode.cpu_ns.unwrap_or(0);
+    s.cpu = Some(Cpu { process_ns: ns(process), loaders_ns, quota, periods, throttled: throttled.unwrap_or(0) });
 }
 
 #[test]
