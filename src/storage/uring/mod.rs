@@ -11,12 +11,16 @@
 //!   driving thread.
 //! * A `wait` is one `io_uring_enter`, which sends the submitted entries and sleeps. Looking at an empty queue needs no
 //!   call.
+//! * Large buffered reads go to the kernel's workers, and all of them while the driving thread waits for a core
+//!   (`crowd`).
 //! * The ring belongs to the thread that first uses it; the kernel requires that, in exchange for fewer interrupts.
 //!   Once the ring is empty, another thread may take over, and the ring is set up anew there.
 
+mod crowd;
 mod inflight;
 mod ring;
 
+use self::crowd::Crowd;
 use self::inflight::{Action, CANCEL, Entered, Key, Phase, Table, WAKE, entered};
 use self::ring::{Ring, Target};
 use super::attempt::Call;
@@ -66,6 +70,8 @@ pub(super) struct Uring {
     armed: bool,
     /// The thread that may enter the ring.
     owner: Option<ThreadId>,
+    /// Whether that thread waits for a core.
+    crowd: Crowd,
     /// Why the ring can no longer be used.
     broken: Option<Errno>,
     /// When the kernel began to refuse entries.
@@ -117,6 +123,7 @@ impl Uring {
             bell,
             armed: false,
             owner: None,
+            crowd: Crowd::none(),
             broken: None,
             refused: None,
             registered,
@@ -196,7 +203,11 @@ impl Uring {
                 self.register_regions();
             }
         }
-        self.ring.enable()
+        self.ring.enable()?;
+        if self.files.align() == 1 {
+            self.crowd = Crowd::here();
+        }
+        Ok(())
     }
 
     /// Gives up the ring. Operations without an entry in flight end with an error, and so do all later ones.
@@ -291,7 +302,8 @@ impl Uring {
                 };
                 let (next, align) = (progress.next(), progress.align());
                 let turn = self.files.fault_hook().inject(|| self.files.attempt(Call::Read, &op.extent, next, align));
-                let pushed = self.ring.read(key, target, next, turn);
+                let hand_off = !progress.is_direct() && self.crowd.hands_off(next.len);
+                let pushed = self.ring.read(key, target, next, (turn, hand_off));
                 let reads =
                     if progress.is_direct() { &mut self.stats.direct_reads } else { &mut self.stats.buffered_reads };
                 *reads += u64::from(pushed);
@@ -333,6 +345,13 @@ impl Uring {
                 if cancelled =>
             {
                 self.end(key, Err(self.cut_short(&extent)));
+            }
+            Action::Read(Step::Fail(Failure::Os(Errno::CANCELED)))
+                if self.broken.is_none() && self.ring.was_handed_off(key.index()) =>
+            {
+                // The kernel cannot start a worker, perhaps at a limit of processes.
+                self.crowd = Crowd::none();
+                self.go_on(key, &extent, Step::Retry, false);
             }
             Action::OpenFailed(errno) => self.end(key, Err(open_error(self.files.sources(), extent.source, errno))),
             Action::Read(Step::Done(start)) => self.end(key, Ok(start)),
@@ -458,7 +477,9 @@ impl Uring {
     }
 
     fn wait_inside(&mut self, timeout: Option<Duration>) {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let now = Instant::now();
+        self.crowd.look(now);
+        let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
         // Completions that are already there need no sleep, but submitted entries must still be sent.
         self.reap();
         let mut gather = true;
@@ -586,9 +607,12 @@ mod tests {
     use crate::storage::Sources;
 
     fn reader(depth: usize) -> Option<(Uring, Extent)> {
-        let path = std::env::current_exe().unwrap();
+        reader_of(&std::env::current_exe().unwrap(), depth)
+    }
+
+    fn reader_of(path: &std::path::Path, depth: usize) -> Option<(Uring, Extent)> {
         let mut sources = Sources::new();
-        let source = sources.file(&path, std::fs::metadata(&path).unwrap().len()).unwrap();
+        let source = sources.file(path, std::fs::metadata(path).unwrap().len()).unwrap();
         let files = Files::new(Arc::new(sources), 1, None);
         let reader = Uring::new(files, depth, true).map_err(|errno| eprintln!("skipped: {}", refusal(errno))).ok()?;
         Some((reader, Extent { source, offset: 0, len: 1000 }))
@@ -645,6 +669,67 @@ mod tests {
             reader.wait(&mut out, Some(Duration::from_secs(1)));
         }
         assert!(out.len() == 2 && out.iter().all(|completion| completion.result.is_ok()));
+    }
+
+    /// Reads everything that is asked of `reader`, and returns the results by tag.
+    fn results(reader: &mut Uring) -> Vec<Result<Vec<u8>>> {
+        let mut out = Vec::new();
+        while reader.in_flight() > 0 {
+            reader.wait(&mut out, None);
+        }
+        out.sort_by_key(|completion| completion.tag);
+        let bytes = |mut done: Completion| done.result.map(|from| done.buf.as_mut_slice()[from..][..1000].to_vec());
+        out.into_iter().map(bytes).collect()
+    }
+
+    #[test]
+    fn workers_of_the_kernel_bring_the_same_bytes_and_errors() {
+        let path = std::env::temp_dir().join(format!("feedline-crowd-{}", std::process::id()));
+        let bytes: Vec<u8> = (0..9000_u32).map(|at| (at * 7 / 8) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let Some((mut reader, extent)) = reader_of(&path, 4) else { return };
+        let ring = ByteRing::new(1 << 16, 16, || {}).unwrap();
+        // The first read opens the file.
+        submit(&mut reader, &ring, extent, 0);
+        results(&mut reader);
+        let at = |offset| Extent { offset, ..extent };
+        for crowded in [false, true] {
+            reader.crowd = Crowd::known(crowded);
+            for (offset, tag) in [0, 4097, 99].into_iter().zip(0..) {
+                submit(&mut reader, &ring, at(offset), tag);
+            }
+            reader.push_unsent();
+            assert!((0..3).all(|slot| !reader.ring.is_busy(slot) || reader.ring.was_handed_off(slot) == crowded));
+            for (read, offset) in results(&mut reader).into_iter().zip([0, 4097, 99]) {
+                assert!(read.unwrap() == bytes[offset..][..1000], "{crowded} {offset}");
+            }
+        }
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(5000).unwrap();
+        submit(&mut reader, &ring, at(4500), 0);
+        assert_eq!(results(&mut reader)[0].as_ref().unwrap_err().kind(), ErrorKind::Truncated);
+        assert!(reader.stats.short_reads > 0);
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn without_a_worker_of_the_kernel_the_ring_reads_by_itself() {
+        let Some((mut reader, extent)) = reader(4) else { return };
+        let ring = ByteRing::new(1 << 16, 16, || {}).unwrap();
+        submit(&mut reader, &ring, extent, 0);
+        results(&mut reader);
+        reader.crowd = Crowd::known(true);
+        submit(&mut reader, &ring, extent, 1);
+        reader.push_unsent();
+        let mut events = Vec::new();
+        while events.iter().all(|(user_data, _)| Key::from_user_data(*user_data).is_none()) {
+            reader.ring.enter(1, None).unwrap();
+            reader.ring.reap(&mut events);
+        }
+        for key in events.into_iter().filter_map(|(user_data, _)| Key::from_user_data(user_data)) {
+            reader.handle(key, -Errno::CANCELED.raw_os_error());
+        }
+        assert!(!reader.crowd.hands_off(usize::MAX - 1));
+        assert!(matches!(&results(&mut reader)[..], [Ok(_)]));
     }
 
     impl Uring {

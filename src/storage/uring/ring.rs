@@ -82,6 +82,8 @@ struct Slot {
     busy: bool,
     /// The entry is counted in [`Ring::small`].
     small: bool,
+    /// The entry was a read by the kernel's workers.
+    handed_off: bool,
     /// The entry's injected fault, and the range of the buffer that it reads.
     #[cfg(feature = "unstable")]
     turn: (Injection, std::ops::Range<usize>),
@@ -256,6 +258,11 @@ impl Ring {
         self.slots[slot].file.as_ref()
     }
 
+    /// Whether the slot's last entry was a read by the kernel's workers.
+    pub(super) fn was_handed_off(&self, slot: usize) -> bool {
+        self.slots[slot].handed_off
+    }
+
     pub(super) fn is_busy(&self, slot: usize) -> bool {
         self.slots[slot].busy
     }
@@ -271,8 +278,15 @@ impl Ring {
         slot.buf.take()
     }
 
-    /// Queues the read of `next` into the slot's buffer. False if the queue is full: enter, then retry.
-    pub(super) fn read(&mut self, key: Key, target: Target<'_>, next: Next, turn: Injection) -> bool {
+    /// Queues the read of `next` into the slot's buffer, by the kernel's workers if `hand_off`. False if the queue is
+    /// full: enter, then retry.
+    pub(super) fn read(
+        &mut self,
+        key: Key,
+        target: Target<'_>,
+        next: Next,
+        (turn, hand_off): (Injection, bool),
+    ) -> bool {
         let next = turn.next(next);
         let slot = &mut self.slots[key.index()];
         assert!(!slot.busy, "one entry at a time");
@@ -298,7 +312,9 @@ impl Ring {
             (None, Some(piece)) => opcode::ReadFixed::new(fd, ptr, len, piece).offset(next.offset).build(),
             (None, None) => opcode::Read::new(fd, ptr, len).offset(next.offset).build(),
         };
+        let entry = if hand_off { entry.flags(squeue::Flags::ASYNC) } else { entry };
         slot.small = next.len <= SMALL;
+        slot.handed_off = hand_off && turn.instead().is_none();
         self.push_injected(key, entry, turn, next.at..next.at + next.len)
     }
 
