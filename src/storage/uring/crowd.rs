@@ -13,12 +13,12 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// On two free cores, workers brought cold reads of 256 KiB in 0.96 of the time, of 1 MiB in 0.92, and cached ones in
-/// 0.7. At 32 KiB they take as long, for 1.5 times the CPU time.
+/// On two cores with nothing else, workers brought cold reads of 256 KiB in 0.96 of the time, of 1 MiB in 0.92. Smaller
+/// ones take as long, for more CPU time.
 const LARGE: usize = 256 << 10;
 /// How often the thread looks: long enough that one wait for the end of another's time slice (3 ms) does not decide.
 const WINDOW: Duration = Duration::from_millis(20);
-/// The thread is crowded if it waited for this part of a window. On a free machine it was at most a fifth.
+/// The thread is crowded if it waited for this part of a window.
 const PART: u32 = 4;
 /// How long reads then go to workers. The next window is without them: with them the thread hardly runs, and its waits
 /// say little.
