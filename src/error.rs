@@ -213,6 +213,8 @@ pub struct Site {
     pub path: Option<PathBuf>,
     /// Name of the sample within the file: a member of a tar.
     pub member: Option<String>,
+    /// Field of the dataset, where it has several.
+    pub field: Option<String>,
     /// Byte offset in the file.
     pub offset: Option<u64>,
     /// Number of requested bytes.
@@ -252,9 +254,9 @@ impl Error {
         Self::new(kind, stage, message).with_source(source)
     }
 
-    /// An error of a user's transform, for code outside this crate.
+    /// An error of a transform, decoder, dataset or sampler outside this crate. The loader sets the stage at which it ran.
     ///
-    /// A dataset that cannot open a file returns [`Error::os`], a decoder [`Error::decode`], for the right stage.
+    /// For a file that cannot be opened use [`Error::os`], for bytes that cannot be decoded [`Error::decode`].
     pub fn user(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::User, Stage::Map, message)
     }
@@ -282,6 +284,21 @@ impl Error {
     #[must_use]
     pub fn with_member(mut self, member: impl Into<String>) -> Self {
         self.0.site.member.get_or_insert_with(|| member.into());
+        self
+    }
+
+    /// Adds the name of the dataset's field, unless the error has one.
+    #[must_use]
+    pub fn with_field(mut self, field: impl Into<String>) -> Self {
+        self.0.site.field.get_or_insert_with(|| field.into());
+        self
+    }
+
+    /// Gives an error of the user's code, and of the methods of rows and batches, the stage at which they ran.
+    pub(crate) fn in_stage(mut self, stage: Stage) -> Self {
+        if self.0.kind == ErrorKind::User || self.0.stage == Stage::Batch {
+            self.0.stage = stage;
+        }
         self
     }
 
@@ -370,7 +387,7 @@ impl fmt::Display for Error {
             f.write_str(":")?;
         }
         let path = site.path.as_ref().map(|path| path.display().to_string());
-        for (name, text) in [("path", &path), ("member", &site.member)] {
+        for (name, text) in [("path", &path), ("member", &site.member), ("field", &site.field)] {
             match text {
                 // Escaped, so that any file name keeps the rendering on one line.
                 Some(text) if text.contains(char::is_control) => write!(f, " {name}={text:?}")?,

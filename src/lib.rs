@@ -107,7 +107,7 @@
 //! | order | [`order::Sampler`] | there |
 //! | change of a sample or batch | a closure | below |
 //!
-//! They need no `unsafe`. `.decode` takes the decoder of the only field that needs one, `.decode_field` names the field. This
+//! They need no `unsafe`. All workers share a decoder: it may hold what does not change, such as a tokenizer. `.decode` takes the decoder of the only field that needs one, `.decode_field` names the field. This
 //! decoder turns a text field of numbers into a vector:
 //!
 //! ```
@@ -151,7 +151,8 @@
 //! # Transforms: mixup
 //!
 //! `.map` changes a sample, `.map_batch` a whole batch, both in place. Their randomness comes from their
-//! [`decode::Ctx`], by the order's seed or [`seed`](LoaderBuilder::seed), so a batch does not depend on the number of
+//! [`decode::Ctx`], by the order's seed (a sampler's is 0 unless
+//! [`Order::with_seed`] sets it) or [`seed`](LoaderBuilder::seed), so a batch does not depend on the number of
 //! workers. What `.map` makes of a sample is the same on any number of ranks; `.map_batch` sees the rank's own batch.
 //!
 //! ```

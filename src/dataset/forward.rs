@@ -47,7 +47,9 @@ macro_rules! forward {
     (@chunked $self:ident $to:expr) => {
         fn chunked(&$self) -> Option<&dyn crate::dataset::Chunked> { $to.chunked() }
     };
-    (@member $self:ident $to:expr) => { fn member(&$self, sample: u64) -> Option<String> { $to.member(sample) } };
+    (@member $self:ident $to:expr) => {
+        fn member(&$self, sample: u64, field: Option<usize>) -> Option<String> { $to.member(sample, field) }
+    };
     (@identity $self:ident $to:expr) => { fn identity(&$self) -> u64 { $to.identity() } };
     (@index_bytes $self:ident $to:expr) => { fn index_bytes(&$self) -> usize { $to.index_bytes() } };
     (@describe $self:ident $to:expr) => { fn describe(&$self) -> String { $to.describe() } };

@@ -275,8 +275,9 @@ pub trait Dataset: Send + Sync + 'static {
     }
 
     /// Name of the sample within its file, for people: a tar member, a Parquet row group. It may read a few bytes, and
-    /// is called only for errors of the sample.
-    fn member(&self, sample: u64) -> Option<String> {
+    /// is called only for errors of the sample; `field` is the field with the error, where one has it.
+    fn member(&self, sample: u64, field: Option<usize>) -> Option<String> {
+        let _ = field;
         let chunks = self.chunked()?;
         let starts = chunks.starts();
         let chunk = starts::locate(starts, chunks.inner(sample))?;
@@ -505,7 +506,8 @@ impl<'a> Parts<'a> {
         sample: u64,
     ) -> Result<()> {
         self.clear();
-        caught_in("the dataset's `extents`", Stage::Read, || dataset.extents(sample, self))?;
+        let ask = || dataset.extents(sample, self).map_err(|error| error.in_stage(Stage::Read));
+        caught_in("the dataset's `extents`", Stage::Read, ask)?;
         let lie = |message: String| Err(Error::new(ErrorKind::User, Stage::Read, message));
         let name = |field: usize| dataset.schema().get(field).map_or("?", |field| &field.name);
         if fields > Spec::FIELDS_MAX {

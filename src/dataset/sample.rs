@@ -2,9 +2,13 @@
 
 use super::{ChunkBuf, Dataset, Part, Parts};
 use crate::decode::Scratch;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, caught, caught_in};
 use crate::storage::{Blob, Extent, SourceId};
 use bytes::Bytes;
+
+/// Names of the dataset's code in the messages of its panics.
+const CHECK: &str = "the dataset's `check`";
+const OPEN: &str = "the dataset's `open`";
 
 /// Bytes per read for a checksum.
 const STEP: u64 = 1 << 20;
@@ -29,18 +33,32 @@ impl<'d> Plain<'d> {
     pub(super) fn sample(&mut self, sample: u64, mut each: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
         let (dataset, mut parts, mut before) = (self.dataset, Parts::new(), None);
         parts.ask_all(dataset, sample)?;
+        promised("the sample", parts.stored_bytes(), ("sample_bytes_max", dataset.sample_bytes_max()))?;
         for (field, part) in parts.iter() {
-            let done = match (part, part.extent()) {
+            // Code of the dataset, and of the user's in `each`.
+            let done = caught(Stage::Decode, || match (part, part.extent()) {
                 (Part::Inline(bytes), _) => each(field, bytes),
-                (_, Some(extent)) if !part.shares(before.replace(part)) => self.fill(&extent).and_then(|()| {
-                    let checked = if part.is_checked() { dataset.check(sample, field, &self.bytes) } else { Ok(()) };
-                    checked.and_then(|()| self.open(sample, field, part, &mut each))
-                }),
+                (_, Some(extent)) if !part.shares(before.replace(part)) => {
+                    self.fill(&extent)?;
+                    if part.is_checked() {
+                        caught_in(CHECK, Stage::Decode, || dataset.check(sample, field, &self.bytes))?;
+                    }
+                    self.open(sample, field, part, &mut each)
+                }
                 _ => self.open(sample, field, part, &mut each),
-            };
-            done.map_err(|error| match part.extent() {
-                Some(extent) => dataset.sources().at(error, &extent).with_sample(sample),
-                None => error.with_sample(sample),
+            });
+            done.map_err(|error| {
+                let mut error = error.in_stage(Stage::Decode).with_sample(sample);
+                if dataset.schema().len() > 1 {
+                    error = error.with_field(&dataset.schema()[field].name);
+                }
+                if let Ok(Some(member)) = caught(Stage::Read, || Ok(dataset.member(sample, Some(field)))) {
+                    error = error.with_member(member);
+                }
+                match part.extent() {
+                    Some(extent) => dataset.sources().at(error, &extent),
+                    None => error,
+                }
             })?;
         }
         Ok(())
@@ -55,7 +73,15 @@ impl<'d> Plain<'d> {
     ) -> Result<()> {
         self.opened.clear();
         match part {
-            Part::Framed(_) => each(field, self.dataset.open(sample, field, &self.bytes, &mut self.opened)?),
+            Part::Framed(_) => {
+                let (dataset, bytes, opened) = (self.dataset, &self.bytes, &mut self.opened);
+                let open = move || dataset.open(sample, field, bytes, opened);
+                let given = caught_in(OPEN, Stage::Decode, open)?;
+                if !self.bytes.as_ptr_range().contains(&given.as_ptr()) {
+                    promised("`open`", given.len() as u64, ("opened_bytes_max", dataset.opened_bytes_max()))?;
+                }
+                each(field, given)
+            }
             _ => each(field, &self.bytes),
         }
     }
@@ -144,6 +170,15 @@ pub(super) fn field_bytes<D: Dataset + ?Sized>(dataset: &D, sample: u64, field: 
         Part::Extent(extent) | Part::Checked(extent) => Some(extent.len),
         Part::Inline(bytes) => Some(bytes.len() as u64),
     }))
+}
+
+/// What a dataset promises is an upper bound.
+fn promised(who: &str, bytes: u64, (promise, most): (&str, u64)) -> Result<()> {
+    if bytes <= most {
+        return Ok(());
+    }
+    let message = format!("{who} has {bytes} bytes, the dataset's `{promise}` is {most}");
+    Err(Error::new(ErrorKind::User, Stage::Read, message))
 }
 
 /// Bytes of every field of a sample, as a decoder gets them.

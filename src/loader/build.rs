@@ -120,7 +120,11 @@ impl LoaderBuilder {
             stop: self.run.stop,
         };
         // Now, while the dataset is as the run first sees it. If a file cannot be read, `state()` returns the error.
-        let _ = shared.run_identity();
+        if let Err(error) = shared.run_identity()
+            && error.stage() == Stage::Order
+        {
+            return Err(error);
+        }
         if let Some(state) = &self.run.resume {
             shared.resume(state, self.run.any_batch)?;
         }

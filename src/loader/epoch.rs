@@ -384,9 +384,11 @@ impl Epoch {
     fn with_member(&self, error: Error) -> Error {
         let core = self.shared.runtime.core();
         let Some(sample) = error.site().sample.filter(|_| core.samples.blames_sample(&error)) else { return error };
-        let holder = core.clone();
-        let member =
-            move || if holder.samples.chunk_starts.is_some() { None } else { holder.samples.dataset.member(sample) };
+        let (holder, field) = (core.clone(), core.samples.field_of(&error));
+        let member = move || match holder.samples.chunk_starts {
+            Some(_) => None,
+            None => holder.samples.dataset.member(sample, field),
+        };
         let member = caught(Stage::Read, || within(Duration::from_secs(1), "the dataset", member));
         match member.ok().flatten() {
             Some(member) => error.with_member(member),

@@ -35,7 +35,7 @@ impl Shared {
         let made = self.run_identity.get_or_init(|| {
             // Datasets and samplers are the user's code: they may panic.
             caught(Stage::State, || {
-                let order = self.jobs.order.settings(self.whole.len());
+                let order = self.jobs.order.settings(self.whole.len())?;
                 let dataset = self.runtime.core().samples.dataset.clone();
                 let look = move || Fingerprint::of(&*dataset);
                 let dataset = within(self.deadlines.stall, "the storage of the dataset's files", look)??;

@@ -240,7 +240,7 @@ impl<'a> RowFields<'a> {
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype, or the field was taken before.
     pub fn take<T: Element>(&mut self, field: usize) -> Result<&'a mut [T]> {
         check_dtype::<T>(&self.row.slot.plan.spec.fields()[field])?;
-        take_once(&mut self.taken, field)?;
+        take_once(&mut self.taken, field, &self.row.slot.plan.spec)?;
         let bytes: *mut [u8] = self.row.bytes_mut(field);
         *self.written |= 1 << field;
         // SAFETY: arrays of different fields do not overlap (tested in `tensor`), and each field is taken once, so the
@@ -267,11 +267,11 @@ fn check_dtype<T: Element>(field: &Field) -> Result<()> {
     Err(shape_error(format!("field `{}` holds {}, not {}", field.name(), field.dtype(), T::DTYPE)))
 }
 
-fn take_once(taken: &mut u64, field: usize) -> Result<()> {
+fn take_once(taken: &mut u64, field: usize, spec: &Spec) -> Result<()> {
     if std::mem::replace(taken, *taken | 1 << field) & (1 << field) == 0 {
         return Ok(());
     }
-    Err(shape_error(format!("field {field} is taken twice")))
+    Err(shape_error(format!("field `{}` is taken twice", spec.fields()[field].name())))
 }
 
 /// Maximum length and row bytes of an `UpTo` field that `len` fits.
@@ -345,6 +345,11 @@ impl BatchMut<'_> {
         let offset = layout.lens.filter(|_| layout.packed.is_none())?;
         let len = 8 * self.filled.rows();
         Some(bytemuck::cast_slice_mut(self.filled.bytes_at_mut(offset, len)))
+    }
+
+    /// Bounds of a packed field's rows: row `i` has the bytes `offsets[i]..offsets[i + 1]`. `None` for other fields.
+    pub fn offsets(&self, field: usize) -> Option<&[u64]> {
+        self.filled.offsets(field)
     }
 
     /// All rows of field `field`, shape `[len, …]`, dense.
@@ -421,7 +426,7 @@ impl<'a> BatchFields<'a> {
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype, or the field was taken before.
     pub fn take<T: Element>(&mut self, field: usize) -> Result<&'a mut [T]> {
         check_dtype::<T>(&self.batch.spec().fields()[field])?;
-        take_once(&mut self.taken[0], field)?;
+        take_once(&mut self.taken[0], field, self.batch.spec())?;
         *self.written |= 1 << field;
         let bytes: *mut [u8] = self.batch.bytes_mut(field);
         // SAFETY: arrays of different fields, and lengths, do not overlap (tested in `tensor`), and each is taken once, so
@@ -433,7 +438,7 @@ impl<'a> BatchFields<'a> {
     ///
     /// Errors: [`ErrorKind::Shape`] if the lengths were taken before.
     pub fn take_lens(&mut self, field: usize) -> Result<Option<&'a mut [u64]>> {
-        take_once(&mut self.taken[1], field)?;
+        take_once(&mut self.taken[1], field, self.batch.spec())?;
         *self.written |= 1 << field;
         let lens: Option<*mut [u64]> = self.batch.lens_mut(field).map(std::ptr::from_mut);
         // SAFETY: as in `take`.

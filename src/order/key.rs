@@ -76,9 +76,11 @@ fn scale(word: u64, size: u64) -> u64 {
 /// Memory and the time to the first index are bounded by constants: 10^12 entries need no more than 10^3. Any `n` of
 /// 64 bits is legal, 0 and 1 too.
 ///
+/// A [`Sampler`](super::Sampler) shuffles its batches with one, without a table for each epoch:
+///
 /// ```
-/// use feedline::unstable::{Key, Permutation};
-/// let shuffle = Permutation::new(1_000_000_000_000, Key::new(7));
+/// use feedline::order::Permutation;
+/// let shuffle = Permutation::of(1_000_000_000_000, 7, 0);
 /// assert_ne!(shuffle.get(0), shuffle.get(1));
 /// ```
 #[derive(Clone, Debug)]
@@ -97,6 +99,11 @@ impl Permutation {
     /// Up to this size the permutation is a table (2 bytes per entry, so 2 KiB at most) made by an exact shuffle: on
     /// small domains a Feistel network is measurably not uniform, and there are too few entries to average over.
     pub const TABLE_MAX: u64 = 1024;
+
+    /// The permutation of `0..n` for a seed and an epoch.
+    pub fn of(n: u64, seed: u64, epoch: u64) -> Self {
+        Self::new(n, Key::new(seed).named("permutation").derive(epoch))
+    }
 
     /// The permutation of `0..n` that belongs to `key`; another `n` gives an unrelated one.
     pub fn new(n: u64, key: Key) -> Self {

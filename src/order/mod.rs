@@ -26,8 +26,8 @@ pub(crate) mod subset;
 use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
 pub(crate) use batches::Batches;
 pub use batches::LastBatch;
-pub use key::Draws;
-pub(crate) use key::{Key, Permutation};
+pub(crate) use key::Key;
+pub use key::{Draws, Permutation};
 use lanes::{Lanes, Needs};
 pub(crate) use lanes::{Need, Piece};
 use serde::{Deserialize, Serialize};
@@ -282,15 +282,17 @@ impl Order {
     }
 
     /// The part of a saved state that identifies the order, with the length of its epochs.
-    pub(crate) fn settings(&self, positions: u64) -> Settings {
+    ///
+    /// Errors: of a sampler that panics.
+    pub(crate) fn settings(&self, positions: u64) -> Result<Settings> {
         let (kind, identity) = match &self.source {
             Source::Dataset if self.window.is_some() => (Kind::Windowed, 0),
             Source::Dataset if self.shuffled => (Kind::Shuffled, 0),
             Source::Dataset => (Kind::Sequential, 0),
             Source::Indices { ids, .. } => (Kind::Indices, hash(ids)),
-            Source::Sampler(sampler) => (Kind::Sampler, sampler.identity()),
+            Source::Sampler(sampler) => (Kind::Sampler, in_sampler(|| sampled(&**sampler))?),
         };
-        Settings {
+        Ok(Settings {
             kind,
             shuffled: self.shuffled,
             seed: self.seed,
@@ -298,8 +300,17 @@ impl Order {
             lanes: u64::from(self.lanes),
             positions,
             identity,
-        }
+        })
     }
+}
+
+/// A sampler's identity, with some of its ids: samplers that forget a setting in their identity differ in these.
+fn sampled(sampler: &dyn Sampler) -> u64 {
+    const LOOKS: u64 = 16;
+    let len = sampler.len();
+    let positions = (0..LOOKS).map(|look| (u128::from(len) * u128::from(look) / u128::from(LOOKS)) as u64);
+    let ids = positions.filter(|_| len > 0).map(|position| sampler.id(0, position));
+    identity_of([sampler.identity(), len].into_iter().chain(ids))
 }
 
 /// The numbers that decide the sample at each position: orders with equal settings visit the same samples in the same order.
@@ -424,7 +435,11 @@ impl EpochOrder {
         match &self.source {
             Source::Dataset => Ok(index),
             Source::Indices { ids, .. } => Ok(ids[index as usize]),
-            Source::Sampler(sampler) => self.checked(position, in_sampler(|| sampler.id(self.epoch, index))?),
+            Source::Sampler(sampler) => {
+                let id = in_sampler(|| sampler.id(self.epoch, index));
+                let place = || format!("epoch {}, position {index}", self.epoch);
+                self.checked(position, id.map_err(|error| error.within(place()))?)
+            }
         }
     }
 

@@ -265,11 +265,15 @@ impl Samples {
 
     /// Turns the bytes of one dataset field into the fields of its handler.
     fn fill_field(&self, job: &Job, id: u64, rows: &mut Rows, scratch: &mut Scratch, given: Given<'_>) -> Result<()> {
-        let site = |error| match &given.extent {
-            Some(extent) => self.at(error, extent),
-            None => error,
-        };
         let handler = &self.recipe.handlers[given.field];
+        let site = |error: Error| {
+            let error = error.in_stage(Stage::Decode);
+            let error = if self.recipe.handlers.len() > 1 { error.with_field(&handler.name) } else { error };
+            match &given.extent {
+                Some(extent) => self.at(error, extent),
+                None => error,
+            }
+        };
         if given.checked {
             scratch.running = Running::Check;
             self.dataset.check(id, given.field, given.bytes).map_err(site)?;
@@ -290,7 +294,12 @@ impl Samples {
                     .with_scratch_limit(self.scratch_limit)
                     .with_seek_points(self.dataset.seek_points(id, given.field));
                 let mut own = row.only(mask(&handler.outputs));
-                decoder.decode(bytes, &mut ctx, &mut own).map(|()| own.pad()).map_err(site)
+                decoder.decode(bytes, &mut ctx, &mut own).map(|()| own.pad()).map_err(|error| {
+                    // A row of a packed field has no room if its length could not be had: then that is the error.
+                    let is_packed = self.recipe.packed.iter().any(|(number, _)| *number == given.field);
+                    let length = || self.dataset.field_bytes(id, given.field);
+                    site(caught(Stage::Read, length).err().filter(|_| is_packed).unwrap_or(error))
+                })
             }
         };
         scratch.opened = opened;
@@ -320,7 +329,7 @@ impl Samples {
                 let fields = 0..recipe.spec.fields().len();
                 let mut ctx =
                     Ctx::new(self.seed, job.epoch, id, fields, scratch).with_scratch_limit(self.scratch_limit);
-                map(&mut row, &mut ctx)?;
+                map(&mut row, &mut ctx).map_err(|error| error.in_stage(Stage::Map))?;
                 row.pad();
             }
             scratch.running = Running::Decoder;
@@ -338,6 +347,12 @@ impl Samples {
     /// Adds the place of an extent to the error.
     fn at(&self, error: Error, extent: &Extent) -> Error {
         error.with_path(self.sources.path(extent.source)).with_range(extent.offset, extent.len)
+    }
+
+    /// The number of the field that the error names.
+    pub(crate) fn field_of(&self, error: &Error) -> Option<usize> {
+        let name = error.site().field.as_ref()?;
+        self.recipe.handlers.iter().position(|handler| handler.name == *name)
     }
 
     /// Adds the sample's id to the error. If the error has no place, adds the place of the sample's first bytes.

@@ -209,7 +209,8 @@ impl Search<'_> {
         self.worker.guarded(|_| {
             let ticket = run.rows.ticket();
             // The dataset itself may have failed.
-            let member = caught(Stage::Read, || Ok(samples.dataset.member(id))).ok().flatten();
+            let field = samples.field_of(error);
+            let member = caught(Stage::Read, || Ok(samples.dataset.member(id, field))).ok().flatten();
             Ok(BadSample::new((ticket.epoch, ticket.batch, run.rows.first()), id, error, member))
         })
     }

@@ -180,9 +180,9 @@ fn map_batch(core: &Core, worker: &mut Worker, mut slot: Filled) {
         for map in &recipe.map_batches {
             let fields = 0..recipe.spec.fields().len();
             let mut ctx = Ctx::new(samples.seed, ticket.epoch, ticket.position, fields, &mut worker.scratch);
-            map(&mut batch, &mut ctx)?;
+            map(&mut batch, &mut ctx).map_err(|error| error.in_stage(Stage::Map))?;
         }
-        batch.pad()?;
+        batch.pad().map_err(|error| error.in_stage(Stage::Map))?;
         if recipe.finishes_late() {
             recipe.finishes.iter().for_each(|finishing| finishing.run_late(&mut slot, samples.seed));
         }

@@ -19,6 +19,8 @@ enum Mistake {
     CheckPanics,
     OpenPanics,
     DecoderPanics,
+    DecoderErrs,
+    DecoderTakesTwice,
     LongerThanPromised,
     OpensMoreThanPromised,
 }
@@ -89,7 +91,7 @@ impl Sampler for Sequence {
         20
     }
     fn id(&self, _: u64, position: u64) -> u64 {
-        assert!(self.0 != Mistake::SamplerPanics || position != 5, "a bug");
+        assert!(self.0 != Mistake::SamplerPanics || position != 4, "a bug");
         position
     }
     fn identity(&self) -> u64 {
@@ -113,7 +115,11 @@ impl Decoder for Scribbler {
         bytes.fill(b'!');
         bytes[..input.len()].copy_from_slice(input);
         total[0] = input.iter().map(|byte| u64::from(*byte)).sum();
-        Ok(())
+        match self.0 {
+            Mistake::DecoderErrs if ctx.id() == 5 => Err(Error::user("no such voice")),
+            Mistake::DecoderTakesTwice if ctx.id() == 5 => fields.take::<u8>(text).map(|_| ()),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -121,15 +127,17 @@ impl Decoder for Scribbler {
 fn mistakes_of_users_code_name_that_code_and_the_sample() {
     let dir = Dir::new();
     let cases = [
-        (Mistake::SamplerPanics, Stage::Order, ErrorKind::Panicked, "the sampler: a bug"),
+        (Mistake::SamplerPanics, Stage::Order, ErrorKind::Panicked, "epoch 0, position 4: the sampler: a bug"),
         (Mistake::ExtentsPanics, Stage::Read, ErrorKind::Panicked, "the dataset's `extents`: a bug"),
         (Mistake::CheckPanics, Stage::Decode, ErrorKind::Panicked, "the dataset's `check`: a bug"),
         (Mistake::OpenPanics, Stage::Decode, ErrorKind::Panicked, "the dataset's `open`: a bug"),
         (Mistake::DecoderPanics, Stage::Decode, ErrorKind::Panicked, "a bug"),
+        (Mistake::DecoderErrs, Stage::Decode, ErrorKind::User, "no such voice"),
+        (Mistake::DecoderTakesTwice, Stage::Decode, ErrorKind::Shape, "field `text` is taken twice"),
         (Mistake::LongerThanPromised, Stage::Read, ErrorKind::User, "9 bytes, the dataset's `sample_bytes_max` is 8"),
         (
             Mistake::OpensMoreThanPromised,
-            Stage::Read,
+            Stage::Decode,
             ErrorKind::User,
             "gave 9 bytes, the dataset's `opened_bytes_max` is 8",
         ),
@@ -144,7 +152,62 @@ fn mistakes_of_users_code_name_that_code_and_the_sample() {
             assert!(error.message().contains(words), "{mode:?} {direct:?}: {error}");
             let sample = if mistake == Mistake::SamplerPanics { None } else { Some(5) };
             assert_eq!((error.site().sample, error.site().batch), (sample, Some(1)), "{mode:?} {direct:?}: {error}");
+            let named = !matches!(stage, Stage::Order | Stage::Read);
+            assert_eq!(error.site().field.is_some(), named, "{mode:?} {direct:?}: {error}");
         }
+    }
+}
+
+#[test]
+fn mistakes_in_transforms_are_of_the_stage_map() {
+    let dir = Dir::new();
+    let start = || Loader::builder(records(&records_file(&dir, 20, 8).0, 8)).batch_size(4);
+    let cases = [
+        start().map(|row, _| row.index_of("tokens").map(|_| ())),
+        start().map(|row, _| row.slice_mut::<f64>(0).map(|_| ())),
+        start().map_batch(|batch, _| batch.index_of("tokens").map(|_| ())),
+        start().map_batch(|_, _| Err(Error::user("no"))),
+    ];
+    for (number, builder) in cases.into_iter().enumerate() {
+        let error = pull(&build(builder), 0).unwrap_err();
+        assert_eq!(error.stage(), Stage::Map, "{number}: {error}");
+    }
+}
+
+#[test]
+fn a_sampler_that_panics_for_its_identity_is_refused_when_the_loader_is_built() {
+    struct Broken;
+    impl Sampler for Broken {
+        fn len(&self) -> u64 {
+            20
+        }
+        fn id(&self, _: u64, position: u64) -> u64 {
+            position
+        }
+        fn identity(&self) -> u64 {
+            panic!("no seed")
+        }
+    }
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, 20, 8);
+    let error = Loader::builder(records(&path, 8)).order(Order::sampler(Broken)).build().unwrap_err();
+    assert_eq!((error.stage(), error.kind()), (Stage::Order, ErrorKind::Panicked), "{error}");
+}
+
+#[test]
+fn a_verification_names_code_field_and_member_and_checks_the_bounds() {
+    let dir = Dir::new();
+    let cases = [
+        (Mistake::CheckPanics, "the dataset's `check`: a bug"),
+        (Mistake::OpenPanics, "the dataset's `open`: a bug"),
+        (Mistake::LongerThanPromised, "9 bytes, the dataset's `sample_bytes_max` is 8"),
+        (Mistake::OpensMoreThanPromised, "9 bytes, the dataset's `opened_bytes_max` is 8"),
+    ];
+    for (mistake, words) in cases {
+        let verify = feedline::dataset::Verify::default();
+        let (done, damaged) = verify.run(&Texts::new(&dir, mistake), |_| std::ops::ControlFlow::Continue(())).unwrap();
+        assert_eq!((done.damaged, damaged.len()), (1, 1), "{words}");
+        assert!(damaged[0].message().contains(words) && damaged[0].site().sample == Some(5), "{}", damaged[0]);
     }
 }
 
@@ -229,12 +292,26 @@ fn errors_of_decoders_name_the_member() {
         }
     }
     let dir = Dir::new();
+    let both = || {
+        let mut bytes = Vec::new();
+        for number in 0..4 {
+            bytes.extend(tar_member(&format!("k{number}.txt"), b"text"));
+            bytes.extend(tar_member(&format!("k{number}.wav"), &noise(30, number)));
+        }
+        bytes.extend([0; 1024]);
+        let fields =
+            Tar::builder().field(EncodedField::bytes("text"), "txt").field(EncodedField::bytes("sound"), "wav");
+        fields.open(dir.write("both.tar", &bytes)).unwrap()
+    };
     for (mode, direct) in readers() {
+        let loader = Loader::builder(both()).decode_field("text", Bytes::up_to(9)).decode_field("sound", Refuses);
+        let error = pull(&build(loader.reader(mode).direct(direct).batch_size(4)), 0).unwrap_err();
+        assert!(error.to_string().contains("both.tar member=k2.wav field=sound offset="), "{error}");
         let loader = Loader::builder(tar(&dir, &[30, 10, 20, 40])).decode_field("text", Refuses);
         let error = pull(&build(loader.reader(mode).direct(direct).batch_size(4)), 0).unwrap_err();
         assert_eq!(error.site().member.as_deref(), Some("k2.txt"), "{error}");
         assert!(error.to_string().contains("chunk 3: not a WAV: path="), "{error}");
-        assert!(error.to_string().contains("x.tar member=k2.txt offset="), "{error}");
+        assert!(error.to_string().contains("x.tar member=k2.txt field=text offset="), "{error}");
     }
 }
 
@@ -257,9 +334,17 @@ fn packed_rows_need_lengths_in_the_index() {
     let error = Loader::builder(Texts::new(&dir, Mistake::None)).keep(["text"]).decode_field("text", Bytes::packed(8));
     let error = error.build().unwrap_err();
     assert_eq!(error.message(), "field `text` cannot be packed: the dataset's index has no lengths of it");
+    let small = Loader::builder(tar(&dir, &[30, 10, 5, 200])).decode_field("text", Bytes::packed(199)).build();
+    assert_eq!(small.unwrap_err().message(), "field `text` has up to 200 bytes, its packed rows take 199");
     // Members that lie side by side are read together, and the index has the length of each.
     let lens = [30, 10, 5, 200];
-    let loader = build(Loader::builder(tar(&dir, &lens)).decode_field("text", Bytes::packed(200)).batch_size(4));
+    let builder = Loader::builder(tar(&dir, &lens)).decode_field("text", Bytes::packed(200)).batch_size(4);
+    let loader = build(builder.map_batch(|batch, _| {
+        let (text, class) = (batch.index_of("text")?, batch.index_of("cls")?);
+        assert_eq!(batch.offsets(text).unwrap(), [0, 30, 40, 45, 245]);
+        assert!(batch.offsets(class).is_none());
+        Ok(())
+    }));
     let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
     for (row, len) in lens.iter().enumerate() {
         assert_eq!(batch.field("text").unwrap().row::<u8>(row).unwrap(), noise(*len, row as u64));
@@ -276,8 +361,9 @@ fn states_do_not_resume_in_another_sampler() {
         fn id(&self, _: u64, position: u64) -> u64 {
             position * self.0 % 20
         }
+        /// It forgets the stride.
         fn identity(&self) -> u64 {
-            identity_of([self.0])
+            0
         }
     }
     let dir = Dir::new();

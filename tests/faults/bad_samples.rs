@@ -49,7 +49,7 @@ impl Dataset for Files {
         parts.extent(0, Extent { source: SourceId::at(sample as usize), offset: 0, len: BYTES as u64 });
         Ok(())
     }
-    fn member(&self, sample: u64) -> Option<String> {
+    fn member(&self, sample: u64, _: Option<usize>) -> Option<String> {
         Some(format!("number {sample}"))
     }
 }

@@ -77,7 +77,7 @@
 //! - An index file is used if its own CRC is right, it was made for the same format and options, and the shard still
 //!   has the same length, modification time and first and last 4 KiB. Otherwise the shard is scanned again. So a torn,
 //!   cut or forged file is never trusted for its length, and never an error.
-//! - One file may hold the indexes of all shards (`pack`); then a bucket needs no scan.
+//! - One file may hold the indexes of all shards ([`Place::File`]); then a bucket needs no scan.
 //! - Index files appear by a rename. An unwritable folder costs the cache, not the dataset: see [`Index::unsaved`].
 //! - Everything left out is in the ledger ([`Index::damage`], [`Index::left_out`]), also if the index comes from a
 //!   file.
@@ -104,7 +104,7 @@ use super::damage::{Damage, OnDamage};
 use super::digest::Digest;
 use super::parallel::{parallel, parallel_paths};
 use super::starts::Starts;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
 use crate::storage::listing::Meta;
 use crate::storage::publish::publish;
 use crate::storage::{Blob, Extent, SourceId, Sources};
@@ -188,7 +188,7 @@ pub enum Place {
     Beside,
     /// In this folder, which is created if missing.
     Folder(PathBuf),
-    /// For all shards in this file.
+    /// For all shards in this file. It is made of the index files beside the shards, where they are right.
     File(PathBuf),
     /// Nowhere: shards are scanned each time.
     Off,
@@ -264,7 +264,8 @@ impl Index {
             _ => None,
         };
         let open = |_: usize, path: &PathBuf| {
-            open_shard(path, settings, pack.as_ref(), &scan).map_err(|error| error.with_path(path))
+            let shard = || open_shard(path, settings, pack.as_ref(), &scan);
+            caught_in("the scan of a shard", Stage::Index, shard).map_err(|error| error.with_path(path))
         };
         let mut shards = parallel_paths(files, open)?;
         let new = shards.iter().position(|shard| shard.from != Origin::Cache);
@@ -442,7 +443,8 @@ impl Index {
         Digest::new("tables").words(&parallel(&self.tables, shard).unwrap_or_default()).end()
     }
 
-    /// Cuts a field's bytes out of its extent from [`extents`](Self::extents) and verifies their CRC.
+    /// Cuts a field's bytes out of its extent from [`extents`](Self::extents) and verifies their CRC. A dataset with extents of
+    /// its own may call it too, with the bytes of the entry, for instance in [`check`](crate::Dataset::check).
     ///
     /// Errors: [`ErrorKind::Decode`] with both CRCs, [`ErrorKind::Truncated`]; both with path, offset and sample.
     pub fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {

@@ -9,7 +9,7 @@ const AHEAD_HEADERS: usize = 4096;
 /// The same in an object: each read is a request.
 const AHEAD_OBJECT: usize = 4 << 20;
 
-/// Reader of a shard: a window that moves forward, so that no byte is read twice.
+/// Reader of a shard: a window that moves forward, so that no byte is read twice. Offsets before the window are read again.
 pub struct Scan<'a> {
     blob: &'a Blob,
     window: Vec<u8>,

@@ -17,7 +17,8 @@ const LEDGER_MAX: usize = 1000;
 /// Maximum reasons for leaving out that have a count of their own.
 const LEFT_OUT_MAX: usize = 64;
 
-/// Place of one field of one sample.
+/// Place of one field of one sample. Entries may overlap. Without checksums nothing reads an entry before
+/// [`Index::open`](super::Index::open) does: its two numbers may also be others, such as a length in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Offset in the shard.

@@ -179,9 +179,9 @@ impl Dataset for Concat {
         part.dataset.largest_sample().map(|sample| self.starts.all()[index] + sample)
     }
 
-    fn member(&self, sample: u64) -> Option<String> {
+    fn member(&self, sample: u64, field: Option<usize>) -> Option<String> {
         let (part, local) = self.origin(sample);
-        self.parts[part].dataset.member(local)
+        self.parts[part].dataset.member(local, field)
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {

@@ -68,8 +68,8 @@ impl<D: Dataset> Dataset for Subset<D> {
         self.whole.field_bytes(self.origin(sample), field)
     }
 
-    fn member(&self, sample: u64) -> Option<String> {
-        self.whole.member(self.origin(sample))
+    fn member(&self, sample: u64, field: Option<usize>) -> Option<String> {
+        self.whole.member(self.origin(sample), field)
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {

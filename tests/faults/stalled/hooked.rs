@@ -61,7 +61,7 @@ impl Dataset for Hooked {
         (self.open)(sample);
         Ok(bytes)
     }
-    fn member(&self, sample: u64) -> Option<String> {
+    fn member(&self, sample: u64, _: Option<usize>) -> Option<String> {
         (self.member)(sample);
         None
     }

@@ -523,7 +523,7 @@ impl Dataset for Mds {
         &self.schema
     }
 
-    fn member(&self, _: u64) -> Option<String> {
+    fn member(&self, _: u64, _: Option<usize>) -> Option<String> {
         // A shard does not name its samples.
         None
     }

@@ -435,9 +435,9 @@ impl Dataset for Tar {
         Ok(Some(if self.classes & (1 << field) == 0 { stored } else { size_of::<i64>() as u64 }))
     }
 
-    /// Key and ending of the first field's member.
-    fn member(&self, sample: u64) -> Option<String> {
-        self.member_name(sample, 0).ok()
+    /// Key and ending of the field's member, or of the first field's.
+    fn member(&self, sample: u64, field: Option<usize>) -> Option<String> {
+        self.member_name(sample, field.unwrap_or(0)).ok()
     }
 
     fn schema(&self) -> &[EncodedField] {
