@@ -6,10 +6,6 @@ use crate::error::{Error, ErrorKind, Result, Stage, caught, caught_in};
 use crate::storage::{Blob, Extent, SourceId};
 use bytes::Bytes;
 
-/// Names of the dataset's code in the messages of its panics.
-const CHECK: &str = "the dataset's `check`";
-const OPEN: &str = "the dataset's `open`";
-
 /// Bytes per read for a checksum.
 const STEP: u64 = 1 << 20;
 
@@ -41,7 +37,8 @@ impl<'d> Plain<'d> {
                 (_, Some(extent)) if !part.shares(before.replace(part)) => {
                     self.fill(&extent)?;
                     if part.is_checked() {
-                        caught_in(CHECK, Stage::Decode, || dataset.check(sample, field, &self.bytes))?;
+                        let check = || dataset.check(sample, field, &self.bytes);
+                        caught_in("the dataset's `check`", Stage::Decode, check)?;
                     }
                     self.open(sample, field, part, &mut each)
                 }
@@ -74,11 +71,9 @@ impl<'d> Plain<'d> {
         self.opened.clear();
         match part {
             Part::Framed(_) => {
-                let (dataset, bytes, opened) = (self.dataset, &self.bytes, &mut self.opened);
-                let open = move || dataset.open(sample, field, bytes, opened);
-                let given = caught_in(OPEN, Stage::Decode, open)?;
+                let given = opened(self.dataset, (sample, field), &self.bytes, &mut self.opened)?;
                 if !self.bytes.as_ptr_range().contains(&given.as_ptr()) {
-                    promised("`open`", given.len() as u64, ("opened_bytes_max", dataset.opened_bytes_max()))?;
+                    promised("`open`", given.len() as u64, ("opened_bytes_max", self.dataset.opened_bytes_max()))?;
                 }
                 each(field, given)
             }
@@ -170,6 +165,15 @@ pub(super) fn field_bytes<D: Dataset + ?Sized>(dataset: &D, sample: u64, field: 
         Part::Extent(extent) | Part::Checked(extent) => Some(extent.len),
         Part::Inline(bytes) => Some(bytes.len() as u64),
     }))
+}
+
+fn opened<'a>(
+    dataset: &dyn Dataset,
+    (sample, field): (u64, usize),
+    bytes: &'a [u8],
+    buffer: &'a mut Vec<u8>,
+) -> Result<&'a [u8]> {
+    caught_in("the dataset's `open`", Stage::Decode, move || dataset.open(sample, field, bytes, buffer))
 }
 
 /// What a dataset promises is an upper bound.

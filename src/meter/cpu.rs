@@ -28,11 +28,13 @@ pub(crate) enum Role {
 /// The threads of one loader. A thread takes the lock at its start, and a report takes it.
 #[derive(Debug, Default)]
 pub(crate) struct Threads {
-    /// Role, id, and the times before it was enlisted.
-    all: Mutex<Vec<(Role, u32, (u64, u64))>>,
+    all: Mutex<Vec<Enlisted>>,
     /// The last thread that called `next()`.
     consumer: AtomicU32,
 }
+
+/// Role, id, and the times before it was enlisted.
+type Enlisted = (Role, u32, (u64, u64));
 
 impl Threads {
     /// The calling thread is one of these.
@@ -57,7 +59,7 @@ impl Threads {
     /// such a thread that lives, or when the kernel does not count.
     pub(crate) fn times(&self, role: Role) -> Option<(u64, u64)> {
         let threads = self.all.hold();
-        let times = |(of, id, before): &(Role, u32, (u64, u64))| {
+        let times = |(of, id, before): &Enlisted| {
             let (cpu, delay) = (*of == role).then(|| scheduled(*id)).flatten()?;
             Some((cpu.saturating_sub(before.0), delay.saturating_sub(before.1)))
         };

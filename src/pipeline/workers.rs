@@ -16,7 +16,7 @@ use super::watchdog::Doing;
 use super::worker::Worker;
 use super::{gather, rows};
 use crate::decode::{Ctx, Running};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Stage};
 use crate::memory::Filled;
 use crate::meter::Work;
 use crate::storage::Cached;
