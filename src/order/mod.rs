@@ -290,7 +290,7 @@ impl Order {
             Source::Dataset if self.shuffled => (Kind::Shuffled, 0),
             Source::Dataset => (Kind::Sequential, 0),
             Source::Indices { ids, .. } => (Kind::Indices, hash(ids)),
-            Source::Sampler(sampler) => (Kind::Sampler, in_sampler(|| sampled(&**sampler))?),
+            Source::Sampler(sampler) => (Kind::Sampler, in_sampler(|| sampled(&**sampler, positions))?),
         };
         Ok(Settings {
             kind,
@@ -305,12 +305,11 @@ impl Order {
 }
 
 /// A sampler's identity, with some of its ids: samplers that forget a setting in their identity differ in these.
-fn sampled(sampler: &dyn Sampler) -> u64 {
+fn sampled(sampler: &dyn Sampler, len: u64) -> u64 {
     const LOOKS: u64 = 16;
-    let len = sampler.len();
     let positions = (0..LOOKS).map(|look| (u128::from(len) * u128::from(look) / u128::from(LOOKS)) as u64);
     let ids = positions.filter(|_| len > 0).map(|position| sampler.id(0, position));
-    identity_of([sampler.identity(), len].into_iter().chain(ids))
+    identity_of(std::iter::once(sampler.identity()).chain(ids))
 }
 
 /// The numbers that decide the sample at each position: orders with equal settings visit the same samples in the same order.

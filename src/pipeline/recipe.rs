@@ -314,10 +314,6 @@ fn packed_fields(dataset: &dyn Dataset, handlers: &[Handler], fields: &[Field]) 
         if [0, last / 2, last].into_iter().any(|sample| matches!(dataset.field_bytes(sample, number), Ok(None))) {
             return bad(format!("field `{}` cannot be packed: the dataset's index has no lengths of it", handler.name));
         }
-        let (most, room) = (dataset.field_bytes_max(number)?, fields[outputs.start].row_bytes() as u64);
-        if most > room {
-            return bad(format!("field `{}` has up to {most} bytes, its packed rows take {room}", handler.name));
-        }
         packed.push((number, outputs.start));
     }
     Ok(packed)

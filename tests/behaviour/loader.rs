@@ -823,7 +823,9 @@ fn a_panic_in_build_or_preview_is_an_error() {
     let error = Loader::builder(Panics(in_memory(20, 4), true)).build().unwrap_err();
     assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "a bug"));
     let order = Order::sampler(Panics(in_memory(20, 4), false));
-    let error = build(Loader::builder(in_memory(20, 4)).order(order)).preview(0, 1).unwrap_err();
+    let error = order.preview(20, 0, 1).unwrap_err();
+    assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "epoch 0, position 0: the sampler: a bug"));
+    let error = Loader::builder(in_memory(20, 4)).order(order).build().unwrap_err();
     assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "the sampler: a bug"));
 }
 

@@ -188,7 +188,7 @@ def test_the_report_is_in_words_of_python(data):
     loader = records(data, batch_size=2, slots=2, reader="pread", direct="off")
     for _ in range(3):
         assert sum(1 for _ in loader) == COUNT // 2
-    text = loader.report() + repr(loader) + str(loader.what_if(slots=8, workers=64, depth=999))
+    text = "\n".join([loader.report(), repr(loader), str(loader.what_if(slots=8, workers=64, depth=999))])
     assert not RUST.search(text), text
 
 

@@ -249,6 +249,9 @@ fn fields_framed_in_only_some_samples_are_checked() {
         fn sample_bytes_max(&self) -> u64 {
             4
         }
+        fn opened_bytes_max(&self) -> u64 {
+            4
+        }
         fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
             let extent = Extent { source: SourceId::at(0), offset: sample * 4, len: 4 };
             match sample {
