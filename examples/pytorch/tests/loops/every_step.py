@@ -104,6 +104,8 @@ def accelerate(run, place, resumes, skips):
         accelerator.register_for_checkpointing(loader)
         if resumes:
             accelerator.load_state(shared)
+            # The first step of a window sends nothing: a rank would write to it before another has read it.
+            accelerator.wait_for_everyone()
     closed = 0
     for epoch in range(done // len(loader), EPOCHS):
         loader.set_epoch(epoch)
