@@ -35,7 +35,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Turns the bytes of one encoded field into rows. Implement it for your own formats.
 pub trait Decoder: Send + Sync + 'static {
     /// The fields that it writes for this input. `build()` returns its error for an input that it cannot decode: of
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) and [`Stage::Build`](crate::Stage::Build).
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) and [`Stage::Build`].
     fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>>;
 
     /// Maximum heap bytes of one call, besides the row.
