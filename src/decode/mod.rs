@@ -146,9 +146,9 @@ pub(crate) enum Running {
     /// A decoder, or none.
     #[default]
     Decoder,
-    /// [`Dataset::check`](crate::Dataset::check).
+    /// [`Dataset::check`](crate::dataset::Dataset::check).
     Check,
-    /// [`Dataset::open`](crate::Dataset::open).
+    /// [`Dataset::open`](crate::dataset::Dataset::open).
     Open,
     /// A transform.
     Map,

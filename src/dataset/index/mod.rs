@@ -444,7 +444,7 @@ impl Index {
     }
 
     /// Cuts a field's bytes out of its extent from [`extents`](Self::extents) and verifies their CRC. A dataset with extents of
-    /// its own may call it too, with the bytes of the entry, for instance in [`check`](crate::Dataset::check).
+    /// its own may call it too, with the bytes of the entry, for instance in [`check`](crate::dataset::Dataset::check).
     ///
     /// Errors: [`ErrorKind::Decode`] with both CRCs, [`ErrorKind::Truncated`]; both with path, offset and sample.
     pub fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {
