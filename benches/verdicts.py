@@ -3,7 +3,7 @@
     cargo build --release --features parquet --example profile
     python benches/verdicts.py FOLDER [--runs 20] [--only WORD]
 
-FOLDER gets some 300 MB of data. Programs that burn cores run beside some of the situations. A CPU quota needs a control
+FOLDER gets some 400 MB of data. Programs that burn cores run beside some of the situations. A CPU quota needs a control
 group, so root; without it that situation is left out by name. On a busy machine other programs are the right answer
 everywhere, so run it on an idle one.
 """
@@ -29,7 +29,7 @@ CROWDED = {"other_programs"}
 
 def situations(folder):
     """Name, arguments, programs beside it, what may be the cause."""
-    made = lambda source, *more: ["--source", source, "--generate", f"{folder}/{source}", *more]
+    made = lambda source, *more: ["--source", source, "--generate", f"{folder}/{source}", "--generate-mib", "96", *more]
     images = made("images", "--batch", "16")
     records = made("records", "--record-bytes", "150528", "--batch", "16")
     tokens = made("tokens", "--batch", "8", "--shuffle", "1")
