@@ -233,7 +233,9 @@ impl Epoch {
         if let (true, Some(handed_out)) = (meters.on && self.delivered > 0, self.handed_out.take()) {
             meters.user_ns.add_alone(now.saturating_sub(handed_out));
         }
-        meters.threads.consumes();
+        if meters.on {
+            meters.threads.consumes();
+        }
         if self.delivered > 0 {
             meters.consumer.enter(consuming::WAITING, now);
         }

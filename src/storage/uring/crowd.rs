@@ -1,7 +1,7 @@
 //! Which buffered reads go to the kernel's workers (`IOSQE_ASYNC`), and not to the ring's thread.
 //!
 //! The kernel copies a buffered read on the thread that submits it. For small reads on a free core that is the cheapest
-//! way: 4 KiB by workers cost twice the CPU time. But the scheduler shares busy cores among threads, so one thread for
+//! way: 4 KiB by workers cost 1.75 times the CPU time. But the scheduler shares busy cores among threads, so one thread for
 //! all copies gets one share. Beside six busy programs on two cores it ran for 0.17 s and waited for 0.6 s, in an epoch
 //! that took 32 reader threads half of the time. So workers, each with a share of its own, bring
 //!
@@ -13,7 +13,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// On two cores with nothing else, workers brought cold reads of 256 KiB in 0.96 of the time, of 1 MiB in 0.92. Smaller
+/// On two cores with nothing else, workers brought cold reads of 256 KiB in 0.96 of the time, of 1 MiB in 0.98. Smaller
 /// ones take as long, for more CPU time.
 const LARGE: usize = 256 << 10;
 /// How often the thread looks: long enough that one wait for the end of another's time slice (3 ms) does not decide.
