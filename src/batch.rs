@@ -10,7 +10,6 @@ use crate::memory::{Array, Filled, Process, Ticket};
 use crate::meter::{BatchRecord, Meters, Stay};
 use crate::setting::Setting;
 use crate::tensor::{DType, Element, Field, Shape};
-use crossbeam_channel::Sender;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -115,14 +114,6 @@ impl Contents {
         }
     }
 
-    /// Prepares the contents for another delivery after a drop.
-    fn rest(&mut self) {
-        match self {
-            Self::Host(_) => {}
-            Self::Device(on_device) => on_device.memory_mut().rest(),
-        }
-    }
-
     /// Times of planning, of the last read, and of the full slot; and of the copy's submission.
     fn times(&self) -> ([u64; 3], u64) {
         match self {
@@ -154,8 +145,6 @@ impl Contents {
 pub struct Batch {
     /// Taken only by `drop`.
     contents: Option<Contents>,
-    /// Receives the contents on drop, if they are delivered again.
-    again: Option<Sender<Contents>>,
     info: Arc<BatchInfo>,
     /// Number for the profiler, once recorded.
     recorded: Option<u64>,
@@ -165,7 +154,7 @@ impl Batch {
     /// Errors: a broken device, or a builder's stream that cannot wait for the batch.
     pub(crate) fn new(contents: Contents, info: Arc<BatchInfo>) -> Result<Self> {
         info.held.fetch_add(1, Ordering::Relaxed);
-        let batch = Self { contents: Some(contents), again: None, info, recorded: None };
+        let batch = Self { contents: Some(contents), info, recorded: None };
         batch.contents().held(&batch.info.meters);
         if let Contents::Device(on_device) = batch.contents() {
             on_device.memory().hand_out(&batch.info.streams)?;
@@ -175,12 +164,6 @@ impl Batch {
 
     fn contents(&self) -> &Contents {
         self.contents.as_ref().expect("taken only by drop")
-    }
-
-    /// Sends the contents there on drop, instead of back to the loader.
-    pub(crate) fn again(mut self, again: Sender<Contents>) -> Self {
-        self.again = Some(again);
-        self
     }
 
     /// Number of rows. The last batch of an epoch may have fewer.
@@ -370,16 +353,11 @@ impl Drop for Batch {
         if self.info.process.is_forked() {
             // Returning the memory takes locks that threads of the parent may have held at the fork, and rings their
             // bell; and a device belongs to the parent. This leaks only the child's copy.
-            return std::mem::forget((self.contents.take(), self.again.take(), self.info.clone()));
+            return std::mem::forget((self.contents.take(), self.info.clone()));
         }
         self.info.held.fetch_sub(1, Ordering::Relaxed);
         if let Some(number) = self.recorded {
             self.info.meters.recorder.dropped(number, self.info.meters.clock.now());
-        }
-        if let (Some(again), Some(mut contents)) = (&self.again, self.contents.take()) {
-            contents.rest();
-            // Without a receiver the contents come back in the error, and are dropped.
-            let _ = again.send(contents);
         }
         // Contents still here are dropped now: `Filled` frees its slot, `OnDevice` releases its buffer.
     }

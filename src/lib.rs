@@ -237,7 +237,7 @@ pub use stop::Stop;
 /// `next()` for a batch; on a GPU, the time that the loader leaves the stream idle. The other is the time of your own
 /// code between two calls.
 pub mod profile {
-    pub use crate::loader::{Ceiling, Origin};
+    pub use crate::loader::Origin;
     pub use crate::meter::{
         BatchRecord, CacheReads, Consumer, Copies, Copy, Cpu, Decode, DirectReads, Effort, Gauges, GpuIdle, Handed,
         Latency, Network, Order, ReaderInUse, Slots, Snapshot, Span, Storage, Timeline, Track, Unmeasured, Work,

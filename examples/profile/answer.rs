@@ -215,12 +215,10 @@ fn strength(strength: &Strength) -> (&'static str, Option<String>) {
     }
 }
 
-/// Idle shares of a GPU's stream, by events on it: of the steady time, and of that the part before the next request.
-/// Scaled from the measured steps to all.
+/// Idle shares of a GPU's stream, by events on it: of the measured steps, and of that the part before the next request.
 fn gpu_idle(snapshot: &Snapshot) -> Option<(f64, f64)> {
-    let gpu = snapshot.consumer.gpu.as_ref().filter(|gpu| gpu.steps > 0 && snapshot.steady_ns > 0)?;
-    let all = (snapshot.consumer.batches as f64 / gpu.steps as f64).max(1.0);
-    let share = |ns: u64| (ns as f64 * all / snapshot.steady_ns as f64).min(1.0);
+    let gpu = snapshot.consumer.gpu.as_ref().filter(|gpu| gpu.span_ns > 0)?;
+    let share = |ns: u64| (ns as f64 / gpu.span_ns as f64).min(1.0);
     Some((share(gpu.starved_ns.saturating_add(gpu.host_late_ns)), share(gpu.host_late_ns)))
 }
 

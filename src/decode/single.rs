@@ -63,7 +63,7 @@ impl Single {
         let spec = Spec::new(decoder.outputs(input)?)?;
         let layout = Layout::new(&spec, 1)?;
         let mailbox = Arc::new(Mailbox::default());
-        Pool::new(spec.clone(), layout, 1, Box::new(Post(mailbox.clone())))?.announce(|_| {});
+        Pool::new(spec.clone(), layout, 1, Box::new(Post(mailbox.clone())))?.announce();
         Ok(Self { decoder: Box::new(decoder), spec, scratch: Scratch::default(), mailbox, row: None })
     }
 

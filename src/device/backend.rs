@@ -50,6 +50,9 @@ pub(crate) trait Backend: Send + Sync {
     /// Runs `work`, which makes many calls to the device, on this thread.
     fn within(&self, work: &mut dyn FnMut());
 
+    /// As [`within`](Self::within), for calls that do not end another thread's capture of a graph.
+    fn beside_captures(&self, work: &mut dyn FnMut());
+
     /// The batch memory of a new loader. `None`: batches are delivered in their slots.
     fn lane(self: Arc<Self>) -> Option<Box<dyn Lane>>;
 }
@@ -79,6 +82,10 @@ impl Backend for Host {
     }
 
     fn within(&self, work: &mut dyn FnMut()) {
+        work();
+    }
+
+    fn beside_captures(&self, work: &mut dyn FnMut()) {
         work();
     }
 
@@ -175,8 +182,8 @@ pub(crate) trait Engine: Send {
     /// Copies in flight.
     fn in_flight(&self) -> usize;
 
-    /// Frees the slots of finished copies. Passes each copy's interval on the bus to `done`, if known.
-    fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Option<Range<u64>>)) -> Result<()>;
+    /// Frees the slots of finished copies. Passes each copy's time on the device to `done`, if known.
+    fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Option<OnBus>)) -> Result<()>;
 
     /// State of the oldest copy in flight.
     fn oldest(&mut self, now: u64) -> Result<Oldest>;
@@ -192,6 +199,14 @@ pub(crate) enum Copied {
     Broken(Error),
 }
 
+/// The time of a batch on the device's copy stream.
+pub(crate) struct OnBus {
+    /// Its copy, by the host's clock.
+    pub(crate) copy: Range<u64>,
+    /// Nanoseconds of the operations on the batch before.
+    pub(crate) ops_ns: u64,
+}
+
 /// State of the oldest copy in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Oldest {
@@ -205,8 +220,9 @@ pub(crate) enum Oldest {
 
 /// Measures the idle time of the consumer's stream.
 pub(crate) trait IdleMeter: Send + Sync {
-    /// `next()` was entered, for an iterator's first batch or a later one.
-    fn asked(&self, first: bool);
+    /// `next()` was entered, for an iterator's first batch or a later one, behind a check of the builder's streams if
+    /// there are any.
+    fn asked(&self, first: bool, checked: bool);
 
     /// Totals so far.
     fn totals(&self) -> GpuIdle;
@@ -280,9 +296,6 @@ pub(crate) trait DeviceBatch: Any + Send + Sync {
     /// Copies `to.len()` bytes from `from` of the batch to the host, and waits for them.
     fn read_back(&self, from: usize, to: &mut [u8]) -> Result<()>;
 
-    /// After the consumer's drop: prepares the same contents for the next delivery.
-    fn rest(&mut self);
-
     /// After the consumer's drop: returns the buffer to the engine.
     fn release(self: Box<Self>);
 
@@ -353,10 +366,6 @@ impl OnDevice {
 
     pub(crate) fn memory(&self) -> &dyn DeviceBatch {
         self.0.as_deref().expect("taken only by drop")
-    }
-
-    pub(crate) fn memory_mut(&mut self) -> &mut dyn DeviceBatch {
-        self.0.as_deref_mut().expect("taken only by drop")
     }
 
     pub(crate) fn ticket(&self) -> Ticket {

@@ -207,7 +207,7 @@ impl DeviceStage {
         (pool, pinning): (Pool, Sender<Infallible>),
     ) -> Result<Runtime> {
         let Some(stage) = stage else {
-            pool.announce(|_| {});
+            pool.announce();
             drop(pinning);
             return Runtime::start(core, io, workers);
         };
@@ -222,7 +222,7 @@ impl DeviceStage {
         let (ready, slots) = (core.exchange.ready.clone(), pool.regions().len());
         let mut spawn = |name, body: Box<dyn FnOnce() + Send>| runtime.spawn(name, Role::Direct, body);
         let reads = direct.map(|plan| direct::DirectReads::start(plan, &core, bell.0, &mut spawn)).transpose()?;
-        let transfer = Transfer { core, engine, reads, full: full.1, bell: bell.1, ready, slots };
+        let transfer = Transfer { core, engine, reads, full: full.1, bell: bell.1, ready, slots, pageable: false };
         runtime.spawn("feedline-copy".into(), Role::Copier, move || transfer.run(&*backend, pool, pinning))
     }
 }

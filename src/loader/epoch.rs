@@ -50,7 +50,7 @@ pub struct Epoch {
     watcher: Watcher,
     /// The `tracing` span, for subscribers.
     span: Option<spans::Epoch>,
-    /// Excludes other iterators until this one ends; `None` if the caller holds the right.
+    /// Excludes other iterators until this one ends.
     live: Option<Live>,
 }
 
@@ -95,12 +95,7 @@ fn check_streams(info: &BatchInfo) -> Result<()> {
 impl Epoch {
     /// Starts a run of `epochs` epochs and `steps` batches at most, as the only iterator of the loader.
     pub(super) fn start(shared: Life, from: From, epochs: u64, steps: u64) -> Result<Self> {
-        let live = Live::claim(&shared, "another iterator of this loader is alive: drop it first")?;
-        Self::begin(shared, from, epochs, steps, Some(live))
-    }
-
-    /// As [`start`](Self::start); without `live` the caller must exclude other iterators.
-    pub(super) fn begin(shared: Life, from: From, epochs: u64, steps: u64, live: Option<Live>) -> Result<Self> {
+        let live = Some(Live::claim(&shared, "another iterator of this loader is alive: drop it first")?);
         let current = shared.runtime.core().exchange.generation.clone();
         let generation = current.fetch_add(1, Ordering::AcqRel) + 1;
         let mut epoch = Self {
@@ -191,6 +186,13 @@ impl Epoch {
             self.end();
             return Poll::Ready(Some(Err(forked)));
         }
+        // One guard for all calls of the device.
+        let (device, mut answer) = (self.shared.info.device.clone(), Poll::Pending);
+        device.backend().beside_captures(&mut || answer = self.poll_device(limit));
+        answer
+    }
+
+    fn poll_device(&mut self, limit: Option<Duration>) -> Poll<Option<Result<Batch>>> {
         if let Err(error) = check_streams(&self.shared.info) {
             return Poll::Ready(Some(Err(error)));
         }
@@ -245,7 +247,7 @@ impl Epoch {
         let first = Instant::now();
         self.asked = Some(first);
         if let Some(idle) = &self.shared.idle {
-            idle.asked(self.delivered == 0);
+            idle.asked(self.delivered == 0, !self.shared.info.streams.is_empty());
         }
         (now, first)
     }

@@ -1,7 +1,6 @@
 //! The loader: [`settings`], [`build`], the iterator over batches ([`epoch`]), reports, and [`resume`].
 
 mod build;
-mod ceiling;
 mod device_stage;
 mod epoch;
 mod origin;
@@ -11,7 +10,6 @@ mod resume;
 mod scenarios;
 mod settings;
 
-pub use ceiling::Ceiling;
 pub use epoch::Epoch;
 pub use origin::Origin;
 pub use report::Report;
@@ -246,27 +244,6 @@ impl Loader {
     /// Errors: [`ErrorKind::EpochLive`] while another iterator of this loader is alive.
     pub fn steps(&self, steps: u64) -> Result<Epoch> {
         Epoch::start(self.shared.clone(), epoch::From::Here, u64::MAX, steps)
-    }
-
-    /// Measures the consumer alone: `steps` batches at no cost to the loader, two real batches handed out repeatedly.
-    ///
-    /// The position of the run does not change. In the report the two batches count as delivered.
-    ///
-    /// ```
-    /// # use feedline::{Loader, dataset::Records};
-    /// # let loader = Loader::builder(Records::builder(1).open_bytes([7; 64])?).batch_size(8).build()?;
-    /// let mut ceiling = loader.ceiling(100)?;
-    /// for batch in &mut ceiling {
-    ///     let batch = batch?; // train(&batch), as in an epoch
-    ///     # let _ = batch;
-    /// }
-    /// println!("at most {:.0} samples/s", ceiling.samples_per_s());
-    /// # Ok::<(), feedline::Error>(())
-    /// ```
-    ///
-    /// Errors: as [`epoch`](Self::epoch), and read errors of the two batches.
-    pub fn ceiling(&self, steps: u64) -> Result<Ceiling> {
-        Ceiling::start(self.shared.clone(), steps)
     }
 
     /// The epoch of the next batch: 0 for a new run, the interrupted epoch after a resume.

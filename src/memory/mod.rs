@@ -32,7 +32,7 @@ pub(crate) use region::{Bytes as RegionBytes, Region, Withheld};
 pub use ring::{ByteRing, RingSpan};
 pub use row::{BatchFields, BatchMut, Row, RowFields};
 pub use slot::Status;
-pub(crate) use slot::{Array, Filled, FreeSlot, Hooks, Pool, RowSpan, Rows, Ticket};
+pub(crate) use slot::{Array, Filled, FreeSlot, Hooks, Pool, RowSpan, Rows, Ticket, Unused};
 
 /// Memory that an I/O operation owns until the kernel has finished with it.
 ///

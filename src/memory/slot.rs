@@ -86,7 +86,6 @@ pub(crate) struct Ticket {
 
 /// All slots of a new loader, with their regions for registration.
 pub(crate) struct Pool {
-    plan: Arc<Plan>,
     slots: Vec<FreeSlot>,
     regions: Vec<Arc<Region>>,
 }
@@ -112,7 +111,7 @@ impl Pool {
             }))
         };
         let slots = regions.iter().map(slot).collect();
-        Ok(Self { plan, slots, regions })
+        Ok(Self { slots, regions })
     }
 
     /// One region per slot, for registration.
@@ -120,12 +119,29 @@ impl Pool {
         &self.regions
     }
 
-    /// Passes each region to `ready`, then its slot to `hooks.free`.
-    pub(crate) fn announce(self, mut ready: impl FnMut(&Region)) {
-        for (slot, region) in self.slots.into_iter().zip(&self.regions) {
-            ready(region);
-            self.plan.hooks.free(slot);
-        }
+    /// The slots, none of them in use.
+    pub(crate) fn into_unused(self) -> impl Iterator<Item = Unused> {
+        self.slots.into_iter().map(Unused)
+    }
+
+    /// Puts all slots into use.
+    pub(crate) fn announce(self) {
+        self.into_unused().for_each(Unused::announce);
+    }
+}
+
+/// A slot that is not in use yet, so that its memory may be pinned.
+pub(crate) struct Unused(FreeSlot);
+
+impl Unused {
+    pub(crate) fn region(&self) -> &Region {
+        &self.0.0.region
+    }
+
+    /// Puts the slot into use.
+    pub(crate) fn announce(self) {
+        let plan = self.0.0.plan.clone();
+        plan.hooks.free(self.0);
     }
 }
 
@@ -580,7 +596,7 @@ pub(super) mod tests {
         let hooks = Queues { full: Mutex::new(full), free: Mutex::new(free) };
         let pool = Pool::new(spec, layout, count, Box::new(hooks)).unwrap();
         let regions = pool.regions().to_vec();
-        pool.announce(|_| {});
+        pool.announce();
         (regions, full_out, free_out)
     }
 

@@ -196,6 +196,8 @@ pub(crate) struct DeviceMeters {
     pub(crate) states: States<3>,
     /// Time with copies on the bus, by the device's clock; and the duration of each copy.
     pub(crate) bus_ns: Counter,
+    /// Time of the operations on batches, by the same clock.
+    pub(crate) ops_ns: Counter,
     pub(crate) latency: Histogram,
     pub(crate) copies: Counter,
     pub(crate) bytes: Counter,
@@ -214,8 +216,9 @@ pub(crate) struct DeviceMeters {
 impl DeviceMeters {
     fn snapshot(&self, buffers: u32, now: u64) -> Copy {
         let ([starved_ns, _, blocked_ns], busy_ns) = (self.states.read(now), self.bus_ns.get());
+        let ops_ns = self.ops_ns.get();
         let (batches, bytes, latency) = (self.copies.get(), self.bytes.get(), self.latency.read());
-        Copy { busy_ns, starved_ns, blocked_ns, cpu_ns: None, delay_ns: None, batches, bytes, buffers, latency }
+        Copy { busy_ns, ops_ns, starved_ns, blocked_ns, cpu_ns: None, delay_ns: None, batches, bytes, buffers, latency }
     }
 
     /// A slot is copied from pageable memory, since it could not be pinned.

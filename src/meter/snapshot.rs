@@ -110,12 +110,18 @@ impl Consumer {
 pub struct GpuIdle {
     /// Measured steps: all but the first of each iterator, as far as the stream has come.
     pub steps: u64,
+    /// From the first to the last of them, by the device's clock: the whole of the shares.
+    #[serde(default)]
+    pub span_ns: u64,
     /// The stream was idle and waited for a batch: starvation, exact.
     pub starved_ns: u64,
-    /// The stream had no work of the loader between the drop of a batch and the call for the next one, or while a batch was there
-    /// and no stream was bound to it. An upper bound of the idle time that the user's own code causes: work may have followed the
-    /// drop.
+    /// The stream had run dry when the host asked for the next batch, or a batch was there and no stream was bound to it: idle time
+    /// by the user's own code. Exact where the batch is dropped right behind its work. Where it is held until the next one is there
+    /// (Python's `for`), the end of the work is not known and this is an upper bound, with the work of those steps.
     pub host_late_ns: u64,
+    /// Steps at whose request the stream had run dry.
+    #[serde(default)]
+    pub dry_steps: u64,
     /// Steps that were not measured, by reason, without the first of each iterator.
     #[serde(default)]
     pub unmeasured: Unmeasured,
@@ -249,12 +255,16 @@ pub struct Decode {
     pub latency: Latency,
 }
 
-/// The transfer thread and the copy stream. The rest of the time belongs to kernels on the copy stream and to handing over.
+/// The transfer thread and the copy stream. The rest of the time belongs to handing over.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Copy {
     /// Copies were on the bus, by the device's events around each copy; counted when a copy has ended.
     pub busy_ns: u64,
+    /// Operations on the batch ran behind its copies (`finish`, rows moved to their places), by such events; a batch counts when
+    /// the next copy has ended. The same stream makes the copies.
+    #[serde(default)]
+    pub ops_ns: u64,
     /// No copy was in flight, and no slot was full.
     pub starved_ns: u64,
     /// The consumer held the device memory: a full slot waited for the drop of a batch, or the oldest copy in flight waited for the
@@ -319,10 +329,10 @@ macro_rules! numbers {
             $do!(now, then; batches, samples);
         }
         if let (Some(gpu), Some(then)) = (&mut $later.consumer.gpu, &$before.consumer.gpu) {
-            $do!(gpu, then; steps, starved_ns, host_late_ns, unmeasured.no_stream, unmeasured.no_event);
+            $do!(gpu, then; steps, span_ns, starved_ns, host_late_ns, dry_steps, unmeasured.no_stream, unmeasured.no_event);
         }
         if let (Some(copy), Some(then)) = (&mut $later.copy, &$before.copy) {
-            $do!(copy, then; busy_ns, starved_ns, blocked_ns, batches, bytes);
+            $do!(copy, then; busy_ns, ops_ns, starved_ns, blocked_ns, batches, bytes);
             $do!(maybe copy, then; cpu_ns, delay_ns);
         }
     };

@@ -96,7 +96,7 @@ impl Hooks for Arc<Places> {
 fn a_slot_is_full_once_and_its_receiver_sees_all_writes() {
     every_order("countdown of a slot", None, || {
         let places = Places::new(3);
-        pool(3, 1, Box::new(places.clone())).announce(|_| {});
+        pool(3, 1, Box::new(places.clone())).announce();
         let slot = places.free.lock().unwrap().pop().unwrap();
         let mut all = slot.begin(Ticket { batch: 9, ..Ticket::default() }, 3, 3);
         let (mut a, mut b, mut c) = (all.take(1), all.take(1), all.take(1));
@@ -133,7 +133,7 @@ fn a_slot_is_full_once_and_its_receiver_sees_all_writes() {
 fn a_reused_slot_keeps_nothing_of_its_last_use() {
     every_order("a slot used twice", None, || {
         let places = Places::new(2);
-        pool(2, 1, Box::new(places.clone())).announce(|_| {});
+        pool(2, 1, Box::new(places.clone())).announce();
         let fill = |places: &Arc<Places>, slot: FreeSlot, batch: u64| {
             let mut rows = slot.begin(Ticket { batch, ..Ticket::default() }, 2, 2);
             let mut part = rows.take(1);
@@ -196,7 +196,7 @@ fn exchange(slots: usize) -> (Arc<Exchange>, Arc<Bell>) {
         drains: Arc::new(Drains::new(1)),
         lease: None,
     });
-    pool(1, slots, Box::new(exchange.clone())).announce(|_| {});
+    pool(1, slots, Box::new(exchange.clone())).announce();
     (exchange, bell)
 }
 

@@ -17,9 +17,9 @@ use super::Core;
 use super::direct::{DirectReads, Reading};
 use super::watchdog::Doing;
 use crate::batch::{Contents, Reorder};
-use crate::device::{Backend, Copied, DeviceBatch, Engine, Oldest};
+use crate::device::{Backend, Copied, DeviceBatch, Engine, Oldest, OnBus};
 use crate::error::Result;
-use crate::memory::{Filled, Pool};
+use crate::memory::{Filled, Pool, Unused};
 use crate::meter::{Work, copying};
 use crossbeam_channel::{Receiver, Select, Sender};
 use std::collections::VecDeque;
@@ -47,6 +47,8 @@ pub(crate) struct Transfer {
     pub(crate) ready: Sender<Contents>,
     /// Limit of slots.
     pub(crate) slots: usize,
+    /// Some slot could not be pinned.
+    pub(crate) pageable: bool,
 }
 
 /// The channels that the transfer thread waits on, for tests in virtual time.
@@ -111,35 +113,37 @@ struct Said {
 }
 
 impl Transfer {
-    /// Pins the slots one by one, then copies until the loader ends.
+    /// Pins the slots one by one and copies until the loader ends; the first copies do not wait for the last slots.
     pub(crate) fn run(mut self, backend: &dyn Backend, pool: Pool, pinning: Sender<Infallible>) {
         let mut start = Some((pool, pinning));
         backend.within(&mut || {
             if let Some((pool, pinning)) = start.take() {
-                self.pin(pool);
-                drop(pinning);
-                self.copy_all();
+                self.copy_all(pool, pinning);
             }
         });
     }
 
-    fn pin(&self, pool: Pool) {
-        let core = &self.core;
-        pool.announce(|region| {
-            if core.to_io.is_ending() {
-                return;
+    /// Pins the next slot and puts it into use; false if there is none.
+    fn pin_next(&mut self, slots: &mut impl Iterator<Item = Unused>) -> bool {
+        let Some(slot) = slots.next() else { return false };
+        if !self.core.to_io.is_ending() {
+            self.core.watch.device.begin(Doing::Copying, None);
+            match self.engine.pin(slot.region()) {
+                Ok(()) => self.core.meters.device.pinned_slots.add(1),
+                Err(error) => {
+                    self.core.meters.device.note_pageable(&error);
+                    self.pageable = true;
+                }
             }
-            core.watch.device.begin(Doing::Copying, None);
-            match self.engine.pin(region) {
-                Ok(()) => core.meters.device.pinned_slots.add(1),
-                Err(error) => core.meters.device.note_pageable(&error),
-            }
-        });
-        core.watch.device.end();
+            self.core.watch.device.end();
+        }
+        slot.announce();
+        true
     }
 
-    fn copy_all(&mut self) {
+    fn copy_all(&mut self, pool: Pool, pinning: Sender<Infallible>) {
         let core = self.core.clone();
+        let (mut slots, mut pinning) = (pool.into_unused(), Some(pinning));
         let mut said = Said::default();
         let mut waiting = WaitingSlots::new(0, self.slots);
         let mut flights = Flights(VecDeque::with_capacity(self.slots));
@@ -163,9 +167,15 @@ impl Transfer {
             }
             let room = self.begin_all(&mut waiting, &mut flights.0);
             let read = flights.0.iter_mut().try_for_each(|flight| self.read(flight));
-            self.land_all(&mut flights.0);
-            if let Err(error) = read.and(self.look(&mut said, &flights, room)) {
+            let landed = self.land_all(&mut flights.0);
+            if let Err(error) = read.and(landed).and(self.look(&mut said, &flights, room)) {
                 core.fail(error);
+            }
+            if pinning.is_some() {
+                if !self.pin_next(&mut slots) {
+                    pinning = None;
+                }
+                continue;
             }
             #[cfg(test)]
             core.dozing.begin((&bell, &full), (!room).then_some(&free));
@@ -191,11 +201,13 @@ impl Transfer {
         let gone = self.engine.let_go_done(now, &mut |on_bus| {
             landed = true;
             let Some(on_bus) = on_bus else { return };
-            enter(copying::BUSY, on_bus.start);
-            device.bus_ns.add_alone(on_bus.end - on_bus.start);
-            device.latency.record(on_bus.end - on_bus.start);
+            let OnBus { copy, ops_ns } = on_bus;
+            enter(copying::BUSY, copy.start);
+            device.bus_ns.add_alone(copy.end - copy.start);
+            device.ops_ns.add_alone(ops_ns);
+            device.latency.record(copy.end - copy.start);
             if let Some(ring) = &meters.rings.copies {
-                ring.note(on_bus.start.max(ring.end()), on_bus.end, Work::Copy);
+                ring.note(copy.start.max(ring.end()), copy.end, Work::Copy);
             }
         });
         let oldest = gone.and_then(|()| self.engine.oldest(now));
@@ -235,8 +247,9 @@ impl Transfer {
                 return false;
             }
             let flight = Flight { slot, buffer, reading: None };
-            // Without direct reads there is nothing to wait for.
-            if self.reads.is_none() { self.land(flight) } else { flights.push_back(flight) }
+            // Without direct reads there is nothing to wait for. But the driver would wait for the buffer's last user on
+            // this thread before it copies pageable memory.
+            if self.reads.is_none() && !self.pageable { self.land(flight) } else { flights.push_back(flight) }
         }
     }
 
@@ -252,24 +265,26 @@ impl Transfer {
     }
 
     /// Copies and delivers the oldest batches whose reads are done.
-    fn land_all(&mut self, flights: &mut VecDeque<Flight>) {
+    fn land_all(&mut self, flights: &mut VecDeque<Flight>) -> Result<()> {
         while let Some(flight) = flights.front_mut() {
             let present = self.is_present(&flight.slot);
             let reading = flight.reading.as_ref();
             if let (false, Some(reading)) = (present, reading) {
                 reading.cancelled.store(true, Ordering::Relaxed);
             }
-            let done = match reading {
-                Some(reading) => reading.is_done(),
-                None => !present || flight.buffer.is_none(),
+            let done = match (reading, &mut flight.buffer) {
+                (Some(reading), _) => reading.is_done(),
+                (None, Some(buffer)) if present => self.reads.is_none() && self.engine.is_idle(&mut **buffer)?,
+                _ => true,
             };
             if !done {
-                return;
+                return Ok(());
             }
             if let Some(flight) = flights.pop_front() {
                 self.land(flight);
             }
         }
+        Ok(())
     }
 
     /// Copies and delivers a batch. A failed batch, or one of an older run, gives its buffer back.

@@ -11,7 +11,7 @@
 //! | stage | servers | load | the measure is |
 //! |---|---|---|---|
 //! | consumer | 1 | 1 − starved share | exact; on a GPU by events on its stream, unknown without them |
-//! | copy | 1 | time on the bus | exact |
+//! | copy | 1, its stream | copies and the operations behind them | exact |
 //! | decode | workers, or cores where there are fewer | busy, or CPU time | exact |
 //! | order | 1 | busy | exact |
 //! | storage | ? | busy | an upper bound |
@@ -173,8 +173,8 @@ impl Loads {
             steady_ns: steady,
             batches: handed.batches as f64,
             items_per_s: handed.samples as f64 / steady * 1e9,
-            starved: starved(snapshot, told as f64, steady),
-            copy: share(copy.busy_ns).min(1.0) / flow(copy.batches, handed.batches),
+            starved: starved(snapshot, told as f64),
+            copy: share(copy.busy_ns.saturating_add(copy.ops_ns)).min(1.0) / flow(copy.batches, handed.batches),
             decode: (working / workers).max(on_cores).min(1.0) / prepared,
             storage: share(storage.busy_ns).min(1.0) / prepared,
             order: share(order.busy_ns).min(1.0) / prepared,
@@ -336,14 +336,11 @@ fn from_memory(storage: &Storage) -> bool {
     buffered && devices.is_some_and(|bytes| (bytes as f64) < FROM_DEVICES * storage.bytes as f64)
 }
 
-/// On a GPU the wait of its stream, scaled from the measured steps to all; on the host the wait of `next()`.
-fn starved(snapshot: &Snapshot, told: f64, steady: f64) -> Option<f64> {
+/// On a GPU the wait of its stream, as a share of the measured steps; on the host the wait of `next()`.
+fn starved(snapshot: &Snapshot, told: f64) -> Option<f64> {
     let consumer = &snapshot.consumer;
     match &consumer.gpu {
-        Some(gpu) if gpu.steps > 0 => {
-            let all = ratio(consumer.handed().batches as f64, gpu.steps as f64).max(1.0);
-            Some(ratio(gpu.starved_ns as f64 * all, steady).min(1.0))
-        }
+        Some(gpu) if gpu.steps > 0 && gpu.span_ns > 0 => Some(ratio(gpu.starved_ns as f64, gpu.span_ns as f64).min(1.0)),
         None if snapshot.copy.is_none() => Some(ratio(consumer.waited_ns as f64, told).min(1.0)),
         _ => None,
     }

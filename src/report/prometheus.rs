@@ -117,6 +117,8 @@ const METRICS: &[Metric] = &[
     ("first_wait_seconds_total", "The consumer waited for the first batch of each iterator.", |s| Some(Ns(s.consumer.first_ns))),
     ("own_work_seconds_total", "The consumer's own work between two batches.", |s| Some(Ns(s.consumer.user_ns))),
     ("gpu_steps_total", "Steps whose idle time on the GPU was measured.", |s| s.consumer.gpu.as_ref().map(|gpu| Count(gpu.steps))),
+    ("gpu_span_seconds_total", "The GPU's time of these steps, idle or not.", |s| s.consumer.gpu.as_ref().map(|gpu| Ns(gpu.span_ns))),
+    ("gpu_dry_steps_total", "Steps at whose request the stream had run dry.", |s| s.consumer.gpu.as_ref().map(|gpu| Count(gpu.dry_steps))),
     ("gpu_starved_seconds_total", "The consumer's stream on the GPU was idle and waited for a batch.", |s| s.consumer.gpu.as_ref().map(|gpu| Ns(gpu.starved_ns))),
     ("gpu_host_late_seconds_total", "The stream was idle before a batch was asked for, at most.", |s| s.consumer.gpu.as_ref().map(|gpu| Ns(gpu.host_late_ns))),
     ("order_busy_seconds_total", "The planning thread worked.", |s| Some(Ns(s.order.busy_ns))),

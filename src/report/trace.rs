@@ -74,6 +74,8 @@ fn about(timeline: &Timeline, snapshot: &Snapshot, names: Names<'_>) -> Value {
     });
     if let (Some(gpu), Some(about)) = (&snapshot.consumer.gpu, about.as_object_mut()) {
         about.insert("gpu steps measured".into(), gpu.steps.into());
+        about.insert("gpu time of these steps, s".into(), seconds(gpu.span_ns).into());
+        about.insert("gpu steps whose request came to an idle stream".into(), gpu.dry_steps.into());
         about.insert("gpu starved s".into(), seconds(gpu.starved_ns).into());
         about.insert("gpu idle before a batch was asked for, at most, s".into(), seconds(gpu.host_late_ns).into());
     }

@@ -4,7 +4,7 @@
 use crate::common::cuda::*;
 use crate::common::standin::Session;
 use crate::common::*;
-use cudarc::driver::{CudaContext, result};
+use cudarc::driver::CudaContext;
 use feedline::dataset::Records;
 use feedline::device::cuda::{Stream, cudarc};
 use feedline::{ErrorKind, Loader, LoaderBuilder, Order};
@@ -47,33 +47,6 @@ fn a_stream_that_is_dropped_after_its_batch_is_not_used_again() {
         drop(epoch);
         drop(loader);
         drop(context);
-        assert!(wrong.is_empty(), "{wrong:?}");
-    });
-}
-
-/// A raw stream that lives until its batch has been dropped, as `from_raw` asks.
-#[test]
-fn a_raw_stream_may_end_after_its_ceiling_batch() {
-    case(late(), |session| {
-        let loader = build(data().device(gpu(0)));
-        let context = CudaContext::new(0).unwrap();
-        context.bind_to_thread().unwrap();
-        // The meter keeps the very first stream: give it a stream that stays.
-        let stays = context.new_stream().unwrap();
-        loader.epoch(0).unwrap().next().unwrap().unwrap().bind(Stream::from(&stays)).unwrap();
-        let mut ceiling = loader.ceiling(4).unwrap();
-        for batch in ceiling.by_ref() {
-            let batch = batch.unwrap();
-            let raw = result::stream::create(result::stream::StreamKind::NonBlocking).unwrap();
-            // SAFETY: the stream lives until the batch has been dropped.
-            batch.bind(unsafe { Stream::from_raw(raw as usize) }).unwrap();
-            drop(batch);
-            // SAFETY: made above, destroyed once; no batch is bound to it any more.
-            unsafe { result::stream::destroy(raw) }.unwrap();
-        }
-        drop(ceiling);
-        let wrong = wrong(session);
-        drop((loader, stays, context));
         assert!(wrong.is_empty(), "{wrong:?}");
     });
 }
@@ -303,66 +276,5 @@ fn the_last_iterator_is_dropped_in_its_own_map() {
         until("threads end", || loader_threads().is_empty());
         eprintln!("dropped within its own map: {:?}", began.lock().unwrap());
         assert!(began.lock().unwrap().is_none_or(|took| took < Duration::from_secs(3)));
-    });
-}
-
-/// `ceiling` must not change the place of the run, even if another thread starts an iterator meanwhile.
-#[test]
-fn a_ceiling_beside_another_thread_does_not_move_the_place() {
-    let loader = Arc::new(build(data().workers(2)));
-    let end = Arc::new(AtomicBool::new(false));
-    let (theirs, stop) = (loader.clone(), end.clone());
-    let thread = std::thread::spawn(move || {
-        while !stop.load(Ordering::Relaxed) {
-            let _ = theirs.ceiling(1);
-        }
-    });
-    let (mut wrong, mut tries) = (0, 0_u64);
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(8) && wrong == 0 {
-        let number = 7 + tries;
-        if let Ok(mut epoch) = loader.epoch(number) {
-            tries += 1;
-            drop(epoch.next().unwrap().unwrap());
-            wrong += u32::from(loader.next_epoch() != number);
-            drop(epoch);
-            // Whatever the other thread does: only `ceiling` has received batches of another epoch.
-            std::thread::sleep(Duration::from_micros(300));
-            wrong += u32::from(loader.next_epoch() != number);
-        }
-    }
-    end.store(true, Ordering::Relaxed);
-    thread.join().unwrap();
-    assert_eq!(wrong, 0, "of {tries}: the place was another one's while our iterator was alive");
-}
-
-/// A broken device ends the ceiling, or is at least reported each time.
-#[test]
-fn a_ceiling_on_a_broken_device_says_so_and_ends() {
-    // In a separate process: a broken context keeps its objects.
-    if told().is_none() {
-        let out = process(&here!(), "").output().unwrap();
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        return;
-    }
-    case(config(), |session| {
-        let loader = build(data().device(gpu(0)).held_deadline(Duration::from_millis(50)));
-        let mut ceiling = loader.ceiling(100).unwrap();
-        drop(ceiling.next().unwrap().unwrap());
-        session.fail_named("cuEventRecord", session.count("cuEventRecord"), 700, true);
-        session.fail_named("cuMemcpyDtoHAsync_v2", session.count("cuMemcpyDtoHAsync_v2"), 700, true);
-        let batch = ceiling.next().unwrap().unwrap();
-        let _ = Got::of(&batch).is_err();
-        let _ = batch.field("record").unwrap().to_vec::<u8>();
-        drop(batch);
-        let said: Vec<_> = ceiling
-            .by_ref()
-            .take(8)
-            .map(|b| b.map(|_| ()).map_err(|e| format!("{:?}: {}", e.kind(), e.message())))
-            .collect();
-        eprintln!("{said:#?}");
-        let ended =
-            said.len() < 8 && said.iter().all(|said| said.as_ref().is_err_and(|words| words.starts_with("Device")));
-        std::process::exit(if ended { 0 } else { 101 });
     });
 }

@@ -406,11 +406,8 @@ fn boxes(stages: &[Stage], width: usize) -> Lines {
 }
 
 fn gpu(shown: &Shown<'_>) -> Vec<Lines> {
-    let (consumer, steady) = (&shown.scope.consumer, shown.scope.steady_ns as f64);
-    let Some(gpu) = consumer.gpu.as_ref().filter(|_| steady > 0.0) else { return Vec::new() };
-    // Unmeasured steps count like the others.
-    let all = (consumer.batches as f64 / gpu.steps.max(1) as f64).max(1.0);
-    let share = |ns: u64| percent((ns as f64 * all / steady).min(1.0));
+    let Some(gpu) = &shown.scope.consumer.gpu else { return Vec::new() };
+    let share = |ns: u64| percent((ns as f64 / gpu.span_ns.max(1) as f64).min(1.0));
     let (starved, late) = (share(gpu.starved_ns), share(gpu.host_late_ns));
     let steps = grouped(gpu.steps);
     vec![vec![Line::from(vec![

@@ -23,11 +23,12 @@ fn bars(snapshot: &Snapshot) -> Vec<Bar> {
     if let Some(gpu) = &consumer.gpu {
         let late = "idle before its request (at most)";
         let parts = vec![("starved", "starved", gpu.starved_ns as f64), ("wait", late, gpu.host_late_ns as f64)];
-        bars.push(Bar { label: "GPU", whole: steady, parts, rest: "busy, or not measured" });
+        bars.push(Bar { label: "GPU", whole: gpu.span_ns as f64, parts, rest: "busy" });
     }
     if let Some(copy) = &snapshot.copy {
         let parts = vec![
             ("copy", "copying", copy.busy_ns as f64),
+            ("decode", "operations on the device", copy.ops_ns as f64),
             ("wait", "no full batch", copy.starved_ns as f64),
             ("room", "no device memory free", copy.blocked_ns as f64),
         ];

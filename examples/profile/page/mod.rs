@@ -355,7 +355,7 @@ mod tests {
         (snapshot.consumer.waited_ns, snapshot.consumer.user_ns, snapshot.consumer.samples) = (a, b, c);
         (snapshot.storage.busy_ns, snapshot.storage.bytes, snapshot.decode.busy_ns) = (d, e, f);
         snapshot.decode.workers = f as u32;
-        (gpu.steps, gpu.starved_ns, gpu.host_late_ns) = (a, b, c);
+        (gpu.steps, gpu.starved_ns, gpu.host_late_ns, gpu.span_ns) = (a, b, c, d);
         (copy.busy_ns, copy.blocked_ns) = (d, e);
         (snapshot.consumer.gpu, snapshot.copy) = (Some(gpu), Some(copy));
         let latency = &mut snapshot.storage.latency;

@@ -51,6 +51,11 @@ impl Backend for Gpu {
         work();
     }
 
+    fn beside_captures(&self, work: &mut dyn FnMut()) {
+        let _bound = self.enter();
+        work();
+    }
+
     fn lane(self: Arc<Self>) -> Option<Box<dyn Lane>> {
         Some(Box::new(CudaLane { gpu: self, direct: None, targets: Vec::new() }))
     }
@@ -90,16 +95,16 @@ impl Lane for CudaLane {
     }
 
     fn open(self: Box<Self>, setup: Setup) -> Result<Opened> {
-        let measured = if setup.measured { setup.slots + setup.batches } else { 0 };
-        let idle = Arc::new(IdleMeter::new(&self.gpu, setup.clock.clone(), measured)?);
+        let counts = (setup.slots, setup.batches);
+        let idle = Arc::new(IdleMeter::new(&self.gpu, setup.clock.clone(), counts, setup.measured)?);
         let engine = Copier::new(&self.gpu, setup, self.targets, idle.clone())?;
         Ok(Opened { engine: Box::new(engine), idle })
     }
 }
 
 impl device::IdleMeter for IdleMeter {
-    fn asked(&self, first: bool) {
-        self.asked(first);
+    fn asked(&self, first: bool, checked: bool) {
+        self.asked(first, checked);
     }
 
     fn totals(&self) -> crate::meter::GpuIdle {

@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Hold;
 use crate::tensor::Layout;
 use crossbeam_channel::{Receiver, Sender};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,6 +26,8 @@ pub(super) struct Home {
     /// Receives buffers that return after the copier is gone.
     pub(super) freed: Receiver<Box<dyn DeviceBatch>>,
     pub(super) closed: AtomicBool,
+    /// The last bare stream that was found to belong to the context.
+    pub(super) known: AtomicUsize,
 }
 
 impl Home {
@@ -93,10 +95,9 @@ impl Drop for Target {
 pub(super) struct Buffer {
     pub(super) memory: Target,
     /// The batch has arrived. Bound streams wait for this event.
-    pub(super) copied: Event,
-    /// The first `pending` of these follow the consumers' work before the drop.
-    pub(super) released: Vec<Event>,
-    pub(super) pending: usize,
+    pub(super) copied: Arc<Event>,
+    /// These follow the consumers' work before the drop.
+    pub(super) released: Vec<Arc<Event>>,
     /// Some consumer's work has no event: only a wait for the whole context covers it.
     pub(super) unsure: bool,
     /// Streams that could not record an event because they were capturing; only streams that live as long as these
@@ -114,9 +115,8 @@ impl Buffer {
     pub(super) fn new(home: &Home, target: Option<Target>) -> Result<Self> {
         Ok(Self {
             memory: target.map_or_else(|| Target::new(&home.gpu, home.contents.bytes(), "a batch", None), Ok)?,
-            copied: Event::new(&home.gpu)?,
-            released: vec![Event::new(&home.gpu)?],
-            pending: 0,
+            copied: home.idle.event()?,
+            released: Vec::with_capacity(4),
             unsure: false,
             captured: Vec::new(),
             rings: false,
@@ -140,23 +140,31 @@ impl Buffer {
     fn let_go(&mut self, home: &Home) {
         // One guard for all calls; if it fails, each call fails. The buffer returns anyway, or `next()` would wait for
         // it for ever.
-        let _bound = home.gpu.bind();
-        self.unsure |= self.mark_released(&home.gpu, &home.idle).is_err();
+        let _bound = home.gpu.enter();
+        self.unsure |= self.mark_released(&home.idle).is_err();
     }
 
     fn streams(&self) -> MutexGuard<'_, Vec<Stream>> {
         self.streams.hold()
     }
 
+    /// `lives`: one of the builder's streams, which are checked.
     fn bind_checked(&self, stream: &Stream, lives: bool) -> Result<()> {
         let home = self.home();
-        // One guard for all calls.
-        let _bound = home.gpu.bind()?;
         let mut streams = self.streams();
         if streams.iter().any(|bound| bound.raw() == stream.raw()) {
             return Ok(());
         }
-        home.gpu.check_uncaptured(stream.raw())?;
+        // One guard for all calls.
+        let _bound = home.gpu.enter()?;
+        if !lives {
+            // First: a capturing stream must not be asked for its context.
+            home.gpu.check_uncaptured(stream.raw())?;
+            if home.known.load(Ordering::Relaxed) != stream.raw() {
+                home.gpu.check_stream(stream)?;
+                home.known.store(stream.raw(), Ordering::Relaxed);
+            }
+        }
         home.gpu.stream_waits(stream.raw(), &self.copied)?;
         if streams.is_empty() {
             home.idle.started(self.base(), stream, lives, &self.copied);
@@ -165,22 +173,26 @@ impl Buffer {
         Ok(())
     }
 
-    /// Records an event on every bound stream.
-    fn mark_released(&mut self, gpu: &Arc<Gpu>, idle: &IdleMeter) -> Result<()> {
+    /// Records an event on every bound stream, also behind one that refuses; returns the last refusal.
+    fn mark_released(&mut self, idle: &IdleMeter) -> Result<()> {
         let streams = self.streams.get_mut().unwrap_or_else(PoisonError::into_inner);
         self.rings = false;
-        idle.released(self.memory.memory().ptr(), streams.first().map(Stream::raw));
-        for stream in streams.drain(..) {
-            if self.released.len() == self.pending {
-                self.released.push(Event::new(gpu)?);
+        let (mut first, mut done) = (None, Ok(()));
+        for (number, stream) in streams.drain(..).enumerate() {
+            let marked = idle.event().and_then(|event| event.mark(stream.raw()).map(|()| event));
+            match marked {
+                Ok(event) => {
+                    first = first.or((number == 0).then(|| (event.clone(), stream.raw())));
+                    self.released.push(event);
+                }
+                Err(error) => {
+                    self.captured.extend(Some(stream).filter(Stream::keeps_itself));
+                    done = Err(error);
+                }
             }
-            if let Err(error) = self.released[self.pending].mark(stream.raw()) {
-                self.captured.extend(Some(stream).filter(Stream::keeps_itself));
-                return Err(error);
-            }
-            self.pending += 1;
         }
-        Ok(())
+        idle.released(self.memory.memory().ptr(), first);
+        done
     }
 
     /// Waits for the whole context if some consumer's work has no event; returns false while a capture forbids the
@@ -202,7 +214,7 @@ impl Buffer {
         while !self.make_sure(gpu)? {
             std::thread::sleep(AGAIN);
         }
-        let users = || self.released[..self.pending].iter().chain([&self.copied]);
+        let users = || self.released.iter().chain([&self.copied]);
         if users().all(|event| event.is_done().unwrap_or(false)) {
             return Ok(());
         }
@@ -232,7 +244,6 @@ impl DeviceBatch for Buffer {
     }
 
     fn bind(&self, stream: &Stream) -> Result<()> {
-        self.home().gpu.check_stream(stream)?;
         self.bind_checked(stream, false)
     }
 
@@ -251,15 +262,6 @@ impl DeviceBatch for Buffer {
         self.bind_any()?;
         let stream = self.streams().first().map_or(driver::LEGACY, Stream::raw);
         self.home().gpu.read_back(to, self.base() + from as DevicePtr, stream)
-    }
-
-    fn rest(&mut self) {
-        let home = self.home().clone();
-        let _bound = home.gpu.bind();
-        if self.released[..self.pending].iter().all(|event| event.is_done().unwrap_or(false)) {
-            self.pending = 0;
-        }
-        self.let_go(&home);
     }
 
     fn release(mut self: Box<Self>) {
@@ -296,6 +298,9 @@ impl Drop for Buffer {
 /// `cuMemFree` waits for the device, and [`Buffer::drop`] waits for the consumer's streams. Their work may need a lock
 /// that the caller holds (Python's).
 fn free_elsewhere(buffer: Box<dyn DeviceBatch>) {
+    if driver::is_leaving() {
+        return buffer.leak();
+    }
     let free = move || drop(buffer);
     // If no thread starts, `spawn` drops the buffer here.
     let _ = std::thread::Builder::new().name("feedline-free".into()).spawn(free);

@@ -17,7 +17,7 @@ use super::driver::{self, CopyStream, DevicePtr, Gpu, Pin};
 use super::flight::{InFlight, Marks};
 use super::idle::IdleMeter;
 use super::kernels::Kernels;
-use crate::device::{Copied, DeviceBatch, DeviceOp, DirectStep, Engine, FinishStep, Oldest, Setup};
+use crate::device::{Copied, OnBus, DeviceBatch, DeviceOp, DirectStep, Engine, FinishStep, Oldest, Setup};
 use crate::error::{Error, Result};
 use crate::memory::{Filled, Pinned, Region};
 use crate::tensor::{Layout, PAGE};
@@ -25,7 +25,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Number of rows that are not blank; blank rows come last.
 fn real_rows(slot: &Filled) -> usize {
@@ -46,7 +46,9 @@ pub(super) struct Copier {
     copied: Vec<usize>,
     ops: Vec<DeviceOp>,
     kernels: Option<Arc<Kernels>>,
-    /// Of the highest priority: our kernels must not delay the next copy until a consumer's kernel ends.
+    /// Of the highest priority, as all streams here: our kernels must not delay the next copy until a consumer's kernel ends.
+    /// And streams share few hardware queues per priority: a bell that waits for a consumer must not hold up another one's
+    /// stream.
     stream: CopyStream,
     /// Rings when a copy is done. Separate, because a callback blocks its own stream.
     notify: CopyStream,
@@ -75,15 +77,16 @@ impl Copier {
         let whole = (!packed).then(|| runs(arrays(&slot, &contents, &copied, slot.rows(), full)));
         let kernels = if ops.iter().any(needs_kernels) { Some(Kernels::of(gpu)?) } else { None };
         let (gpu, freed, closed) = (gpu.clone(), free.clone(), AtomicBool::new(false));
-        let home = Arc::new(Home { gpu: gpu.clone(), slot, contents, idle, back, freed, closed });
+        let known = AtomicUsize::new(driver::LEGACY);
+        let home = Arc::new(Home { gpu: gpu.clone(), slot, contents, idle, back, freed, closed, known });
         for _ in 0..batches {
             let _ = home.back.send(Box::new(Buffer::new(&home, targets.pop())?));
         }
         Ok(Self {
             stream: CopyStream::preferred(&gpu)?,
-            notify: CopyStream::new(&gpu)?,
-            idle: CopyStream::new(&gpu)?,
-            in_flight: InFlight::new(&gpu, slots)?,
+            notify: CopyStream::preferred(&gpu)?,
+            idle: CopyStream::preferred(&gpu)?,
+            in_flight: InFlight::new(&gpu, slots, !ops.is_empty())?,
             unknown: Vec::with_capacity(batches),
             bell: Arc::new(bell),
             spare: None,
@@ -119,10 +122,10 @@ impl Copier {
             gpu.synchronize()?;
             buffer.unsure = false;
         }
-        if buffer.pending > 0 {
+        if !buffer.released.is_empty() {
             marks.queued.record(self.stream.raw())?;
         }
-        for event in &buffer.released[..buffer.pending] {
+        for event in &buffer.released {
             gpu.stream_waits(self.stream.raw(), event)?;
         }
         marks.began.record(self.stream.raw())?;
@@ -134,10 +137,15 @@ impl Copier {
                 DeviceOp::Finish(step) => self.finish(step, slot, buffer)?,
             }
         }
+        if let Some(made) = marks.made.as_ref().filter(|_| !self.ops.is_empty()) {
+            made.record(self.stream.raw())?;
+        }
+        // A step that is not read yet may need the event of the batch before.
+        buffer.copied = self.home.idle.event()?;
         buffer.copied.record(self.stream.raw())?;
         gpu.stream_waits(self.notify.raw(), &marks.ended)?;
         self.notify.ring(&self.bell)?;
-        buffer.pending = 0;
+        buffer.released.clear();
         Ok(bytes)
     }
 
@@ -246,7 +254,7 @@ impl Engine for Copier {
             self.home.gpu.synchronize()?;
             buffer.unsure = false;
         }
-        let users = || buffer.released[..buffer.pending].iter().chain([&buffer.copied]);
+        let users = || buffer.released.iter().chain([&buffer.copied]);
         let mut done = true;
         for event in users() {
             done &= event.is_done()?;
@@ -259,7 +267,7 @@ impl Engine for Copier {
             }
             return Ok(false);
         }
-        buffer.pending = 0;
+        buffer.released.clear();
         buffer.rings = false;
         Ok(true)
     }
@@ -273,7 +281,7 @@ impl Engine for Copier {
     fn copy(&mut self, slot: Filled, buffer: Box<dyn DeviceBatch>, now: u64) -> Copied {
         let mut buffer = own(buffer);
         buffer.head.take(&slot, now);
-        let (marks, waits) = (self.in_flight.marks(), buffer.pending > 0);
+        let (marks, waits) = (self.in_flight.marks(), !buffer.released.is_empty());
         match self.enqueue(&slot, &mut buffer, &marks) {
             Ok(bytes) => {
                 self.in_flight.push(slot, marks, now, waits);
@@ -283,7 +291,8 @@ impl Engine for Copier {
             Err(error) if self.settle() => {
                 self.in_flight.give_back(marks);
                 // A failed event means a failed context: wait for the context once, then drop the events.
-                (buffer.unsure, buffer.pending) = (true, 0);
+                buffer.unsure = true;
+                buffer.released.clear();
                 self.give_back(buffer);
                 Copied::Failed(slot, error)
             }
@@ -299,7 +308,8 @@ impl Engine for Copier {
         self.in_flight.len()
     }
 
-    fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Option<Range<u64>>)) -> Result<()> {
+    fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Option<OnBus>)) -> Result<()> {
+        self.home.idle.read();
         let gone = self.in_flight.let_go_done(now, done);
         gone.or_else(|error| self.settle_all(error))
     }

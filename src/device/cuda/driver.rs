@@ -32,7 +32,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -165,7 +165,10 @@ impl Driver {
         let mut version = 0;
         // SAFETY: the pointer is valid for the call.
         let asked = unsafe { (driver.symbols.driver_version)(&mut version) };
-        if asked != SUCCESS || version < VERSION_LEAST {
+        if asked != SUCCESS {
+            return Err(Absent::Init(asked, driver.name_of(asked)));
+        }
+        if version < VERSION_LEAST {
             let (major, minor) = (version / 1000, version % 1000 / 10);
             return Err(Absent::TooOld(format!("it supports CUDA {major}.{minor}, 12.0 is needed")));
         }
@@ -179,6 +182,7 @@ impl Driver {
         if started != SUCCESS {
             return Err(Absent::Init(started, driver.name_of(started)));
         }
+        leave_before_the_driver();
         // SAFETY: the pointer is valid for the call.
         let counted = unsafe { (driver.symbols.device_count)(&mut driver.devices) };
         match (counted, driver.devices) {
@@ -206,6 +210,20 @@ impl Driver {
         let _ = unsafe { (self.symbols.device_bytes)(&mut bytes, device) };
         let name = self.text(self.symbols.device_name, device)?;
         Some(Found { ordinal, name, bytes, pci_bus_id: self.pci(device) })
+    }
+
+    /// Makes a call that needs no context in the relaxed mode, so that it ends no capture. A driver that wants a context for
+    /// the mode is called all the same.
+    fn relaxed(&self, call: impl FnOnce() -> c_int) -> c_int {
+        let mut mode = RELAXED;
+        // SAFETY: the pointer is valid for the call, the value one of the driver's modes.
+        let changed = unsafe { (self.symbols.exchange_mode)(&mut mode) };
+        let code = call();
+        if changed == SUCCESS {
+            // SAFETY: as above; the mode is the driver's own answer.
+            let _ = unsafe { (self.symbols.exchange_mode)(&mut mode) };
+        }
+        code
     }
 
     /// Name of a result code; `unknown` if the driver has none.
@@ -250,6 +268,27 @@ fn open_library() -> Result<Library, String> {
 /// Errors that break the context for good: NVIDIA documents that the process must restart.
 fn is_sticky(code: c_int) -> bool {
     matches!(code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 802 | 810 | 911 | 999)
+}
+
+/// The process runs its exit handlers.
+static LEAVING: AtomicBool = AtomicBool::new(false);
+
+/// Whether [`leave_before_the_driver`] has run.
+pub(crate) fn is_leaving() -> bool {
+    LEAVING.load(Ordering::Relaxed)
+}
+
+/// From its exit on, this process makes no more calls and leaks what it has: the driver's own handler, registered before
+/// this one and so run after it, ends them all, and a call under way then may hang or crash.
+fn leave_before_the_driver() {
+    extern "C" fn leave() {
+        LEAVING.store(true, Ordering::SeqCst);
+    }
+    unsafe extern "C" {
+        fn atexit(handler: extern "C" fn()) -> c_int;
+    }
+    // SAFETY: the handler only stores a flag. Without room for it, exits are as without it.
+    let _ = unsafe { atexit(leave) };
 }
 
 /// Repeats a call while a capture refuses it; returns its code.
@@ -308,7 +347,7 @@ impl Gpu {
         let device = driver.device(ordinal)?;
         let mut context = 0;
         // SAFETY: the pointer is valid for the call, `device` came from the driver.
-        let code = unsafe { (driver.symbols.primary_retain)(&mut context, device) };
+        let code = driver.relaxed(|| unsafe { (driver.symbols.primary_retain)(&mut context, device) });
         driver.checked(Stage::Build, "cuDevicePrimaryCtxRetain", code)?;
         Ok(Arc::new(Self::new(driver, device, context, Owner::Retained)))
     }
@@ -394,7 +433,8 @@ impl Gpu {
     pub(crate) fn intact(&self) -> Result<()> {
         let (code, ordinal) = (self.latch.load(Ordering::Acquire), self.ordinal());
         let message = match code {
-            0 => return Ok(()),
+            0 if !is_leaving() => return Ok(()),
+            _ if is_leaving() => "the process exits: the driver is not called any more".into(),
             GIVEN_UP => format!("cuda:{ordinal} was given up earlier: its use of memory could not be established"),
             _ => format!("cuda:{ordinal} broke earlier: {} ({code})", self.driver.name_of(code)),
         };
@@ -406,19 +446,27 @@ impl Gpu {
     ///
     /// Loader threads hold one guard for their life: nested guards are then free.
     pub(crate) fn bind(&self) -> Result<Bound<'_>> {
+        let mut bound = self.enter()?;
+        let (context, relaxed) = CURRENT.get();
+        if !relaxed {
+            // The mode is the thread's, but a driver may want a context for the call.
+            bound.mode = Some(self.exchange_mode(RELAXED)?);
+            CURRENT.set((context, true));
+        }
+        Ok(bound)
+    }
+
+    /// As [`bind`](Self::bind), in the thread's own mode: enough for what ends no other thread's capture, which is to record
+    /// events, to wait for them on a stream, and to ask whether a stream captures.
+    pub(crate) fn enter(&self) -> Result<Bound<'_>> {
         self.intact()?;
         let before = CURRENT.get();
-        let mode = if before == 0 { Some(self.exchange_mode(RELAXED)?) } else { None };
-        if before != self.context {
+        if before.0 != self.context {
             // SAFETY: the context is alive by `owner`.
-            let pushed = self.check("cuCtxPushCurrent", unsafe { (self.driver.symbols.ctx_push)(self.context) });
-            if let (Err(_), Some(mode), false) = (&pushed, mode, self.is_broken()) {
-                let _ = self.exchange_mode(mode);
-            }
-            pushed?;
-            CURRENT.set(self.context);
+            self.check("cuCtxPushCurrent", unsafe { (self.driver.symbols.ctx_push)(self.context) })?;
+            CURRENT.set((self.context, before.1));
         }
-        Ok(Bound { gpu: self, before, mode, here: PhantomData })
+        Ok(Bound { gpu: self, before, mode: None, here: PhantomData })
     }
 
     /// Sets the thread's capture mode; returns the previous one.
@@ -432,7 +480,7 @@ impl Gpu {
     ///
     /// Errors: [`ErrorKind::Config`]; the capture goes on.
     pub(crate) fn check_uncaptured(&self, stream: Handle) -> Result<()> {
-        let _bound = self.bind()?;
+        let _bound = self.enter()?;
         let mut status = 0;
         // SAFETY: the pointer is valid for the call; that the stream is alive is the contract of `Stream`.
         match unsafe { (self.driver.symbols.stream_capturing)(stream, &mut status) } {
@@ -488,7 +536,7 @@ impl Gpu {
 
     /// Makes later work of `stream` wait for `event`.
     pub(crate) fn stream_waits(&self, stream: Handle, event: &Event) -> Result<()> {
-        let _bound = self.bind()?;
+        let _bound = self.enter()?;
         // SAFETY: the event is alive by the borrow, the stream by the contract of `Stream` or as our own.
         self.check("cuStreamWaitEvent", unsafe { (self.driver.symbols.stream_wait)(stream, event.raw, 0) })
     }
@@ -610,13 +658,12 @@ impl Driver {
 impl Drop for Gpu {
     fn drop(&mut self) {
         if let Owner::Retained = self.owner {
-            if self.is_broken() {
+            if self.intact().is_err() {
                 return note_leak();
             }
             // SAFETY: retained once by `primary`; every object of ours in the context keeps its `Gpu` alive.
-            self.released("cuDevicePrimaryCtxRelease", || unsafe {
-                (self.driver.symbols.primary_release)(self.device)
-            });
+            let release = || unsafe { (self.driver.symbols.primary_release)(self.device) };
+            self.released("cuDevicePrimaryCtxRelease", || self.driver.relaxed(release));
         }
     }
 }
@@ -628,16 +675,17 @@ impl fmt::Debug for Gpu {
 }
 
 thread_local! {
-    /// The context of this thread's innermost guard, 0 without one: nested guards are free.
-    static CURRENT: Cell<Handle> = const { Cell::new(0) };
+    /// The context of this thread's innermost guard, 0 without one, and whether a guard set the relaxed mode: nested guards
+    /// are free.
+    static CURRENT: Cell<(Handle, bool)> = const { Cell::new((0, false)) };
 }
 
 /// Keeps the context current on this thread; dropping it restores the thread's own context. Other CUDA code in the
 /// process (PyTorch with several devices) relies on its current context, and does not run while this lives.
 pub(crate) struct Bound<'g> {
     gpu: &'g Gpu,
-    before: Handle,
-    /// The thread's previous capture mode, restored by the outermost guard.
+    before: (Handle, bool),
+    /// The thread's previous capture mode, restored by the guard that changed it.
     mode: Option<c_uint>,
     /// Stays on its thread.
     here: PhantomData<*const ()>,
@@ -646,7 +694,10 @@ pub(crate) struct Bound<'g> {
 impl Drop for Bound<'_> {
     fn drop(&mut self) {
         CURRENT.set(self.before);
-        if self.before == self.gpu.context {
+        if let Some(mode) = self.mode {
+            let _ = self.gpu.exchange_mode(mode);
+        }
+        if self.before.0 == self.gpu.context {
             return;
         }
         let mut context = 0;
@@ -654,9 +705,6 @@ impl Drop for Bound<'_> {
         let code = unsafe { (self.gpu.driver.symbols.ctx_pop)(&mut context) };
         // Only for the latch: the guarded call has its own result.
         let _ = self.gpu.check("cuCtxPopCurrent", code);
-        if let Some(mode) = self.mode {
-            let _ = self.gpu.exchange_mode(mode);
-        }
     }
 }
 

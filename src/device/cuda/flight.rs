@@ -1,7 +1,7 @@
 //! Slots that the device reads, oldest first, with the events of their copies.
 //!
 //! ```text
-//! copy stream ─● queued ─ waits for consumers' streams ─● began ─ copies ─● ended ─ kernels ─● copied (the buffer's)
+//! copy stream ─● queued ─ waits for consumers' streams ─● began ─ copies ─● ended ─ kernels ─● made, copied (the buffer's)
 //!                          └── blocked by the consumer ──┘  └─ on the bus ─┘ └─► the slot is free
 //! ```
 //!
@@ -12,11 +12,10 @@
 //! later than the host sees its end. Between the ends of two copies the device's clock is exact.
 
 use super::driver::{self, Event, Gpu};
-use crate::device::Oldest;
+use crate::device::{OnBus, Oldest};
 use crate::error::Result;
 use crate::memory::Filled;
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// The events of one slot in flight.
@@ -27,6 +26,8 @@ pub(super) struct Marks {
     pub(super) began: Event,
     /// Timed: the copies have ended.
     pub(super) ended: Event,
+    /// Timed: the operations behind them have ended. `None` without operations.
+    pub(super) made: Option<Event>,
 }
 
 struct Flying {
@@ -50,8 +51,10 @@ pub(super) struct InFlight {
 
 impl InFlight {
     /// Makes events for `slots` slots, plus one set that stays with the last ended copy.
-    pub(super) fn new(gpu: &Arc<Gpu>, slots: usize) -> Result<Self> {
-        let marks = || Ok(Marks { queued: Event::new(gpu)?, began: Event::timed(gpu)?, ended: Event::timed(gpu)? });
+    pub(super) fn new(gpu: &Arc<Gpu>, slots: usize, ops: bool) -> Result<Self> {
+        let timed = || Event::timed(gpu);
+        let made = || ops.then(timed).transpose();
+        let marks = || Ok(Marks { queued: Event::new(gpu)?, began: timed()?, ended: timed()?, made: made()? });
         let spare = (0..=slots).map(|_| marks()).collect::<Result<_>>()?;
         Ok(Self { queue: VecDeque::with_capacity(slots), spare, last: None })
     }
@@ -74,10 +77,10 @@ impl InFlight {
         self.queue.len()
     }
 
-    /// Frees the slots of finished copies. Passes each copy's interval on the bus, by the host's clock, to `done`.
+    /// Frees the slots of finished copies. Passes each one's time to `done`.
     ///
-    /// `now` is 0 if nothing is measured; then there is no interval.
-    pub(super) fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Option<Range<u64>>)) -> Result<()> {
+    /// `now` is 0 if nothing is measured; then there is none.
+    pub(super) fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Option<OnBus>)) -> Result<()> {
         while let Some(front) = self.queue.front() {
             if !front.marks.ended.is_done()? {
                 return Ok(());
@@ -91,8 +94,10 @@ impl InFlight {
             };
             let most = now.saturating_sub(bus);
             let begin = began.unwrap_or_else(|| self.place(&marks.began, submitted, most)).min(most);
-            done(Some(begin..begin + bus));
             let former = self.last.replace((marks, begin + bus));
+            // On the same stream, so its operations ended before this copy began.
+            let ops = former.as_ref().and_then(|(marks, _)| marks.ended.until(marks.made.as_ref()?).ok());
+            done(Some(OnBus { copy: begin..begin + bus, ops_ns: ops.unwrap_or(0) }));
             self.spare.extend(former.map(|(marks, _)| marks));
         }
         Ok(())

@@ -1,34 +1,42 @@
-//! Idle time of the consumer's stream, from events on it, read after they are reached. The CPU never waits.
+//! Idle time of the consumer's stream, from events on it. The consumer records them and the transfer thread reads them
+//! once they are reached. No thread waits.
 //!
 //! ```text
-//! stream  ── step k-1's work ──● released(k-1)   ● asked(k)      ● start(k) ── step k's work ──● released(k)
-//!                               \\_ host late _/  \\_ starvation _/
+//! consumer's stream ── step k-1 ──● released(k-1) ····· ● asked(k) ····· ● start(k) ── step k ──● released(k)
+//!                                  \__ host late ______/ \_ starvation _/
+//! an empty stream                                        ● now(k)
 //! ```
 //!
-//! `asked` is recorded on entry to `next()`; `start` right after the stream's wait for the copy of the returned batch;
-//! `released` at the drop of that batch. Between `asked` and `start` the stream only waits: starvation, exact. From the
-//! last `released` to `asked` the stream was idle because the host was late, or it still ran work enqueued after the
-//! drop: an upper bound. Idle time before the drop, between two kernels of a step, is not attributed here.
+//! `asked` is recorded on entry to `next()`, and `now` beside it on a stream without work: the device's time of asking.
+//! `start` follows the stream's wait for the copy of the returned batch, `released` the drop of a batch. The drop may
+//! come before the request (`while let`) or after it (Python's `for`).
 //!
-//! The first step of an iterator does not count, because nothing could be ready. The user may bind a batch long after
-//! its copy: then the time since its delivery counts as the host's lateness.
+//! * **Starvation**: from `asked` to `start` the stream only waits. Exact. A step's own work may end after its request,
+//!   on another stream; then starvation begins with that end.
+//! * **Host late**: if `asked` is not later than `now`, the stream had run dry when the host asked, and the host was
+//!   late from the end of its work on. The last known event before is the later of `released` and the last `start`. So
+//!   this is exact for a drop right after the step's work, and else an upper bound; the number of dry requests is
+//!   exact. Work that ends after the request leaves nothing to be late for: then it is 0, exactly.
+//! * A batch may be bound long after its copy. From the later of its delivery and its copy to its binding the host is
+//!   late.
+//! * **Span**: from the first `start` of an iterator to its last, by the device's clock. The shares above are of it.
 //!
-//! The same events give the stream's track in a trace. The device's clock differs from the host's. `asked` is reached
-//! no earlier than it is recorded, and no later than it is seen; intervals between two events are exact. So lengths on
-//! the track are right, and positions are right as soon as the stream has been idle once.
+//! The first batch of an iterator only begins the span, because nothing could be ready.
+//!
+//! The same events give the stream's track in a trace: `now` joins the device's clock to the host's at each step.
 //!
 //! A step is measured on the first stream that its batch is bound to. The builder's streams, streams that come with
 //! their owner, and the default stream stay alive, so `asked` is recorded on them. A bare handle is valid until the
-//! drop of the batch bound to it. After that, `asked` is recorded on an empty stream of our own, at the device's time
-//! of asking, and idle time counts from `released` if that is later.
+//! drop of the batch bound to it. After that, `asked` is `now`, and idle time counts from `released` if that is later.
 //!
 //! Limits:
+//! * Two marks on an idle device can lie [`JITTER_NS`] apart: work that ends as shortly after the request counts as done.
+//! * Idle time before the drop, between two kernels of a step, is not attributed here.
 //! * Work enqueued between asking for a batch and having it (between two polls with a limit, or before a late binding)
 //!   falls between `asked` and `start`, and counts as starvation.
 //! * A batch dropped unbound is not measured, only counted.
-//! * A step counts once the streams have reached its events. Until then its copy is in flight, and it has a slot; or a
-//!   stream still uses its memory, or it is not bound yet, and it has a buffer. So there is room for that many steps.
-//! * Events are made with the loader and reused; a step makes none.
+//! * Events are shared by the steps, the buffers and the copies that need them. `build` makes as many as there are at
+//!   once with one stream; each further stream adds its own.
 
 use super::Stream;
 use super::driver::{CopyStream, DevicePtr, Event, Gpu, Handle};
@@ -36,42 +44,65 @@ use crate::error::Result;
 use crate::meter::{Clock, GpuIdle, Ring, Track, Work};
 use crate::sync::Hold;
 use std::collections::VecDeque;
-use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// The idle measurement of a loader. Used, and locked, only by the consumer's threads. A batch is identified by its
-/// buffer's address.
+/// See the limits above. The front end of a GPU takes some microseconds for a mark.
+const JITTER_NS: u64 = 20_000;
+
+/// The idle measurement of a loader. A batch is identified by its buffer's address.
 pub(crate) struct IdleMeter {
     gpu: Arc<Gpu>,
     clock: Clock,
     /// The stream's activity.
     ring: Ring,
-    /// Maximum steps with an unreached `start`.
-    unread: usize,
     /// An empty stream for marks; `None` if nothing is measured.
     empty: Option<CopyStream>,
-    inner: Mutex<Inner>,
+    events: Mutex<Events>,
+    /// Locked by the consumer's threads, and shortly by a report.
+    consumer: Mutex<Consumer>,
+    /// Steps whose events may not be reached yet, oldest first.
+    steps: Mutex<VecDeque<Step>>,
+    /// Locked by the transfer thread and by a report. It may lock `steps`, nothing else.
+    reader: Mutex<Reader>,
+}
+
+/// Events for everything that needs one. An event that nobody else holds is free.
+struct Events {
+    all: Vec<Arc<Event>>,
+    next: usize,
+    timed: bool,
+}
+
+impl Events {
+    fn take(&mut self, gpu: &Arc<Gpu>) -> Result<Arc<Event>> {
+        for _ in 0..self.all.len() {
+            self.next = (self.next + 1) % self.all.len();
+            if Arc::strong_count(&self.all[self.next]) == 1 {
+                return Ok(self.all[self.next].clone());
+            }
+        }
+        let new = Arc::new(if self.timed { Event::timed(gpu)? } else { Event::new(gpu)? });
+        self.all.push(new.clone());
+        Ok(new)
+    }
 }
 
 #[derive(Default)]
-struct Inner {
-    consumer: Consumer,
-    spare: Vec<Event>,
-    /// An entry into `next()`, not for a first batch, that has not returned a batch yet.
-    asked: Option<Asked>,
+struct Consumer {
+    stream: On,
+    /// An entry into `next()` that has not returned a batch yet.
+    asked: Option<Request>,
     /// Delivered batches without a waiting stream.
     handed: Vec<Handed>,
     last_released: Option<Mark>,
-    unread: VecDeque<Step>,
-    /// The `start` of the last step read, and its host time.
-    last_start: Option<(Event, u64)>,
-    totals: GpuIdle,
+    no_stream: u64,
+    no_event: u64,
 }
 
 /// The stream of the last batch, as far as it may be used.
 #[derive(Default)]
-enum Consumer {
+enum On {
     /// None yet, or possibly destroyed.
     #[default]
     Unknown,
@@ -83,168 +114,208 @@ enum Consumer {
 
 /// An event, with its stream, which may be destroyed.
 struct Mark {
-    event: Event,
+    event: Arc<Event>,
     on: Handle,
 }
 
-/// Entry into `next()`: its mark, unless the driver refused it, and its host time.
+/// Entry into `next()`.
+enum Request {
+    /// For the first batch of an iterator.
+    First,
+    Later(Asked),
+    /// The driver refused a mark.
+    Refused,
+}
+
 struct Asked {
-    mark: Option<Mark>,
+    mark: Mark,
+    now: Arc<Event>,
     at_ns: u64,
 }
 
 /// A batch without a stream.
 struct Handed {
     batch: DevicePtr,
-    /// `None` for the first batch of an iterator.
-    asked: Option<Asked>,
+    asked: Option<Request>,
     /// Delivery time, if no stream was bound at delivery.
     since: Option<Instant>,
 }
 
 /// The events of one step.
 struct Step {
+    /// `None` for the first batch of an iterator.
+    asked: Option<Asked>,
+    /// The last drop.
     before: Option<Mark>,
-    asked: Mark,
-    asked_ns: u64,
     start: Mark,
-    /// Time from delivery to the first binding.
+    /// The batch's copy, and the time from its delivery to the first binding.
+    copied: Arc<Event>,
     unbound_ns: u64,
 }
 
-impl Step {
-    fn is_done(&self) -> Result<bool> {
-        // Earlier events on `start`'s stream are reached before it.
-        let elsewhere = self.before.iter().chain([&self.asked]).filter(|mark| mark.on != self.start.on);
-        for mark in [&self.start].into_iter().chain(elsewhere) {
-            if !mark.event.is_done()? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
+/// The idle time of a step. Nanoseconds on the device.
+struct Idle {
+    late: u64,
+    starved: u64,
+    unbound: u64,
+    dry: bool,
+    /// From the device's time of asking to `start`.
+    until_start: u64,
+}
 
-    fn into_events(self) -> impl Iterator<Item = Event> {
-        self.before.into_iter().chain([self.asked, self.start]).map(|mark| mark.event)
-    }
-
-    /// Idle time before the request (an upper bound) and after it, with the event that ends the previous step's work.
-    fn idle(&self) -> Result<(u64, u64, &Event)> {
-        let asked = &self.asked.event;
-        let late = self.before.as_ref().map_or(Ok(0), |before| before.event.until(asked))?;
-        // On a stream other than `asked`'s, the previous step's work may end later.
-        let from = self.before.as_ref().filter(|_| late == 0).map_or(asked, |before| &before.event);
-        Ok((late, from.until(&self.start.event)?, from))
-    }
+#[derive(Default)]
+struct Reader {
+    /// The `start` of the last step.
+    last_start: Option<Arc<Event>>,
+    totals: GpuIdle,
 }
 
 impl IdleMeter {
-    /// Makes the events for `unread` steps: slots plus device batches. With 0, measures nothing.
-    pub(crate) fn new(gpu: &Arc<Gpu>, clock: Clock, unread: usize) -> Result<Self> {
-        // Three per unread step and for the step in the making, and the `start` of the last step read.
-        let count = if unread > 0 { 3 * (unread + 1) + 1 } else { 0 };
-        let spare = (0..count).map(|_| Event::timed(gpu)).collect::<Result<_>>()?;
-        let empty = (unread > 0).then(|| CopyStream::new(gpu)).transpose()?;
-        let (handed, steps) = (Vec::with_capacity(unread), VecDeque::with_capacity(unread));
-        let inner = Mutex::new(Inner { spare, handed, unread: steps, ..Inner::default() });
-        Ok(Self { gpu: gpu.clone(), clock, ring: Ring::default(), unread, empty, inner })
+    /// Makes the events for `slots` slots and `batches` device batches; measures nothing unless `measured`.
+    pub(crate) fn new(gpu: &Arc<Gpu>, clock: Clock, (slots, batches): (usize, usize), measured: bool) -> Result<Self> {
+        // Each buffer: its copy, its release. Each step whose copy is in flight (and has a slot) or that has a buffer, and
+        // the one in the making: asked, now, start, and one that its buffer has given up. The last start and release.
+        let count = 2 * batches + if measured { 4 * (slots + batches + 1) + 2 } else { 0 };
+        let event = |_| Ok(Arc::new(if measured { Event::timed(gpu)? } else { Event::new(gpu)? }));
+        let all = (0..count).map(event).collect::<Result<_>>()?;
+        let empty = measured.then(|| CopyStream::preferred(gpu)).transpose()?;
+        let consumer = Consumer { handed: Vec::with_capacity(batches), ..Consumer::default() };
+        Ok(Self {
+            gpu: gpu.clone(),
+            clock,
+            ring: Ring::default(),
+            empty,
+            events: Mutex::new(Events { all, next: 0, timed: measured }),
+            consumer: Mutex::new(consumer),
+            steps: Mutex::new(VecDeque::with_capacity(slots + batches + 2)),
+            reader: Mutex::default(),
+        })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.hold()
+    /// An event that nobody else uses. Timed if steps are measured.
+    pub(super) fn event(&self) -> Result<Arc<Event>> {
+        self.events.hold().take(&self.gpu)
     }
 
-    /// Entry into `next()`, for the `first` batch of an iterator or a later one.
+    fn record(&self, stream: Handle) -> Result<Mark> {
+        let event = self.event()?;
+        event.record(stream)?;
+        Ok(Mark { event, on: stream })
+    }
+
+    /// Entry into `next()`, for the `first` batch of an iterator or a later one. `checked`: the builder's streams were just
+    /// seen not to capture a graph.
     ///
     /// Errors mean a broken device, which is reported elsewhere; then nothing is measured.
-    pub(crate) fn asked(&self, first: bool) {
+    pub(crate) fn asked(&self, first: bool, checked: bool) {
         let Some(empty) = &self.empty else { return };
-        let Ok(_bound) = self.gpu.bind() else { return };
-        let mut inner = self.lock();
-        let now = self.clock.now();
-        inner.read(&self.ring, now);
-        let former = inner.asked.take().and_then(|asked| asked.mark);
-        inner.put_back(former);
+        let mut consumer = self.consumer.hold();
         if first {
             // Time between two iterators is not attributed.
-            let before = inner.last_released.take();
-            inner.put_back(before);
-            let start = inner.last_start.take().map(|(event, _)| event);
-            inner.spare.extend(start);
-        } else {
-            let stream = match &inner.consumer {
-                Consumer::Unknown => empty.raw(),
-                Consumer::Lasting(stream) => stream.raw(),
-                Consumer::Until(stream, _) => *stream,
-            };
-            inner.asked = Some(Asked { mark: inner.record(stream), at_ns: now });
+            consumer.last_released = None;
+            consumer.asked = Some(Request::First);
+            return;
         }
+        let at_ns = self.clock.now();
+        let stream = match &consumer.stream {
+            On::Unknown => None,
+            On::Lasting(stream) => Some(stream.raw()),
+            On::Until(stream, _) => Some(*stream),
+        };
+        let marks = || {
+            let mark = stream.map(|stream| {
+                if !checked {
+                    self.gpu.check_uncaptured(stream)?;
+                }
+                self.record(stream)
+            });
+            let (mark, now) = (mark.transpose()?, self.record(empty.raw())?);
+            let event = now.event.clone();
+            Ok(Asked { mark: mark.unwrap_or(now), now: event, at_ns })
+        };
+        let marks: Result<Asked> = marks();
+        consumer.asked = Some(marks.map_or(Request::Refused, Request::Later));
     }
 
     /// A batch is delivered; `unbound`: without a stream so far.
     pub(crate) fn handed(&self, batch: DevicePtr, unbound: bool) {
-        if self.unread == 0 {
+        if self.empty.is_none() {
             return;
         }
-        let mut inner = self.lock();
-        let asked = inner.asked.take();
-        inner.handed.push(Handed { batch, asked, since: unbound.then(Instant::now) });
+        let mut consumer = self.consumer.hold();
+        let asked = consumer.asked.take();
+        consumer.handed.push(Handed { batch, asked, since: unbound.then(Instant::now) });
     }
 
     /// A batch was bound to its first stream, which now waits for `copied`. `lives`: the stream outlives the loader.
-    pub(crate) fn started(&self, batch: DevicePtr, stream: &Stream, lives: bool, copied: &Event) {
-        if self.unread == 0 {
+    pub(crate) fn started(&self, batch: DevicePtr, stream: &Stream, lives: bool, copied: &Arc<Event>) {
+        if self.empty.is_none() {
             return;
         }
-        let mut inner = self.lock();
+        let mut consumer = self.consumer.hold();
         let lasts = lives || stream.keeps_itself();
-        inner.consumer = if lasts { Consumer::Lasting(stream.clone()) } else { Consumer::Until(stream.raw(), batch) };
-        let before = inner.last_released.take();
-        let Some((Asked { mark, at_ns }, since)) = inner.take_handed(batch) else { return inner.put_back(before) };
-        let since = since.filter(|_| copied.is_done().unwrap_or(false));
+        consumer.stream = if lasts { On::Lasting(stream.clone()) } else { On::Until(stream.raw(), batch) };
+        let (asked, since) = match consumer.take_handed(batch) {
+            Some((Request::Later(asked), since)) => (Some(asked), since),
+            Some((Request::First, _)) => (None, None),
+            Some((Request::Refused, _)) => return consumer.no_event += 1,
+            None => return,
+        };
         let unbound_ns = since.map_or(0, |since| since.elapsed().as_nanos() as u64);
-        if inner.unread.len() == self.unread {
-            inner.read(&self.ring, self.clock.now());
+        let Ok(start) = self.record(stream.raw()) else { return consumer.no_event += u64::from(asked.is_some()) };
+        let before = if asked.is_some() { consumer.last_released.take() } else { None };
+        let step = Step { asked, before, start, copied: copied.clone(), unbound_ns };
+        self.steps.hold().push_back(step);
+    }
+
+    /// A batch is dropped, and `mark` stands behind its work. The mark's stream may be destroyed from here on.
+    pub(super) fn released(&self, batch: DevicePtr, mark: Option<(Arc<Event>, Handle)>) {
+        if self.empty.is_none() {
+            return;
         }
-        let room = mark.is_some() && inner.unread.len() < self.unread;
-        let start = if room { inner.record(stream.raw()) } else { None };
-        match (mark, start) {
-            (Some(asked), Some(start)) => {
-                inner.unread.push_back(Step { before, asked, asked_ns: at_ns, start, unbound_ns });
-            }
-            (mark, _) => {
-                inner.put_back(before);
-                inner.put_back(mark);
-                inner.totals.unmeasured.no_event += 1;
-            }
+        let mut consumer = self.consumer.hold();
+        if matches!(consumer.take_handed(batch), Some((Request::Later(_) | Request::Refused, _))) {
+            consumer.no_stream += 1;
+        }
+        if let Some((event, on)) = mark {
+            consumer.last_released = Some(Mark { event, on });
+        }
+        if matches!(consumer.stream, On::Until(_, last) if last == batch) {
+            consumer.stream = On::Unknown;
         }
     }
 
-    /// A batch is dropped. `stream`, its first binding, may be destroyed from here on.
-    pub(crate) fn released(&self, batch: DevicePtr, stream: Option<Handle>) {
-        if self.unread == 0 {
+    /// Reads the steps whose events are reached, oldest first. For threads that may ask the driver in the relaxed mode.
+    pub(super) fn read(&self) {
+        if self.empty.is_none() {
             return;
         }
-        let mut inner = self.lock();
-        if let Some((asked, _)) = inner.take_handed(batch) {
-            inner.put_back(asked.mark);
-            inner.totals.unmeasured.no_stream += 1;
-        }
-        let Some(stream) = stream else { return };
-        let former = inner.last_released.take();
-        inner.put_back(former);
-        inner.last_released = inner.record(stream);
-        if matches!(inner.consumer, Consumer::Until(_, last) if last == batch) {
-            inner.consumer = Consumer::Unknown;
+        let mut reader = self.reader.hold();
+        loop {
+            let Some(step) = self.steps.hold().pop_front() else { return };
+            match step.is_done() {
+                Ok(true) => reader.take(step, &self.ring),
+                Ok(false) => return self.steps.hold().push_front(step),
+                // The driver answers for none of these steps now.
+                Err(_) => {
+                    let mut others = self.steps.hold();
+                    let lost = std::iter::once(step).chain(others.drain(..));
+                    reader.totals.unmeasured.no_event += lost.filter(|step| step.asked.is_some()).count() as u64;
+                    return;
+                }
+            }
         }
     }
 
     /// Totals so far.
     pub(crate) fn totals(&self) -> GpuIdle {
         let _bound = self.gpu.bind();
-        let mut inner = self.lock();
-        inner.read(&self.ring, self.clock.now());
-        inner.totals.clone()
+        self.read();
+        let mut totals = self.reader.hold().totals.clone();
+        let consumer = self.consumer.hold();
+        totals.unmeasured.no_event += consumer.no_event;
+        totals.unmeasured.no_stream += consumer.no_stream;
+        totals
     }
 
     /// Recent activity of the stream.
@@ -254,92 +325,86 @@ impl IdleMeter {
     }
 }
 
-impl Inner {
-    /// Marks the stream's present point; `None` without a spare event, or on a broken device.
-    fn record(&mut self, stream: Handle) -> Option<Mark> {
-        let event = self.spare.pop()?;
-        match event.mark(stream) {
-            Ok(()) => Some(Mark { event, on: stream }),
-            Err(_) => {
-                self.spare.push(event);
-                None
-            }
-        }
-    }
-
-    fn put_back(&mut self, mark: Option<Mark>) {
-        self.spare.extend(mark.map(|mark| mark.event));
-    }
-
-    /// The request for a batch without a stream, and its delivery time; `None` for a first batch.
-    fn take_handed(&mut self, batch: DevicePtr) -> Option<(Asked, Option<Instant>)> {
+impl Consumer {
+    /// The request for a batch without a stream, and its delivery time.
+    fn take_handed(&mut self, batch: DevicePtr) -> Option<(Request, Option<Instant>)> {
         let at = self.handed.iter().position(|handed| handed.batch == batch)?;
         let Handed { asked, since, .. } = self.handed.swap_remove(at);
         Some((asked?, since))
     }
+}
 
-    /// Reads the steps with events reached by `now`, oldest first.
-    fn read(&mut self, ring: &Ring, now: u64) {
-        while let Some(step) = self.unread.front() {
-            match step.is_done() {
-                Ok(true) => {}
-                Ok(false) => return,
-                // The driver answers for none of these steps now. Their events are reusable.
-                Err(_) => {
-                    self.totals.unmeasured.no_event += self.unread.len() as u64;
-                    return self.spare.extend(self.unread.drain(..).flat_map(Step::into_events));
-                }
+impl Step {
+    fn is_done(&self) -> Result<bool> {
+        // Earlier events on `start`'s stream are reached before it.
+        let mut others = self.before.iter().filter(|mark| mark.on != self.start.on).map(|mark| &mark.event);
+        let asked = self.asked.iter().map(|asked| &asked.now);
+        let all = [&self.start.event].into_iter().chain(asked).chain(&mut others);
+        for event in all {
+            if !event.is_done()? {
+                return Ok(false);
             }
-            let Some(step) = self.unread.pop_front() else { return };
-            let Ok((late, idle, from)) = step.idle() else {
-                self.totals.unmeasured.no_event += 1;
-                self.spare.extend(step.into_events());
-                continue;
-            };
-            // Limited to the stream's idle time, because the stream may have worked meanwhile.
-            let unbound = step.unbound_ns.min(idle);
-            self.totals.steps += 1;
-            self.totals.starved_ns += idle - unbound;
-            self.totals.host_late_ns += late + unbound;
-            let before = self.last_start.as_ref().and_then(|(event, at)| Some((*at, event.until(from).ok()?)));
-            let start_ns =
-                place(ring, before, [late, idle - unbound, unbound], step.asked_ns..=now.saturating_sub(idle));
-            let former = self.last_start.replace((step.start.event, start_ns));
-            self.spare.extend(former.map(|(event, _)| event));
-            self.put_back(step.before);
-            self.spare.push(step.asked.event);
         }
+        Ok(true)
+    }
+
+    fn idle(&self, asked: &Asked, last_start: Option<&Arc<Event>>) -> Result<Idle> {
+        let (start, request) = (&self.start.event, &asked.mark.event);
+        let until_start = asked.now.until(start)?;
+        let before = self.before.as_ref().map(|mark| &mark.event);
+        let ends_later = before.map_or(Ok(0), |before| request.until(before))?;
+        let dry = ends_later == 0 && asked.now.until(request)? <= JITTER_NS;
+        let since = |event: Option<&Arc<Event>>| event.map(|event| event.until(request)).transpose();
+        let known = since(before)?.into_iter().chain(since(last_start)?);
+        let late = if dry { known.min().unwrap_or(0) } else { 0 };
+        let from = before.filter(|_| ends_later > 0).unwrap_or(request);
+        let idle = from.until(start)?;
+        let unbound = if self.unbound_ns == 0 { 0 } else { self.unbound_ns.min(self.copied.until(start)?).min(idle) };
+        Ok(Idle { late, starved: idle - unbound, unbound, dry, until_start })
     }
 }
 
-/// Draws a step on the track; returns its start.
-///
-/// `before`: the start of the last step, and the time from there to this request, which was within `asked`. The track
-/// shows possible idleness before the request, the wait for the batch, and the time until the batch was bound.
-fn place(
-    ring: &Ring,
-    before: Option<(u64, u64)>,
-    [late, starved, unbound]: [u64; 3],
-    asked: RangeInclusive<u64>,
-) -> u64 {
-    let (least, most) = asked.into_inner();
-    let expected = before.map_or(least, |(start, until)| start.saturating_add(until));
-    let asked = expected.clamp(least, most.max(least));
-    // The last step's length is exact, even if its start was not.
-    let began = before.map_or(asked, |(_, until)| asked.saturating_sub(until));
-    let (idle, there) = (asked.saturating_sub(late).max(began), asked.saturating_add(starved));
-    let start = there.saturating_add(unbound);
-    for (begin, end, what) in [
-        (began, idle, Work::Step),
-        (idle, asked, Work::HostLate),
-        (asked, there, Work::Starved),
-        (there, start, Work::HostLate),
-    ] {
-        if begin < end {
-            ring.note(begin.max(ring.end()), end, what);
+impl Reader {
+    fn take(&mut self, step: Step, ring: &Ring) {
+        let before = self.last_start.replace(step.start.event.clone());
+        // The first step only begins the span.
+        let Some(asked) = &step.asked else { return };
+        let idle = step.idle(asked, before.as_ref());
+        let span = before.map_or(Ok(0), |before| before.until(&step.start.event));
+        let (Ok(idle), Ok(span)) = (idle, span) else {
+            self.totals.unmeasured.no_event += 1;
+            return;
+        };
+        let totals = &mut self.totals;
+        totals.steps += 1;
+        totals.span_ns += span;
+        totals.starved_ns += idle.starved;
+        totals.host_late_ns += idle.late + idle.unbound;
+        totals.dry_steps += u64::from(idle.dry);
+        idle.draw(ring, asked.at_ns.saturating_add(idle.until_start), span);
+    }
+}
+
+impl Idle {
+    /// Draws the step on the track: the last step's work, possible idleness before the request, the wait for the batch,
+    /// the time until the batch was bound.
+    fn draw(&self, ring: &Ring, start: u64, span: u64) {
+        let bound = start.saturating_sub(self.unbound);
+        let asked = bound.saturating_sub(self.starved);
+        let idle = asked.saturating_sub(self.late);
+        let spans = [
+            (start.saturating_sub(span), idle, Work::Step),
+            (idle, asked, Work::HostLate),
+            (asked, bound, Work::Starved),
+            (bound, start, Work::HostLate),
+        ];
+        for (begin, end, what) in spans {
+            let begin = begin.max(ring.end());
+            if begin < end {
+                ring.note(begin, end, what);
+            }
         }
     }
-    start
 }
 
 #[cfg(test)]
@@ -347,17 +412,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn track_places_steps_within_both_clocks() {
+    fn a_step_is_drawn_behind_the_last_one() {
         let ring = Ring::default();
-        // The stream is idle, so the first step stands at its request.
-        let start = place(&ring, None, [0, 2_000_000, 0], 10_000_000..=90_000_000);
-        assert_eq!(start, 12_000_000);
-        // Requested 5 ms later by the device's clock; at 16 ms at the earliest by the host's.
-        let start = place(&ring, Some((start, 5_000_000)), [1_000_000, 0, 0], 16_000_000..=90_000_000);
-        assert_eq!(start, 17_000_000);
-        // Seen before it was possible.
-        let start = place(&ring, Some((start, 30_000_000)), [0, 3_000_000, 0], 20_000_000..=40_000_000);
-        assert_eq!(start, 43_000_000);
+        let step = |late, starved, unbound| Idle { late, starved, unbound, dry: false, until_start: 0 };
+        step(0, 2_000_000, 0).draw(&ring, 12_000_000, 0);
+        step(1_000_000, 0, 0).draw(&ring, 17_000_000, 5_000_000);
+        step(0, 3_000_000, 1_000_000).draw(&ring, 43_000_000, 26_000_000);
         let spans: Vec<_> =
             ring.read().iter().map(|span| (span.what, span.begin_ns / 1000, span.end_ns / 1000)).collect();
         use Work::{HostLate, Starved, Step};
@@ -365,19 +425,14 @@ mod tests {
             (Starved, 10_000, 12_000),
             (Step, 12_000, 16_000),
             (HostLate, 16_000, 17_000),
-            (Step, 17_000, 40_000),
-            (Starved, 40_000, 43_000),
+            (Step, 17_000, 39_000),
+            (Starved, 39_000, 42_000),
+            (HostLate, 42_000, 43_000),
         ];
         assert_eq!(spans, expected);
-    }
-
-    #[test]
-    fn track_survives_absurd_times() {
-        let ring = Ring::default();
-        for before in [None, Some((u64::MAX, u64::MAX)), Some((0, u64::MAX))] {
-            place(&ring, before, [u64::MAX; 3], RangeInclusive::new(5, 1));
-            place(&ring, before, [0, u64::MAX, 0], u64::MAX..=u64::MAX);
-        }
+        // Absurd times.
+        step(u64::MAX, u64::MAX, u64::MAX).draw(&ring, 5, u64::MAX);
+        step(0, u64::MAX, 0).draw(&ring, u64::MAX, 0);
         assert!(ring.read().iter().all(|span| span.begin_ns <= span.end_ns));
     }
 }

@@ -55,7 +55,7 @@ impl Case<'_> {
             Cause::NotStarved | Cause::Consumer => self.consumer_advice(),
             Cause::Storage => self.storage_advice(),
             Cause::Decode => self.decode_advice(),
-            Cause::Copy => copy_advice(),
+            Cause::Copy => self.copy_advice(),
             Cause::Order => order_advice(),
             Cause::MemoryBudget => self.memory_advice(),
             Cause::PageCache => vec![self.memory_copies()],
@@ -389,6 +389,17 @@ impl Case<'_> {
             }
             None => format!(", then {} limits", then.bound_by),
         }
+    }
+
+    fn copy_advice(&self) -> Vec<Advice> {
+        let copy = self.snapshot.copy.clone().unwrap_or_default();
+        if copy.ops_ns > copy.busy_ns {
+            let finish = Setting::Finish.hint(|finish| format!(" ({finish})"));
+            let less = format!("Operations on the device{finish} take longer than the copies: a smaller type, or none and the \
+                 conversion in the model.");
+            return vec![less.into()];
+        }
+        copy_advice()
     }
 }
 

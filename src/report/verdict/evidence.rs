@@ -81,10 +81,15 @@ impl Case<'_> {
             0 => String::new(),
             busy => format!(", at {:.1} GB/s then", copy.bytes as f64 / busy as f64),
         };
+        let share = |ns: u64| (100.0 * ns as f64 / loads.steady_ns).min(100.0);
+        let ops = match copy.ops_ns {
+            0 => String::new(),
+            ops => format!("operations on the device took {:.0} %; ", share(ops)),
+        };
         format!(
-            "Copies to the device were on the bus {:.0} % of the time{speed}; {:.0} % of the time the next one waited for \
-             device memory that the consumer used.",
-            100.0 * loads.copy.min(1.0),
+            "Copies to the device were on the bus {:.0} % of the time{speed}; {ops}{:.0} % of the time the next one waited \
+             for device memory that the consumer used.",
+            share(copy.busy_ns),
             100.0 * loads.no_buffer
         )
     }

@@ -56,9 +56,14 @@ fn assert_said(expected: Cause, part: &str, (cause, text): (Cause, String)) {
     assert!(cause == expected && text.contains(part), "{expected:?}, {part}: {cause:?} {text}");
 }
 
+/// Steps of 100 ms on a GPU.
+fn on_gpu(steps: u64, starved_ns: u64) -> crate::meter::GpuIdle {
+    crate::meter::GpuIdle { steps, span_ns: steps * 100_000_000, starved_ns, ..Default::default() }
+}
+
 #[test]
 fn the_wait_of_the_stream_counts_and_not_that_of_the_host() {
-    let gpu = |steps, starved_ns| Some(crate::meter::GpuIdle { steps, starved_ns, ..Default::default() });
+    let gpu = |steps, starved_ns| Some(on_gpu(steps, starved_ns));
     assert_said(Cause::NotStarved, "own work", said(|s| s.consumer.gpu = gpu(100, 50_000_000)));
     assert_said(Cause::Decode, "The GPU's stream waited 40.0 %", said(|s| s.consumer.gpu = gpu(100, 4_000_000_000)));
     // Half of the steps were not measured.
@@ -99,7 +104,7 @@ fn without_a_measured_step_on_a_gpu_no_cause_is_named() {
 #[test]
 fn copies_say_their_share_and_rate_on_the_bus() {
     let copied = said(|s| {
-        s.consumer.gpu = Some(crate::meter::GpuIdle { steps: 100, ..Default::default() });
+        s.consumer.gpu = Some(on_gpu(100, 0));
         let (busy_ns, blocked_ns, bytes) = (2_000_000_000, 7_000_000_000, 50_000_000_000);
         s.copy = Some(crate::meter::Copy { busy_ns, blocked_ns, bytes, batches: 100, ..Default::default() });
     });
@@ -404,7 +409,7 @@ fn room_that_lacks_is_named_where_it_lacks() {
     let buffers = idle(|s| {
         s.copy = Some(crate::meter::Copy { blocked_ns: 5_000_000_000, buffers: 3, batches: 100, ..Default::default() });
         let (steps, starved_ns) = (100, 5_000_000_000);
-        s.consumer.gpu = Some(crate::meter::GpuIdle { steps, starved_ns, ..Default::default() });
+        s.consumer.gpu = Some(on_gpu(steps, starved_ns));
     });
     assert_said(budget, "`device_batches(5)`", buffers);
 }
@@ -432,9 +437,17 @@ fn copies_and_the_planner_are_named_when_they_are_the_slowest() {
         let (busy_ns, batches, buffers) = (9_500_000_000, 100, 3);
         s.copy = Some(crate::meter::Copy { busy_ns, batches, buffers, ..Default::default() });
         let (steps, starved_ns) = (100, 5_000_000_000);
-        s.consumer.gpu = Some(crate::meter::GpuIdle { steps, starved_ns, ..Default::default() });
+        s.consumer.gpu = Some(on_gpu(steps, starved_ns));
     });
     assert_said(Cause::Copy, "(`finish`)", copying);
+    let making = idle(|s| {
+        let (busy_ns, ops_ns, batches, buffers) = (1_000_000_000, 8_500_000_000, 100, 3);
+        s.copy = Some(crate::meter::Copy { busy_ns, ops_ns, batches, buffers, ..Default::default() });
+        s.consumer.gpu = Some(on_gpu(100, 5_000_000_000));
+    });
+    assert_said(Cause::Copy, "on the bus 10 % of the time", making.clone());
+    assert_said(Cause::Copy, "operations on the device took 85 %", making.clone());
+    assert_said(Cause::Copy, "Operations on the device (`finish`) take longer than the copies", making);
     assert_said(Cause::Order, "The planner's thread computed 95 %", idle(|s| s.order.busy_ns = 9_500_000_000));
 }
 

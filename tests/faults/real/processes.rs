@@ -119,7 +119,6 @@ fn check_that_a_fork_is_told(loader: Loader, mut epoch: Epoch, batch: Batch) {
     assert!((1..9).all(|_| epoch.next().is_none()), "an iterator goes on behind its error");
     told(loader.epoch(1).unwrap_err());
     told(loader.steps(1).unwrap_err());
-    told(loader.ceiling(1).unwrap_err());
     told(loader.ready().unwrap_err());
     told(loader.state().unwrap_err());
     told(loader.preview(0, 1).unwrap_err());

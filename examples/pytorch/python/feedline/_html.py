@@ -39,7 +39,7 @@ def _stages(snapshot: dict[str, Any]) -> list[tuple[str, Parts]]:
     ]
     if gpu := consumer.get("gpu"):
         starved, late = gpu["starved_ns"], gpu["host_late_ns"]
-        busy = max(0, snapshot["steady_ns"] - starved - late)
+        busy = max(0, gpu["span_ns"] - starved - late)
         stages.append(("GPU stream", [("busy", busy, GOOD), ("waits for batches", starved, BAD), ("your code", late, OTHER)]))
     others = decode["workers"] * snapshot["steady_ns"] - decode["busy_ns"] - decode["starved_ns"] - decode["ahead_ns"]
     workers = [

@@ -51,7 +51,7 @@ impl Event {
 
     /// Records the event behind all work that `stream` has so far.
     pub(crate) fn record(&self, stream: Handle) -> Result<()> {
-        let _bound = self.gpu.bind()?;
+        let _bound = self.gpu.enter()?;
         // SAFETY: the event is alive, the stream by the contract of `Stream` or as our own.
         self.gpu.check("cuEventRecord", unsafe { (self.gpu.driver.symbols.event_record)(self.raw, stream) })
     }
@@ -60,7 +60,7 @@ impl Event {
     ///
     /// Errors: as [`Gpu::check_uncaptured`], because an event recorded in a capture means nothing.
     pub(crate) fn mark(&self, stream: Handle) -> Result<()> {
-        let _bound = self.gpu.bind()?;
+        let _bound = self.gpu.enter()?;
         self.gpu.check_uncaptured(stream)?;
         self.record(stream)
     }
