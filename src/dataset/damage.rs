@@ -20,7 +20,7 @@ pub enum OnDamage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DamageKind {
-    /// A header or record frame violates the format (checksum, number, magic).
+    /// A header, record or its frame violates the format (checksum, number, magic, syntax).
     Header,
     /// The shard ends within a header, record or member.
     Cut,

@@ -405,10 +405,12 @@ pub trait DatasetExt: Dataset + Sized {
 
     /// Bytes of a field of every sample, by the index alone: for samplers of batches with similar lengths.
     ///
-    /// Errors: [`ErrorKind::Config`] where only reading tells: Parquet, most fields in frames.
-    fn lengths(&self, field: usize) -> Result<Vec<u64>> {
-        let unknown = || Error::new(ErrorKind::Config, Stage::Index, "the index has no lengths of this field");
-        (0..self.len()).map(|sample| self.field_bytes(sample, field)?.ok_or_else(unknown)).collect()
+    /// Errors: [`ErrorKind::Config`] for an unknown field, and where only reading tells: Parquet, most fields in frames.
+    fn lengths(&self, field: &str) -> Result<Vec<u64>> {
+        let lacks = |what| Error::new(ErrorKind::Config, Stage::Index, format!("{what} `{field}`"));
+        let number = self.schema().iter().position(|known| known.name == field).ok_or_else(|| lacks("no field"))?;
+        let unknown = || lacks("the index has no lengths of field");
+        (0..self.len()).map(|sample| self.field_bytes(sample, number)?.ok_or_else(unknown)).collect()
     }
 
     /// Gives the bytes of every field of one sample as a decoder gets them, verified. It reads by plain calls on this
@@ -422,6 +424,19 @@ pub trait DatasetExt: Dataset + Sized {
 }
 
 impl<D: Dataset> DatasetExt for D {}
+
+/// The error of a dataset that breaks its word.
+pub(crate) fn lie<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::User, Stage::Read, message))
+}
+
+/// Checks the bytes that `open` made against the dataset's bound.
+pub(crate) fn within_opened(bytes: usize, most: u64) -> Result<()> {
+    match bytes as u64 <= most {
+        true => Ok(()),
+        false => lie(format!("`open` gave {bytes} bytes, the dataset's `opened_bytes_max` is {most}")),
+    }
+}
 
 /// Whether bytes go through [`Dataset::check`] or [`Dataset::open`], judged by a few samples. Rows are then not read in
 /// place, whatever their fields.
@@ -508,7 +523,6 @@ impl<'a> Parts<'a> {
         self.clear();
         let ask = || dataset.extents(sample, self).map_err(|error| error.in_stage(Stage::Read));
         caught_in("the dataset's `extents`", Stage::Read, ask)?;
-        let lie = |message: String| Err(Error::new(ErrorKind::User, Stage::Read, message));
         let name = |field: usize| dataset.schema().get(field).map_or("?", |field| &field.name);
         if fields > Spec::FIELDS_MAX {
             return lie(format!("{fields} fields, {} are the limit", Spec::FIELDS_MAX));
@@ -529,6 +543,16 @@ impl<'a> Parts<'a> {
             return lie(format!("the dataset gave no bytes for field `{}`", name(missing)));
         }
         Ok(())
+    }
+
+    /// Checks the bytes of all extents, the read buffers' share, against the dataset's bound.
+    pub(crate) fn within(&self, sample_bytes_max: u64) -> Result<()> {
+        match self.stored_bytes() {
+            bytes if bytes <= sample_bytes_max => Ok(()),
+            bytes => {
+                lie(format!("the sample has {bytes} bytes, the dataset's `sample_bytes_max` is {sample_bytes_max}"))
+            }
+        }
     }
 
     /// As [`ask`](Self::ask), for all fields and sources of the dataset. Errors name the sample.

@@ -1,6 +1,6 @@
 //! Reads single samples and chunks by plain calls, without a loader: to look at data, to verify it, to make checksums.
 
-use super::{ChunkBuf, Dataset, Part, Parts};
+use super::{ChunkBuf, Dataset, Part, Parts, within_opened};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, caught, caught_in};
 use crate::storage::{Blob, Extent, SourceId};
@@ -29,7 +29,7 @@ impl<'d> Plain<'d> {
     pub(super) fn sample(&mut self, sample: u64, mut each: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
         let (dataset, mut parts, mut before) = (self.dataset, Parts::new(), None);
         parts.ask_all(dataset, sample)?;
-        promised("the sample", parts.stored_bytes(), ("sample_bytes_max", dataset.sample_bytes_max()))?;
+        parts.within(dataset.sample_bytes_max())?;
         for (field, part) in parts.iter() {
             // Code of the dataset, and of the user's in `each`.
             let done = caught(Stage::Decode, || match (part, part.extent()) {
@@ -73,7 +73,7 @@ impl<'d> Plain<'d> {
             Part::Framed(_) => {
                 let given = opened(self.dataset, (sample, field), &self.bytes, &mut self.opened)?;
                 if !self.bytes.as_ptr_range().contains(&given.as_ptr()) {
-                    promised("`open`", given.len() as u64, ("opened_bytes_max", self.dataset.opened_bytes_max()))?;
+                    within_opened(given.len(), self.dataset.opened_bytes_max())?;
                 }
                 each(field, given)
             }
@@ -174,15 +174,6 @@ fn opened<'a>(
     buffer: &'a mut Vec<u8>,
 ) -> Result<&'a [u8]> {
     caught_in("the dataset's `open`", Stage::Decode, move || dataset.open(sample, field, bytes, buffer))
-}
-
-/// What a dataset promises is an upper bound.
-fn promised(who: &str, bytes: u64, (promise, most): (&str, u64)) -> Result<()> {
-    if bytes <= most {
-        return Ok(());
-    }
-    let message = format!("{who} has {bytes} bytes, the dataset's `{promise}` is {most}");
-    Err(Error::new(ErrorKind::User, Stage::Read, message))
 }
 
 /// Bytes of every field of a sample, as a decoder gets them.

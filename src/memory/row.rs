@@ -180,6 +180,11 @@ impl Row<'_> {
             if !bytes.len().is_multiple_of(unit) {
                 return Err(wrong_bytes(spec, bytes.len()));
             }
+            // A longer field of the dataset is a setting; other lengths are the decoder's own.
+            if bytes.len() / unit > *max {
+                let more = Setting::UpTo.hint(|up_to| format!(" ({up_to} takes more)"));
+                return Err(too_long(spec, *max, bytes.len() / unit, &more));
+            }
             self.set_len(field, bytes.len() / unit)?;
         } else if bytes.len() != row_bytes {
             return Err(wrong_bytes(spec, bytes.len()));
@@ -274,14 +279,15 @@ fn take_once(taken: &mut u64, field: usize, spec: &Spec) -> Result<()> {
     Err(shape_error(format!("field `{}` is taken twice", spec.fields()[field].name())))
 }
 
+fn too_long(field: &Field, max: usize, len: usize, more: &str) -> Error {
+    shape_error(format!("field `{}` takes at most {max}, the sample has {len}{more}", field.name()))
+}
+
 /// Maximum length and row bytes of an `UpTo` field that `len` fits.
 fn up_to_max(field: &Field, len: usize) -> Result<(usize, usize)> {
     match field.shape() {
         Shape::UpTo { max, .. } if len <= *max => Ok((*max, field.row_bytes())),
-        Shape::UpTo { max, .. } => {
-            let more = Setting::UpTo.hint(|up_to| format!(" ({up_to} takes more)"));
-            Err(shape_error(format!("field `{}` takes at most {max}, the sample has {len}{more}", field.name())))
-        }
+        Shape::UpTo { max, .. } => Err(too_long(field, *max, len, "")),
         Shape::Fixed(_) => {
             Err(shape_error(format!("field `{}` has a fixed shape: its length cannot be set", field.name())))
         }

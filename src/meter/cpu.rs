@@ -85,7 +85,8 @@ impl Cpu {
         let process_ns = process.tv_sec as u64 * 1_000_000_000 + process.tv_nsec as u64;
         let read = |path: &Path| std::fs::read_to_string(path).ok();
         let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-        Self { process_ns, loaders_ns: loaders_ns().unwrap_or(0), ..Self::of_groups(&groups, read) }
+        let others_ns = cores_ns().map(|all| all.saturating_sub(process_ns));
+        Self { process_ns, loaders_ns: loaders_ns().unwrap_or(0), others_ns, ..Self::of_groups(&groups, read) }
     }
 
     fn of_groups(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Self {
@@ -120,6 +121,27 @@ fn loaders_ns() -> Option<u64> {
         tasks.filter(|task| std::fs::read(task.path().join("comm")).is_ok_and(|name| name.starts_with(b"feedline")));
     let times = ours.filter_map(|task| scheduled(task.file_name().to_str()?.parse().ok()?));
     Some(times.fold(0, |sum, (cpu, _)| sum + cpu))
+}
+
+/// Busy time of the cores that the process may use, since the machine's start.
+fn cores_ns() -> Option<u64> {
+    let cores = rustix::thread::sched_getaffinity(None).ok()?;
+    busy_ns(&std::fs::read_to_string("/proc/stat").ok()?, |core| cores.is_set(core))
+}
+
+/// From the text of `/proc/stat`; `None` for one without counts, as some sandboxes have.
+fn busy_ns(stat: &str, counts: impl Fn(usize) -> bool) -> Option<u64> {
+    let (mut ticks, tick_ns) = (0_u64, 1_000_000_000 / rustix::param::clock_ticks_per_second());
+    for line in stat.lines() {
+        let mut words = line.strip_prefix("cpu").unwrap_or_default().split(' ');
+        if !words.next().and_then(|core| core.parse().ok()).is_some_and(&counts) {
+            continue;
+        }
+        // User, nice, system, idle, waiting for devices, interrupts, soft interrupts, stolen by other guests.
+        let times: Vec<u64> = words.map_while(|time| time.parse().ok()).collect();
+        ticks += [0, 1, 2, 5, 6, 7].iter().filter_map(|at| times.get(*at)).sum::<u64>();
+    }
+    (ticks > 0).then(|| ticks * tick_ns)
 }
 
 /// Bytes that devices read for the process.
@@ -173,6 +195,15 @@ mod tests {
             assert_eq!((found.quota, (found.periods, found.throttled)), (quota, counts), "{groups}");
         }
         assert!(Cpu::now().process_ns > 0);
+    }
+
+    #[test]
+    fn busy_time_is_that_of_the_cores_of_the_process() {
+        let stat = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 100 20 3 5000 70 4 5 6 0 0\ncpu1 1 0 0 9 0 0 0 0\nintr 7\n";
+        for (cores, ticks) in [(0..2, Some(139)), (0..1, Some(138)), (1..2, Some(1)), (2..3, None)] {
+            assert_eq!(busy_ns(stat, |core| cores.contains(&core)), ticks.map(|ticks| ticks * 10_000_000), "{cores:?}");
+        }
+        assert_eq!(busy_ns("cpu  0 0\ncpu0 0 0 0 0 0 0 0 0 0 0\n", |_| true), None);
     }
 
     #[test]

@@ -46,6 +46,10 @@ pub struct Cpu {
     pub process_ns: u64,
     /// CPU time of the threads of all loaders in the process, with those of readers and stores.
     pub loaders_ns: u64,
+    /// CPU time of others on the cores that the process may use: other programs, the kernel, guests of the same host. `None`
+    /// where the kernel does not tell.
+    #[serde(default)]
+    pub others_ns: Option<u64>,
     /// The tightest quota, in cores.
     pub quota: Option<f64>,
     /// Periods of the quota.
@@ -324,6 +328,7 @@ macro_rules! numbers {
         );
         if let (Some(now), Some(then)) = (&mut $later.cpu, &$before.cpu) {
             $do!(now, then; process_ns, loaders_ns, periods, throttled);
+            $do!(maybe now, then; others_ns);
         }
         if let (Some(now), Some(then)) = (&mut $later.consumer.steady, &$before.consumer.steady) {
             $do!(now, then; batches, samples);

@@ -328,9 +328,10 @@ fn undecoded(encoded: &EncodedField) -> Error {
     let decoder = Setting::DecodeField.hint(|decode| format!(": {decode}"));
     let other = match encoded.encoding {
         Encoding::Image => ", for pictures of one size",
-        _ => "; or open the dataset with a largest length for it, or without it",
+        _ => "; or open the dataset with a largest length for it",
     };
-    let message = format!("field `{name}` is {} and needs a decoder{decoder}{other}", encoded.encoding);
+    let without = Setting::Keep.hint(|keep| format!("; or leave it out: {keep}"));
+    let message = format!("field `{name}` is {} and needs a decoder{decoder}{other}{without}", encoded.encoding);
     Error::new(ErrorKind::Config, Stage::Build, message)
 }
 
@@ -394,12 +395,7 @@ fn finishings(
     let (mut finishings, mut made) = (Vec::with_capacity(steps.len()), Vec::new());
     for (name, finish) in steps {
         let Some(input) = keep.iter().position(|kept| kept.field.name() == name) else {
-            let names: Vec<_> = keep.iter().map(|kept| kept.field.name()).collect();
-            return bad(format!(
-                "{} names `{name}`, which is no field of the batch; there are {}",
-                Setting::Finish,
-                names.join(", ")
-            ));
+            return no_field(Setting::Finish, &name, keep);
         };
         if finishings.iter().any(|other: &(FinishStep, f64, String)| other.0.input == input) {
             return bad(format!("field `{name}` is finished twice"));
@@ -427,13 +423,18 @@ fn finishings(
     Ok((finishings.into_iter().map(finishing).collect(), made))
 }
 
+fn no_field<T>(setting: Setting, name: &str, all: &[Kept]) -> Result<T> {
+    let there: Vec<_> = all.iter().map(|kept| kept.field.name()).collect();
+    bad(format!("{setting} names `{name}`, which is no field of the batch; there are {}", there.join(", ")))
+}
+
 fn kept(all: &[Kept], names: &[String]) -> Result<Vec<Kept>> {
     let mut keep: Vec<Kept> = Vec::with_capacity(names.len());
     for name in names {
         match all.iter().find(|kept| kept.field.name() == name) {
             Some(kept) if !keep.contains(kept) => keep.push(kept.clone()),
             Some(_) => return bad(format!("{} names `{name}` twice", Setting::Keep)),
-            None => return bad(format!("{} names `{name}`, which is no field of the batch", Setting::Keep)),
+            None => return no_field(Setting::Keep, name, all),
         }
     }
     if keep.is_empty() {

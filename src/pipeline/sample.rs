@@ -12,7 +12,7 @@
 use super::recipe::{How, Recipe};
 use super::task::{Job, Piece, Place, Run, Sample};
 use super::watchdog::{Doing, Watch};
-use crate::dataset::{Chunked, Dataset, Part, Parts};
+use crate::dataset::{Chunked, Dataset, Part, Parts, lie, within_opened};
 use crate::decode::{Ctx, Running, Scratch};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::{ChunkBuf, Rows};
@@ -51,10 +51,6 @@ pub(crate) struct Given<'b> {
     pub(crate) extent: Option<Extent>,
 }
 
-fn lie<T>(message: String) -> Result<T> {
-    Err(Error::new(ErrorKind::User, Stage::Read, message))
-}
-
 /// Questions to the dataset.
 impl Samples {
     /// Asks for the parts of sample `id` that the host needs. Index bytes go straight into the first row.
@@ -91,11 +87,7 @@ impl Samples {
     /// source.
     pub(crate) fn parts<'d>(&'d self, id: u64, parts: &mut Parts<'d>) -> Result<()> {
         parts.ask(&*self.dataset, &self.sources, self.recipe.handlers.len(), id)?;
-        let (most, bytes) = (self.promised.sample_bytes, parts.stored_bytes());
-        if bytes > most {
-            return lie(format!("the sample has {bytes} bytes, the dataset's `sample_bytes_max` is {most}"));
-        }
-        Ok(())
+        parts.within(self.promised.sample_bytes)
     }
 
     /// Places the rows of packed fields by the lengths in the index. A row without a length gets no bytes; filling it
@@ -308,11 +300,10 @@ impl Samples {
 
     /// Lets the dataset open a field's bytes.
     fn open<'a>(&self, id: u64, given: &Given<'a>, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        let most = self.promised.opened_bytes;
         let opened = self.dataset.open(id, given.field, given.bytes, buffer)?;
         // Bytes that were given and not copied take no memory.
-        if !given.bytes.as_ptr_range().contains(&opened.as_ptr()) && opened.len() as u64 > most {
-            return lie(format!("`open` gave {} bytes, the dataset's `opened_bytes_max` is {most}", opened.len()));
+        if !given.bytes.as_ptr_range().contains(&opened.as_ptr()) {
+            within_opened(opened.len(), self.promised.opened_bytes)?;
         }
         Ok(opened)
     }

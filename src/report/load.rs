@@ -281,9 +281,9 @@ pub(super) const FILLED: f64 = 0.9;
 
 /// A consumer with less own work for each batch only measures the loader.
 const STEP_LEAST_NS: f64 = 0.5e6;
-/// The lack of cores is the cause from this share of the time on.
+/// The lack of cores is the cause from this share of the time on, and others are if they took this share of the cores.
 const LOST: f64 = 0.15;
-/// A process uses the cores by itself from this share of them on.
+/// A process uses the cores by itself from this share of them on; only where the time of others is not known.
 const ALL_CORES: f64 = 0.8;
 /// Threads that are not the loader's take the cores from this share of the process's CPU time on.
 const NOT_OURS: f64 = 0.3;
@@ -322,10 +322,15 @@ fn taken(snapshot: &Snapshot, lost: f64, capacity: f64) -> Option<Cause> {
     if lost < LOST || capacity.is_infinite() {
         return None;
     }
-    let process = cpu.process_ns as f64;
-    match process < ALL_CORES * capacity {
+    let (process, loaders) = (cpu.process_ns as f64, cpu.loaders_ns as f64);
+    let others = match cpu.others_ns {
+        Some(others) => others as f64 >= (LOST * capacity).max(process - loaders),
+        // Then nobody else can have taken the rest.
+        None => process < ALL_CORES * capacity,
+    };
+    match others {
         true => Some(Cause::OtherPrograms),
-        false => (process - cpu.loaders_ns as f64 >= NOT_OURS * process).then_some(Cause::OwnThreads),
+        false => (process - loaders >= NOT_OURS * process).then_some(Cause::OwnThreads),
     }
 }
 

@@ -320,12 +320,15 @@ fn lengths_of_samples_come_from_the_index() {
     let dir = Dir::new();
     let lens = [30, 10, 0, 40_000];
     let tar = tar(&dir, &lens);
-    assert_eq!(tar.lengths(0).unwrap(), lens.map(|len| len as u64));
-    assert_eq!(tar.lengths(1).unwrap(), [8; 4]);
+    assert_eq!(tar.lengths("text").unwrap(), lens.map(|len| len as u64));
+    assert_eq!(tar.lengths("label").unwrap(), [8; 4]);
     let chosen = tar.subset([3, 1]).unwrap();
-    assert_eq!(chosen.lengths(0).unwrap(), [40_000, 10]);
-    let error = Texts::new(&dir, Mistake::None).lengths(0).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Config);
+    assert_eq!(chosen.lengths("text").unwrap(), [40_000, 10]);
+    let texts = Texts::new(&dir, Mistake::None);
+    for (field, said) in [("text", "the index has no lengths of field `text`"), ("txt", "no field `txt`")] {
+        let error = texts.lengths(field).unwrap_err();
+        assert!(error.kind() == ErrorKind::Config && error.to_string().contains(said), "{error}");
+    }
 }
 
 #[test]

@@ -289,7 +289,7 @@ impl Index {
     ) -> Result<Self> {
         let blob = Blob::memory(bytes::Bytes::from_owner(bytes.clone()));
         let mut input = Scan::new(&blob, settings.checksums);
-        let mut rows = Rows::new(settings.fields);
+        let mut rows = Rows::new(settings.fields, input.len());
         scan(&mut input, &mut rows)?;
         let table = rows.finish(Path::new("<memory>"))?;
         let shard = Shard { meta: blob.look()?, table, from: Origin::Scan, unsaved: None };
@@ -389,8 +389,8 @@ impl Index {
         tables + self.starts.heap() + self.sources.table_bytes()
     }
 
-    /// Shard and row of a sample. `sample` is below `len`.
-    pub(crate) fn locate(&self, sample: u64) -> (usize, usize) {
+    /// Numbers of a sample's shard and of its row there. Panics if `sample` is not below `len`.
+    pub fn locate(&self, sample: u64) -> (usize, usize) {
         let (shard, row) = self.starts.locate(sample);
         (shard, row as usize)
     }
@@ -519,7 +519,7 @@ fn open_shard(
         return Ok(Shard { meta, table, from, unsaved: None });
     }
     let mut input = Scan::new(&shard, settings.checksums);
-    let mut rows = Rows::new(settings.fields);
+    let mut rows = Rows::new(settings.fields, input.len());
     scan(&mut input, &mut rows)?;
     if Version::of(&shard)? != version {
         return Err(Error::new(ErrorKind::Changed, Stage::Index, "the shard was written to while it was indexed"));

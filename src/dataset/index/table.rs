@@ -68,6 +68,8 @@ impl Notes {
 /// Rows of one shard during its scan.
 pub struct Rows {
     fields: usize,
+    /// Length of the shard.
+    shard: u64,
     entries: Vec<Option<Entry>>,
     notes: Notes,
     /// Number of damages without an entry of their own.
@@ -75,18 +77,23 @@ pub struct Rows {
 }
 
 impl Rows {
-    pub(super) fn new(fields: usize) -> Self {
+    pub(super) fn new(fields: usize, shard: u64) -> Self {
         assert!((1..=FIELDS_MAX).contains(&fields), "a format checks its fields first");
-        Self { fields, entries: Vec::new(), notes: Notes::default(), surplus: 0 }
+        Self { fields, shard, entries: Vec::new(), notes: Notes::default(), surplus: 0 }
     }
 
     /// Adds a sample: one entry per field, `None` for a missing field.
     ///
-    /// Errors: [`ErrorKind::User`] for another number of entries than of fields.
+    /// Errors: [`ErrorKind::User`] for another number of entries than of fields, or an entry past the shard's end.
     pub fn push(&mut self, entries: &[Option<Entry>]) -> Result<()> {
+        let refused = |message| Err(Error::new(ErrorKind::User, Stage::Index, message));
         if entries.len() != self.fields {
-            let message = format!("a sample of {} entries, the index has {} fields", entries.len(), self.fields);
-            return Err(Error::new(ErrorKind::User, Stage::Index, message));
+            return refused(format!("a sample of {} entries, the index has {} fields", entries.len(), self.fields));
+        }
+        let is_past = |entry: &&Entry| entry.offset.checked_add(entry.len).is_none_or(|end| end > self.shard);
+        if let Some(Entry { offset, len, .. }) = entries.iter().flatten().find(is_past) {
+            let past = format!("an entry of {len} bytes at offset {offset}, the shard has {}", self.shard);
+            return refused(format!("sample {}: {past}", self.len()));
         }
         self.entries.extend_from_slice(entries);
         Ok(())

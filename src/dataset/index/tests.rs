@@ -281,6 +281,22 @@ fn an_unwritable_folder_costs_only_the_cache() {
 }
 
 #[test]
+fn an_entry_past_the_end_of_its_shard_is_refused() {
+    let dir = Dir::new();
+    let files = [dir.shard("s", &[0; 100])];
+    for (offset, len, past) in [(90, 10, false), (90, 11, true), (u64::MAX, 2, true)] {
+        let scan = |_: &mut Scan<'_>, rows: &mut Rows| {
+            let entry = Some(Entry { offset, len, crc: 0 });
+            rows.push(&[entry, entry])
+        };
+        match Index::open_or_build(&files, &settings(Place::Off), scan) {
+            Ok(index) => assert!(!past && index.len() == 1),
+            Err(error) => assert!(past && error.to_string().contains("the shard has 100"), "{error}"),
+        }
+    }
+}
+
+#[test]
 fn the_first_failing_shard_is_named() {
     let dir = Dir::new();
     let files: Vec<_> = (0..20).map(|k| dir.shard(&format!("s{k:02}"), SHARD)).collect();
@@ -296,9 +312,11 @@ fn the_first_failing_shard_is_named() {
 
 #[test]
 fn two_fields_take_24_bytes_a_sample_or_40() {
+    let dir = Dir::new();
+    let files = [dir.shard("s", &[])];
+    File::options().write(true).open(&files[0]).unwrap().set_len(6_000_000_000).unwrap();
     for (unit, stride) in [(512, 24), (1, 40)] {
-        let bytes = Arc::<[u8]>::from([0]);
-        let index = Index::of_bytes(bytes, &settings(Place::Off), |_, rows| {
+        let index = Index::open_or_build(&files, &settings(Place::Off), |_, rows| {
             for row in 0..100_000_u64 {
                 // Up to 5 GB: offsets need 33 bits unless they are counted in blocks.
                 let entry = |offset| Some(Entry { offset, len: 1, crc: 0 });
@@ -324,7 +342,7 @@ proptest! {
         };
         let entries: Vec<Option<Entry>> = entries.into_iter().map(|e| e.map(entry)).collect();
         let entries = &entries[..entries.len() / 2 * 2];
-        let mut rows = Rows::new(2);
+        let mut rows = Rows::new(2, u64::MAX);
         entries.chunks(2).for_each(|row| rows.push(row).unwrap());
         let table = rows.finish(Path::new("x")).unwrap();
         for (index, entry) in entries.iter().enumerate() {

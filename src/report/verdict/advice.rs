@@ -121,7 +121,8 @@ impl Case<'_> {
                 let why = format!(": {workers} workers share {cores} cores, more than there are cores do not decode faster.");
                 all.extend(Advice::set(Setting::Workers, cores, why));
             }
-            _ if self.competes() => all.push(
+            // Where the kernel counts the process's CPU time, the takers have causes of their own.
+            _ if self.competes() && self.snapshot.cpu.is_none() => all.push(
                 "Workers wait for cores that others take: threads of this process (give those of the consumer's tensor library \
                  fewer), or other programs."
                     .into(),

@@ -146,6 +146,12 @@ fn workers_that_lack_cores_are_not_told_to_be_more() {
     assert_said(Cause::Decode, "Of 4.0 workers that could have run 2.0 were on a core", competing.clone());
     assert_said(Cause::Decode, "wait for cores that others take", competing);
     assert_said(Cause::Decode, "more workers would not help", said(|s| s.decode.cores = 4));
+    let alone = said(|s| {
+        (s.decode.cpu_ns, s.decode.cores) = (Some(20_000_000_000), 4);
+        s.cpu = Some(Cpu { process_ns: 39_000_000_000, loaders_ns: 39_000_000_000, ..Cpu::default() });
+    });
+    assert!(!alone.1.contains("others take"), "{}", alone.1);
+    assert_said(Cause::Decode, "more workers would not help", alone);
 }
 
 #[test]
@@ -533,7 +539,8 @@ fn counted(s: &mut Snapshot, delay: f64, process: f64, quota: Option<(f64, u64)>
     let periods = if quota.is_some() { 100 } else { 0 };
     // The workers' time is all of the loaders'.
     let loaders_ns = s.decode.cpu_ns.unwrap_or(0);
-    s.cpu = Some(Cpu { process_ns: ns(process), loaders_ns, quota, periods, throttled: throttled.unwrap_or(0) });
+    let throttled = throttled.unwrap_or(0);
+    s.cpu = Some(Cpu { process_ns: ns(process), loaders_ns, quota, periods, throttled, ..Cpu::default() });
 }
 
 #[test]
@@ -567,6 +574,15 @@ fn the_taker_of_the_cores_is_the_cause() {
     assert_said(Cause::Decode, "bound by decode", crowded(0.5, 39.0, None));
     assert_said(Cause::Decode, "bound by decode", crowded(2.0, 39.5, None));
     assert_said(Cause::Decode, "bound by decode", crowded(0.5, 39.0, Some((8.0, 1))));
+    // The kernel also counts the others on these cores: threads that wait for each other blame nobody else.
+    for (others, cause) in [(15_000_000_000, Cause::OtherPrograms), (1_000_000_000, Cause::Decode)] {
+        let known = said(|s| {
+            (s.decode.cores, s.decode.cpu_ns) = (4, Some(19_200_000_000));
+            counted(s, 5.0, 20.0, None);
+            s.cpu.as_mut().unwrap().others_ns = Some(others);
+        });
+        assert_said(cause, "bound by", known);
+    }
 }
 
 #[test]
