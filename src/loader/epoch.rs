@@ -14,7 +14,7 @@ use crate::meter::consuming;
 use crate::order::Batches;
 use crate::pipeline::Start;
 use crate::pipeline::runtime::{placed, within};
-use crate::pipeline::watchdog::{LOOKS, Watcher};
+use crate::pipeline::watchdog::{Doing, LOOKS, Watcher};
 use crate::report::spans;
 use crate::report::{Cause, Verdict};
 use crate::setting::Setting;
@@ -48,6 +48,8 @@ pub struct Epoch {
     asked: Option<Instant>,
     /// Finds operations that do not return.
     watcher: Watcher,
+    /// The caller's own work on the device has not ended for the stall deadline, which was said.
+    hangs: bool,
     /// The `tracing` span, for subscribers.
     span: Option<spans::Epoch>,
     /// Excludes other iterators until this one ends.
@@ -109,6 +111,7 @@ impl Epoch {
             waited_ns: 0,
             asked: None,
             watcher: Watcher::default(),
+            hangs: false,
             live,
             span: None,
             shared,
@@ -313,6 +316,10 @@ impl Epoch {
             // Only the caller can end this wait.
             self.watcher.rest();
             return Ok(());
+        }
+        if waited >= self.shared.deadlines.stall && !self.hangs && core.watch.device.is_now(Doing::Blocked) {
+            self.hangs = true;
+            spans::consumer_hangs(waited);
         }
         let stalled = self.watcher.look(&core.watch, self.shared.deadlines.stall, &core.samples.sources);
         stalled.map_or(Ok(()), |error| Err(placed(core, error)))

@@ -136,6 +136,11 @@ impl Cell {
         (Doing::of(self.doing.load(Ordering::Relaxed)), Some(sample).filter(|sample| *sample != NONE))
     }
 
+    /// Whether the thread is busy with this.
+    pub(crate) fn is_now(&self, doing: Doing) -> bool {
+        self.turn() % 2 == 1 && self.now().0 == doing
+    }
+
     /// Ends the activity.
     pub(crate) fn end(&self) {
         let turn = self.turn.load(Ordering::Relaxed);
@@ -222,7 +227,7 @@ impl Watcher {
                 }
                 continue;
             }
-            if now % 2 == 1 && cell.now().0 == Doing::Blocked {
+            if cell.is_now(Doing::Blocked) {
                 // A batch comes when this wait ends, however long it takes.
                 (*same, self.still) = (Duration::ZERO, Duration::ZERO);
                 continue;

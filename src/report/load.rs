@@ -345,7 +345,9 @@ fn from_memory(storage: &Storage) -> bool {
 fn starved(snapshot: &Snapshot, told: f64) -> Option<f64> {
     let consumer = &snapshot.consumer;
     match &consumer.gpu {
-        Some(gpu) if gpu.steps > 0 && gpu.span_ns > 0 => Some(ratio(gpu.starved_ns as f64, gpu.span_ns as f64).min(1.0)),
+        Some(gpu) if gpu.steps > 0 && gpu.span_ns > 0 => {
+            Some(ratio(gpu.starved_ns as f64, gpu.span_ns as f64).min(1.0))
+        }
         None if snapshot.copy.is_none() => Some(ratio(consumer.waited_ns as f64, told).min(1.0)),
         _ => None,
     }

@@ -107,6 +107,12 @@ pub(crate) fn verdict(cause: &str, advice: &str, starves: bool) {
     }
 }
 
+/// The consumer's own work on the device has not ended for so long. The wait for a batch goes on.
+pub(crate) fn consumer_hangs(waited: Duration) {
+    let waited_s = waited.as_secs_f64();
+    warn!(target: "feedline", waited_s, "the consumer's streams do not end their work");
+}
+
 /// A fault and its outcome.
 pub(crate) fn fault(fault: &Error, outcome: Outcome) {
     let (kind, stage) = (fault.kind().as_str(), fault.stage().as_str());

@@ -90,7 +90,10 @@ impl Gpu {
 #[derive(Clone, Debug)]
 pub struct Config {
     pub devices: Vec<Gpu>,
+    /// Below 0 the error of the question for it.
     pub driver_version: i32,
+    /// Whether the exchange of capture modes needs a current context; what drivers do is not documented.
+    pub mode_in_context: bool,
     /// Result of `cuInit`, if not 0 (100 = no device).
     pub init_error: u32,
     /// Result of `cuMemHostRegister`, if not 0.
@@ -108,6 +111,7 @@ impl Default for Config {
         Self {
             devices: vec![Gpu::new(4 << 30, "0000:3b:00.0")],
             driver_version: 12_040,
+            mode_in_context: false,
             init_error: 0,
             register_error: 0,
             bandwidth: 0,
@@ -126,6 +130,7 @@ impl Config {
     fn text(&self) -> String {
         let mut lines = vec![
             format!("driver_version={}", self.driver_version),
+            format!("mode_in_context={}", u8::from(self.mode_in_context)),
             format!("init_error={}", self.init_error),
             format!("register_error={}", self.register_error),
             format!("bandwidth={}", self.bandwidth),

@@ -198,10 +198,11 @@ fn the_last_release_destroys_a_context() {
 #[test]
 fn a_copy_reads_pinned_memory_when_it_runs() {
     let session = begin(Config::default());
-    let (stream, to_pinned, to_pageable) = (stream(), alloc(LEN), alloc(LEN));
+    // A copy of pageable memory waits for the work before it.
+    let (stream, other, to_pinned, to_pageable) = (stream(), stream(), alloc(LEN), alloc(LEN));
     let (mut pinned, mut pageable) = (pinned(1), pages(1));
     session.hold(true);
-    assert_eq!((upload(to_pinned, &pinned, stream), upload(to_pageable, &pageable, stream)), (0, 0));
+    assert_eq!((upload(to_pinned, &pinned, stream), upload(to_pageable, &pageable, other)), (0, 0));
     assert_eq!(cu!(cuStreamQuery(stream)), 600);
     assert_eq!((session.peek(to_pinned, LEN), session.executed()), (vec![0xa5; LEN], 0));
     let (pinned_at, pageable_at) = (at(&pinned) as u64, at(&pageable) as u64);
@@ -209,7 +210,7 @@ fn a_copy_reads_pinned_memory_when_it_runs() {
     pinned.fill(2);
     pageable.fill(2);
     session.hold(false);
-    ok!(cuStreamSynchronize(stream));
+    ok!(cuCtxSynchronize());
     assert_eq!((session.peek(to_pinned, LEN), session.peek(to_pageable, LEN)), (vec![2; LEN], vec![1; LEN]));
     assert_eq!((session.in_flight(pinned_at, LEN), session.executed()), (0, 2));
     ok!(cuMemHostUnregister(at(&pinned)));

@@ -176,7 +176,10 @@ struct Device {
 
 #[derive(Default)]
 struct Config {
+    /// Below 0 the error that stands for it.
     driver_version: i32,
+    /// Whether the exchange of capture modes needs a current context.
+    mode_in_context: bool,
     init_error: u32,
     register_error: u32,
     /// Bytes per second; 0 = no delay.
@@ -524,7 +527,9 @@ impl State {
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// Calls that `cuda.h` and its users know to be unsafe while a graph is captured.
-const UNSAFE: [&str; 16] = [
+const UNSAFE: [&str; 18] = [
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
     "cuCtxSynchronize",
     "cuStreamSynchronize",
     "cuStreamQuery",
@@ -603,6 +608,9 @@ pub extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> u32 {
     call("cuThreadExchangeStreamCaptureMode", &[], |s| {
         if mode.is_null() {
             return Err(INVALID_VALUE);
+        }
+        if s.config.mode_in_context {
+            s.current()?;
         }
         // SAFETY: the caller passes a place that holds a mode.
         let wanted = unsafe { mode.read() };
@@ -893,7 +901,10 @@ pub extern "C" fn cuInit(flags: u32) -> u32 {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDriverGetVersion(version: Out<i32>) -> u32 {
-    version.put(Held::lock().config.driver_version).err().unwrap_or(SUCCESS)
+    match Held::lock().config.driver_version {
+        code @ ..0 => code.unsigned_abs(),
+        known => version.put(known).err().unwrap_or(SUCCESS),
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -1575,6 +1586,10 @@ fn copy(s: &mut Held, to: (Address, bool), from: (Address, bool), len: usize, st
     if wrong_side || from.0 == 0 || to.0 == 0 {
         return Err(INVALID_VALUE);
     }
+    if read.is_none() && !wait {
+        // The driver stages pageable memory, after all earlier work of the stream.
+        sync(s, id)?;
+    }
     let source = match read {
         Some(_) => Source::At(s.real(from.0)),
         // SAFETY: the caller passes `len` readable bytes; they are taken now, as the driver does for pageable memory.
@@ -2084,7 +2099,8 @@ impl State {
                 let (name, bus) = (name.unwrap_or_default(), bus.unwrap_or_default());
                 self.devices.push(Device { name, bytes, bus, used: 0, primary: None });
             }
-            "driver_version" => self.config.driver_version = number as i32,
+            "driver_version" => self.config.driver_version = value.parse().unwrap_or_default(),
+            "mode_in_context" => self.config.mode_in_context = number != 0,
             "init_error" => self.config.init_error = number as u32,
             "register_error" => self.config.register_error = number as u32,
             "bandwidth" => self.config.bandwidth = number,

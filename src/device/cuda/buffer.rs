@@ -160,9 +160,12 @@ impl Buffer {
         if !lives {
             // First: a capturing stream must not be asked for its context.
             home.gpu.check_uncaptured(stream.raw())?;
-            if home.known.load(Ordering::Relaxed) != stream.raw() {
+            // A stream that names its context costs no call.
+            if stream.context().is_some() || home.known.load(Ordering::Relaxed) != stream.raw() {
                 home.gpu.check_stream(stream)?;
-                home.known.store(stream.raw(), Ordering::Relaxed);
+                if stream.context().is_none() {
+                    home.known.store(stream.raw(), Ordering::Relaxed);
+                }
             }
         }
         home.gpu.stream_waits(stream.raw(), &self.copied)?;

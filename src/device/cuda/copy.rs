@@ -17,7 +17,7 @@ use super::driver::{self, CopyStream, DevicePtr, Gpu, Pin};
 use super::flight::{InFlight, Marks};
 use super::idle::IdleMeter;
 use super::kernels::Kernels;
-use crate::device::{Copied, OnBus, DeviceBatch, DeviceOp, DirectStep, Engine, FinishStep, Oldest, Setup};
+use crate::device::{Copied, DeviceBatch, DeviceOp, DirectStep, Engine, FinishStep, Oldest, OnBus, Setup};
 use crate::error::{Error, Result};
 use crate::memory::{Filled, Pinned, Region};
 use crate::tensor::{Layout, PAGE};
@@ -279,6 +279,8 @@ impl Engine for Copier {
     }
 
     fn copy(&mut self, slot: Filled, buffer: Box<dyn DeviceBatch>, now: u64) -> Copied {
+        // Before each copy: so at most one batch of events for each buffer is between two readings.
+        self.home.idle.read();
         let mut buffer = own(buffer);
         buffer.head.take(&slot, now);
         let (marks, waits) = (self.in_flight.marks(), !buffer.released.is_empty());

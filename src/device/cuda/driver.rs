@@ -527,7 +527,7 @@ impl Gpu {
 
     /// The context of a stream. Not for default streams, which belong to the current context.
     pub(crate) fn context_of(&self, stream: Handle) -> Result<Handle> {
-        let _bound = self.bind()?;
+        let _bound = self.enter()?;
         let mut context = 0;
         // SAFETY: the pointer is valid for the call; that the stream is alive is the contract of `Stream`.
         self.check("cuStreamGetCtx", unsafe { (self.driver.symbols.stream_ctx)(stream, &mut context) })?;

@@ -12,7 +12,7 @@
 //! later than the host sees its end. Between the ends of two copies the device's clock is exact.
 
 use super::driver::{self, Event, Gpu};
-use crate::device::{OnBus, Oldest};
+use crate::device::{Oldest, OnBus};
 use crate::error::Result;
 use crate::memory::Filled;
 use std::collections::VecDeque;

@@ -21,7 +21,18 @@ impl fmt::Display for Absent {
         match self {
             Self::NoLibrary(words) => write!(f, "no CUDA driver: {words}"),
             Self::TooOld(words) => write!(f, "the CUDA driver is too old: {words}"),
-            Self::Init(code, name) => write!(f, "the CUDA driver does not start: {name} ({code})"),
+            Self::Init(code, name) => {
+                let hint = match code {
+                    34 => {
+                        ": this libcuda is the stub for linking, the driver's own must come first on the library path"
+                    }
+                    803 => ": libcuda and the kernel's driver are of different releases",
+                    804 => ": the compatibility libraries of CUDA do not support this GPU",
+                    999 => ": is there a device /dev/nvidia-uvm?",
+                    _ => "",
+                };
+                write!(f, "the CUDA driver does not start: {name} ({code}){hint}")
+            }
             Self::NoDevice => match std::env::var("CUDA_VISIBLE_DEVICES") {
                 Ok(seen) => write!(f, "no CUDA device is visible (CUDA_VISIBLE_DEVICES={seen:?})"),
                 Err(_) => f.write_str("no CUDA device"),

@@ -173,9 +173,10 @@ struct Reader {
 impl IdleMeter {
     /// Makes the events for `slots` slots and `batches` device batches; measures nothing unless `measured`.
     pub(crate) fn new(gpu: &Arc<Gpu>, clock: Clock, (slots, batches): (usize, usize), measured: bool) -> Result<Self> {
-        // Each buffer: its copy, its release. Each step whose copy is in flight (and has a slot) or that has a buffer, and
-        // the one in the making: asked, now, start, and one that its buffer has given up. The last start and release.
-        let count = 2 * batches + if measured { 4 * (slots + batches + 1) + 2 } else { 0 };
+        // Each buffer: its copy, its release. Each step: asked, now, start, and what its buffer has given up, a copy and a
+        // release. A step is unread while its copy is in flight and has a slot, or while its buffer is in use, or after the
+        // last reading, which each copy makes. One is in the making. The last start and release.
+        let count = 2 * batches + if measured { 5 * (slots + 2 * batches + 1) + 2 } else { 0 };
         let event = |_| Ok(Arc::new(if measured { Event::timed(gpu)? } else { Event::new(gpu)? }));
         let all = (0..count).map(event).collect::<Result<_>>()?;
         let empty = measured.then(|| CopyStream::preferred(gpu)).transpose()?;
@@ -187,7 +188,7 @@ impl IdleMeter {
             empty,
             events: Mutex::new(Events { all, next: 0, timed: measured }),
             consumer: Mutex::new(consumer),
-            steps: Mutex::new(VecDeque::with_capacity(slots + batches + 2)),
+            steps: Mutex::new(VecDeque::with_capacity(slots + 2 * batches + 2)),
             reader: Mutex::default(),
         })
     }

@@ -396,8 +396,10 @@ impl Case<'_> {
         let copy = self.snapshot.copy.clone().unwrap_or_default();
         if copy.ops_ns > copy.busy_ns {
             let finish = Setting::Finish.hint(|finish| format!(" ({finish})"));
-            let less = format!("Operations on the device{finish} take longer than the copies: a smaller type, or none and the \
-                 conversion in the model.");
+            let less = format!(
+                "Operations on the device{finish} take longer than the copies: a smaller type, or none and the \
+                 conversion in the model."
+            );
             return vec![less.into()];
         }
         copy_advice()

@@ -1,6 +1,7 @@
 #![allow(unsafe_code)]
 
 use crate::common::cuda::*;
+use crate::common::standin::Config;
 use crate::common::*;
 use cudarc::driver::{CudaContext, CudaStream, sys};
 use feedline::dataset::Records;
@@ -52,15 +53,16 @@ fn stream() -> (Arc<CudaContext>, Arc<CudaStream>) {
 
 #[test]
 fn a_capture_in_another_thread_stays_valid_beside_a_loader() {
-    for config in [config(), late()] {
-        case(config, |_| {
+    // On the device of the captured stream, and on one whose context the loader makes and ends.
+    for (config, device) in [(config(), 0), (late(), 0), (config(), 1)] {
+        case(config, move |_| {
             let right = Got::epoch(&build(data()), 0);
             let (_context, captured) = stream();
             let before = leaked();
             // Built, used and dropped while the graph is captured.
             let capture = Capture::begin(&captured);
             let life = move || {
-                let loader = build(data().device(gpu(0)).slots(3));
+                let loader = build(data().device(gpu(device)).slots(3));
                 let found = Got::epoch(&loader, 0);
                 drop(loader.epoch(1).unwrap().next().unwrap().unwrap());
                 found
@@ -71,6 +73,34 @@ fn a_capture_in_another_thread_stays_valid_beside_a_loader() {
             assert_eq!(leaked(), before);
         });
     }
+}
+
+#[test]
+fn the_mode_of_captures_may_need_a_context() {
+    case(Config { mode_in_context: true, ..config() }, |_| {
+        let (right, before) = (Got::epoch(&build(data()), 0), leaked());
+        let loader = build(data().device(gpu(0)).slots(3));
+        same(&Got::epoch(&loader, 0), &right, "with a context first");
+        drop(loader);
+        assert_eq!(leaked(), before);
+    });
+}
+
+#[test]
+fn both_streams_of_a_capture_keep_it_when_their_batch_is_dropped() {
+    case(config(), |_| {
+        let (context, stream) = stream();
+        let (right, other) = (Got::epoch(&build(data()), 0), context.new_stream().unwrap());
+        let loader = build(data().device(gpu(0)).stream(&stream).stream(&other).slots(2).device_batches(2));
+        let mut epoch = loader.epoch(0).unwrap();
+        let first = epoch.next().unwrap().unwrap();
+        let captures = [Capture::begin(&stream), Capture::begin(&other)];
+        drop(first);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!(captures.map(Capture::end), [0, 0]);
+        let rest: Vec<_> = epoch.map(|batch| Got::of(&batch.unwrap()).unwrap()).collect();
+        same(&rest, &right[1..], "after both captures");
+    });
 }
 
 #[test]

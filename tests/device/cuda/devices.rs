@@ -16,6 +16,7 @@ const CHILDREN: &[(&str, fn())] = &[
     ("no library", no_library),
     ("no driver", no_driver),
     ("too old", too_old),
+    ("the stub", the_stub),
     ("no device", no_device),
     ("none in the list", none_in_the_list),
     ("does not start", does_not_start),
@@ -107,6 +108,16 @@ fn a_driver_that_is_too_old_is_named_with_what_it_supports() {
 fn too_old() {
     let _session = standin::cuda().session(Config { driver_version: 11_080, ..Config::default() });
     absent(|why| matches!(why, Absent::TooOld(_)), "too old: it supports CUDA 11.8, 12.0 is needed");
+}
+
+#[test]
+fn the_stub_for_linking_is_named() {
+    alone("the stub", &[]);
+}
+
+fn the_stub() {
+    let _session = standin::cuda().session(Config { driver_version: -34, ..Config::default() });
+    absent(|why| matches!(why, Absent::Init(34, _)), "(34): this libcuda is the stub for linking");
 }
 
 #[test]

@@ -3,7 +3,9 @@ use crate::common::standin::{Config, Live, Session, Standin};
 use crate::common::*;
 use cudarc::driver::CudaContext;
 use feedline::dataset::Records;
+use feedline::device::Finish;
 use feedline::device::cuda::Stream;
+use feedline::tensor::DType;
 use feedline::{ErrorKind, Loader, LoaderBuilder, Order};
 
 const BATCHES: u64 = 40;
@@ -101,10 +103,8 @@ fn copies_have_the_highest_priority_and_events_spin() {
             let calls = trace.lines().filter_map(|line| line.split_once(&format!(" {symbol} ")));
             calls.map(|(_, rest)| rest.split(" = ").next().unwrap().to_string()).collect()
         };
-        // Non-blocking; the streams of bells and of question marks have the default.
-        let mut streams = made("cuStreamCreateWithPriority");
-        streams.sort_unstable();
-        assert_eq!(streams, ["1 -5", "1 0", "1 0", "1 0"]);
+        // Non-blocking. Streams of one priority share hardware queues, so none of ours has a consumer's.
+        assert_eq!(made("cuStreamCreateWithPriority"), ["1 -5"; 4]);
         // Timed or not, never with the flag 1 for sleeping waits.
         let events = made("cuEventCreate");
         assert!(!events.is_empty() && events.iter().all(|flags| flags == "0" || flags == "2"), "{events:?}");
@@ -144,119 +144,101 @@ fn an_epoch_reserves_nothing_and_never_waits_for_the_device() {
             let streams: Vec<_> = (0..3).map(|_| context.new_stream().unwrap()).collect();
             let loader = build(data().device(gpu(0)).stream(&streams[0]));
             all_pinned(&loader);
-            let epoch = |epoch| {
-                for (number, batch) in loader.epoch(epoch).unwrap().enumerate() {
+            let epoch = |epoch, further: usize| {
+                for batch in loader.epoch(epoch).unwrap() {
                     let batch = batch.unwrap();
-                    let some = if epoch == 0 { 2 } else { number % 3 };
-                    streams[1..1 + some].iter().for_each(|stream| batch.bind(Stream::from(stream)).unwrap());
+                    streams[1..1 + further].iter().for_each(|stream| batch.bind(Stream::from(stream)).unwrap());
                     batch.field("record").unwrap().device_ptr().unwrap();
                 }
             };
-            // Events for further streams are made when a buffer is first bound to that many.
-            epoch(0);
             let before = counts(session, &NEVER);
-            epoch(1);
-            epoch(2);
+            epoch(0, 0);
+            epoch(1, 0);
             assert_eq!(counts(session, &NEVER), before);
+            // Events for further streams are made as they are needed.
+            epoch(2, 2);
+            let others =
+                |counts: Vec<(&'static str, u64)>| counts.into_iter().filter(|(call, _)| *call != "cuEventCreate");
+            assert!(others(counts(session, &NEVER)).eq(others(before)));
         });
     }
 }
 
-/// The calls from number `first` on, by thread: symbol and arguments without the result. Calls that make a context
-/// current are left out, and so are queries of a copy's end with a negative answer.
-fn calls_of(standin: &Standin, first: u64) -> Vec<Vec<String>> {
-    let mut threads: Vec<(String, Vec<String>)> = Vec::new();
+/// Calls between two numbers as the trace has them: thread, call without the result and without numbers of objects.
+fn calls(standin: &Standin, range: std::ops::Range<u64>) -> Vec<(String, String)> {
+    // Object numbers and offsets do not matter here.
+    let word = |word: &str| word.split(['#', '+']).next().unwrap().to_string();
+    let mut calls = Vec::new();
     for line in standin.trace().lines() {
         let words: Vec<&str> = line.split(' ').collect();
-        let (index, thread) = (words[0].parse::<u64>().unwrap(), words[1]);
-        let [call @ .., "=", code] = &words[2..] else { panic!("{line}") };
-        if index < first || call[0].starts_with("cuCtx") || *code == "600" {
-            continue;
-        }
-        assert_eq!(*code, "0", "{line}");
-        let call = call.join(" ");
-        match threads.iter_mut().find(|(known, _)| known == thread) {
-            Some((_, calls)) => calls.push(call),
-            None => threads.push((thread.into(), vec![call])),
+        let [call @ .., "=", _] = &words[2..] else { panic!("{line}") };
+        if range.contains(&words[0].parse().unwrap()) {
+            let call: Vec<String> = call.iter().map(|part| word(part)).collect();
+            calls.push((words[1].into(), call.join(" ")));
         }
     }
-    threads.into_iter().map(|(_, calls)| calls).collect()
+    calls
 }
 
-/// Copies with released slots: the copying thread has asked how long each took and, except for the first, how long
-/// after the copy before it began.
-pub(super) fn done(standin: &Standin) -> u64 {
-    let trace = standin.trace();
-    // The profiler asks for its own events on the caller's thread.
-    let Some(copying) = trace.lines().find(|line| line.contains(" cuMemcpyHtoDAsync_v2 ")) else { return 0 };
-    let thread = format!(" {} cuEventElapsedTime ", copying.split(' ').nth(1).unwrap());
-    (trace.lines().filter(|line| line.contains(&thread)).count() as u64).div_ceil(2)
-}
-
-/// Object numbers and offsets do not matter here.
-fn without_numbers(call: &str) -> String {
-    let word = |word: &str| word.split(['#', '+']).next().unwrap().to_string();
-    call.split(' ').map(word).collect::<Vec<_>>().join(" ")
-}
+/// The copying thread's calls for each batch: one copy after the consumer's last use of the buffer, with an event before
+/// that wait, one on each side of the copy, and one for the bound streams' wait; then a bell beside the copies.
+const COPY: [&str; 8] = [
+    "cuEventRecord event stream",
+    "cuStreamWaitEvent stream event 0",
+    "cuEventRecord event stream",
+    "cuMemcpyHtoDAsync_v2 mem pin 20000 stream",
+    "cuEventRecord event stream",
+    "cuEventRecord event stream",
+    "cuStreamWaitEvent stream event 0",
+    "cuLaunchHostFunc stream",
+];
 
 #[test]
 fn a_batch_in_the_steady_state_takes_exactly_these_calls() {
-    case(config(), |session| {
-        let context = CudaContext::new(0).unwrap();
-        let stream = context.new_stream().unwrap();
-        let loader = build(data().device(gpu(0)).stream(&stream).keep(["record"]));
-        all_pinned(&loader);
-        assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
-        // All slots are back, so that this epoch adds no calls to the next one.
-        until("the slots are back", || done(session) == BATCHES);
-        // Nor questions about its steps, of which the device may end some late. The first step does not count.
-        until("the steps are measured", || loader.snapshot().consumer.gpu.unwrap().steps == BATCHES - 1);
-        let first = session.calls();
-        assert!(loader.epoch(1).unwrap().all(|batch| batch.is_ok()));
-        until("the slots are back", || done(session) == 2 * BATCHES);
-        let mut threads = calls_of(session, first);
-        assert_eq!(threads.len(), 2, "the caller's thread and the one that copies");
-        threads.sort_by_key(|calls| !calls.iter().any(|call| call.starts_with("cuMemcpy")));
-        let asks = |call: &&String| call.starts_with("cuEventQuery") || call.starts_with("cuEventElapsedTime");
-        let (queries, copies): (Vec<_>, Vec<_>) = threads[0].iter().partition(asks);
-        // The copying thread: one copy after the consumer's last use of the buffer, with an event before that wait, one
-        // on each side of the copy, and one for the bound streams' wait; then a bell beside the copies.
-        let copy = [
-            "cuEventRecord event stream",
-            "cuStreamWaitEvent stream event 0",
-            "cuEventRecord event stream",
-            "cuMemcpyHtoDAsync_v2 mem pin 20000 stream",
-            "cuEventRecord event stream",
-            "cuEventRecord event stream",
-            "cuStreamWaitEvent stream event 0",
-            "cuLaunchHostFunc stream",
-        ];
-        let copies: Vec<_> = copies.iter().map(|call| without_numbers(call)).collect();
-        assert_eq!(copies, copy.repeat(BATCHES as usize));
-        // It asks whether the copy has ended, for its time on the bus and for its place behind the one before; and at most
-        // once each whether it was queued and whether it began.
-        let asked = queries.len() as u64;
-        assert!((3 * BATCHES..=5 * BATCHES).contains(&asked), "{asked} questions");
-        // The caller: in `next` it marks its question, its stream waits for the copy and marks the arrival. A dropped
-        // batch has two marks, for the next user of the memory and for the profiler. For a finished step the profiler
-        // asks the lengths of its three stretches; the first step does not count. Before each of these it asks whether
-        // the stream is captured, and once before it waits for the batch.
-        let consumer = threads[1].iter().map(|call| without_numbers(call));
-        let consumer = consumer.filter(|call| !call.starts_with("cuThreadExchangeStreamCaptureMode"));
-        let (read, consumer): (Vec<_>, Vec<_>) =
-            consumer.partition(|call| call.starts_with("cuEventQuery") || call.starts_with("cuEventElapsedTime"));
-        let wait = "cuStreamWaitEvent stream event 0";
-        let mark = "cuEventRecord event stream";
-        let ask = "cuStreamIsCapturing stream";
-        let later = [ask, ask, mark, ask, wait, ask, mark, ask, mark, ask, mark].repeat(BATCHES as usize - 1);
-        assert_eq!(consumer, [vec![ask, ask, wait, ask, mark, ask, mark], later].concat());
-        assert!(read.len() as u64 <= 5 * BATCHES, "{read:?}");
-        // Each wake (by a full slot, a bell, a buffer that came back) asks three events of one copy, at most.
-        let nots = session.trace().lines().filter(|line| line.ends_with(" = 600")).count() as u64;
-        assert!(nots < 30 * BATCHES, "{nots} questions too many");
-        // The copying thread keeps its context and mode for life. The caller's are set and restored four times: to look
-        // at its streams, to ask, to take and to drop.
-        let own = copy.len() as u64 + 5 + 5 + 6 + 4 * 4;
-        assert!(session.calls() - first <= (own + 4) * BATCHES + nots);
-    });
+    const PUSH: &str = "cuCtxPushCurrent_v2 context";
+    const POP: &str = "cuCtxPopCurrent_v2";
+    const ASK: &str = "cuStreamIsCapturing stream";
+    const MARK: &str = "cuEventRecord event stream";
+    const WAIT: &str = "cuStreamWaitEvent stream event 0";
+    // In `next` the caller looks at its streams, marks its request on its stream and on an empty one, has its streams wait
+    // for the copy, and marks the start. At a drop it marks the end of its work, which the next user of the memory and the
+    // profiler share. It asks nothing: the copying thread reads the marks. Two streams wait and are marked both.
+    const ONE: [&str; 11] = [PUSH, ASK, MARK, MARK, WAIT, MARK, POP, PUSH, ASK, MARK, POP];
+    const TWO: [&str; 15] = [PUSH, ASK, ASK, MARK, MARK, WAIT, MARK, WAIT, POP, PUSH, ASK, MARK, ASK, MARK, POP];
+    let cases: [(&'static str, usize, bool, &'static [&'static str]); 3] =
+        [("fields", 1, false, &ONE), ("finished", 1, true, &ONE), ("two streams", 2, false, &TWO)];
+    for (name, streams, finished, expected) in cases {
+        case(config(), move |session| {
+            let context = CudaContext::new(0).unwrap();
+            let streams: Vec<_> = (0..streams).map(|_| context.new_stream().unwrap()).collect();
+            let records = Records::builder(20 * 50 * 5).field("image", DType::U8, [20, 50, 5]);
+            let records = records.open_bytes(noise(160 * 5000, 3)).unwrap();
+            let builder = Loader::builder(records).order(Order::shuffled(2)).batch_size(4).device(gpu(0));
+            let builder = if finished { builder.finish("image", Finish::to(DType::F16)) } else { builder };
+            let loader = build(streams.iter().fold(builder, |builder, stream| builder.stream(stream)));
+            all_pinned(&loader);
+            assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
+            let first = session.calls();
+            let mut epoch = loader.epoch(1).unwrap();
+            drop(epoch.next().unwrap().unwrap());
+            // What begins an iterator: no request is marked.
+            let begun = session.calls();
+            assert!(epoch.all(|batch| batch.is_ok()));
+            let last = session.calls();
+            let all = calls(session, first..last);
+            let copying = all.iter().find(|(_, call)| call.starts_with("cuMemcpyHtoD")).unwrap().0.clone();
+            let own = |range| calls(session, range).into_iter().filter(|(thread, _)| *thread != copying);
+            let took: Vec<_> = own(begun..last).map(|(_, call)| call).collect();
+            // With the last batch the iterator ends, which reads the marks for its report.
+            for (number, took) in took.chunks(expected.len()).take(BATCHES as usize - 2).enumerate() {
+                assert_eq!(took, expected, "{name}, batch {number}");
+            }
+            if !finished && streams.len() == 1 {
+                let asks = |call: &str| call.starts_with("cuEventQuery") || call.starts_with("cuEventElapsedTime");
+                let copies: Vec<_> = all.iter().filter(|(thread, call)| *thread == copying && !asks(call)).collect();
+                assert_eq!(copies.len(), COPY.len() * BATCHES as usize);
+                assert!(copies.chunks(COPY.len()).all(|copy| copy.iter().map(|(_, call)| call.as_str()).eq(COPY)));
+            }
+        });
+    }
 }

@@ -157,10 +157,13 @@ fn a_refused_question_loses_its_steps_but_no_event() {
             kernels.wait(&stream);
             let mut batches = loader.steps(5).unwrap();
             (0..5).for_each(|_| drop(batches.next().unwrap().unwrap()));
-            // The copying thread asks nothing any more.
-            until("all copies are done", || super::hot::done(session) == 5 * round);
-            session.fail_named("cuEventQuery", session.count("cuEventQuery"), INVALID_VALUE, false);
-            assert_eq!(idle(&loader).unmeasured.no_event, 4 * round);
+            // The copying thread may ask before this one; it only loses the time of a copy.
+            until("the steps are lost", || {
+                session.fail_named("cuEventQuery", session.count("cuEventQuery"), INVALID_VALUE, false);
+                idle(&loader).unmeasured.no_event == 4 * round
+            });
+            // A failure that nobody has met yet is met here.
+            let _ = stream.record_event(None).unwrap().is_complete();
             gate.open();
             stream.synchronize().unwrap();
         }

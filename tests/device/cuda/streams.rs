@@ -284,14 +284,14 @@ fn memory_waits_for_all_where_a_stream_cannot_record() {
     for symbol in ["cuEventRecord", "cuEventCreate", "cuCtxPushCurrent_v2"] {
         case(config(), move |session| {
             let mut consumer = Consumer::new();
-            let further = consumer.context.new_stream().unwrap();
+            let further: Vec<_> = (0..40).map(|_| consumer.context.new_stream().unwrap()).collect();
             let loader = build(on_gpu().device_batches(2).slots(2));
             let gate = Gate::close();
             consumer.kernels.wait(&consumer.stream);
             let mut epoch = loader.epoch(0).unwrap();
             let first = epoch.next().unwrap().unwrap();
-            // The second stream needs an event that does not exist yet.
-            first.bind(Stream::from(&further)).unwrap();
+            // So many streams need events that do not exist yet.
+            further.iter().for_each(|stream| first.bind(Stream::from(stream)).unwrap());
             consumer.read_slice(&first);
             // No other call is made meanwhile: every buffer of the device has a batch.
             let second = epoch.next().unwrap().unwrap();
