@@ -40,6 +40,9 @@ pub(crate) struct Kept {
     pub(crate) field: Field,
 }
 
+/// Of a copy on the host.
+impl dlpack::Owner for Vec<u64> {}
+
 impl dlpack::Owner for Arc<Batch> {
     fn bind(&self, stream: usize) -> Result<()> {
         Batch::bind(self, Stream::promised(stream))
@@ -304,21 +307,24 @@ impl Batch {
     fn export(self: &Arc<Self>, array: Array, dtype: DType, shape: &[usize]) -> Dlpack {
         // No slot has 2^63 bytes.
         let numbers = |list: &[usize]| list.iter().map(|number| *number as i64).collect::<Vec<_>>();
-        let (data, device, read_only) = self.place(array);
         let (shape, strides) = (numbers(shape), numbers(&dense_strides(shape)));
-        Dlpack::new(Parts { data, device, dtype, shape, strides, read_only, owner: Box::new(self.clone()) })
-    }
-
-    /// Address of an array, its device, and whether it is read-only. Exports need nothing else of devices.
-    fn place(&self, array: Array) -> (*mut c_void, DLDevice, bool) {
-        match self.contents() {
-            Contents::Host(filled) => (filled.ptr(array).cast(), DLDevice::CPU, false),
+        let (data, device, owner): (_, _, Box<dyn dlpack::Owner>) = match self.contents() {
+            Contents::Host(filled) => (filled.ptr(array).cast(), DLDevice::CPU, Box::new(self.clone())),
             Contents::Device(on_device) => match on_device.place(array) {
-                Ok(address) => (address as *mut c_void, dl_device(on_device.memory().kind()), false),
-                // The host's metadata of a device batch is read-only.
-                Err(kept) => (kept.cast_mut().cast(), DLDevice::CPU, true),
+                Some(address) => (address as *mut c_void, dl_device(on_device.memory().kind()), Box::new(self.clone())),
+                // A list of the host's, which this crate reads on: consumers may write to a copy.
+                None => {
+                    let bytes = match array {
+                        Array::Status => on_device.status(),
+                        _ => bytemuck::cast_slice(on_device.ids()),
+                    };
+                    let mut copy = vec![0_u64; bytes.len().div_ceil(8)];
+                    bytemuck::cast_slice_mut(&mut copy)[..bytes.len()].copy_from_slice(bytes);
+                    (copy.as_mut_ptr().cast(), DLDevice::CPU, Box::new(copy))
+                }
             },
-        }
+        };
+        Dlpack::new(Parts { data, device, dtype, shape, strides, owner })
     }
 
     fn all(&self) -> MicroBatch<'_> {

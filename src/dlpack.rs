@@ -21,7 +21,7 @@
 //!   of a dropped loader: `cuMemFree` waits for the device, and its work may need the consumer's lock (the GIL).
 //!
 //! Limits: nothing here reads or writes `data`. The maker of a [`Dlpack`] promises that the memory lives as long as the
-//! owner. The legacy struct cannot express "read only".
+//! owner.
 
 #![allow(unsafe_code)]
 
@@ -30,7 +30,6 @@ use crate::tensor::DType;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use raw::FLAG_READ_ONLY;
 pub use raw::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor};
 
 /// The structs of `dlpack.h`.
@@ -138,9 +137,6 @@ pub(crate) mod raw {
         pub const OURS: Self = Self { major: 1, minor: 0 };
     }
 
-    /// Bit in `flags`: the memory is read-only.
-    pub const FLAG_READ_ONLY: u64 = 1;
-
     /// `DLManagedTensorVersioned`.
     #[repr(C)]
     #[derive(Debug)]
@@ -176,15 +172,14 @@ pub struct Tensors {
 
 /// The parts of a [`Dlpack`].
 pub(crate) struct Parts {
-    /// First element; null only for an array without elements. While `owner` lives, any thread may read it, and write
-    /// it unless `read_only`; it has no other user.
+    /// First element; null only for an array without elements. While `owner` lives, any thread may read and write it; it
+    /// has no other user.
     pub(crate) data: *mut c_void,
     pub(crate) device: DLDevice,
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<i64>,
     /// Strides in elements, one per dimension.
     pub(crate) strides: Vec<i64>,
-    pub(crate) read_only: bool,
     /// Dropped on any thread when the last user of the memory is done.
     pub(crate) owner: Box<dyn Owner>,
 }
@@ -237,11 +232,6 @@ impl Dlpack {
         self.0.device
     }
 
-    /// Whether the memory is read-only. The legacy struct cannot say so: then do not make one.
-    pub fn read_only(&self) -> bool {
-        self.0.read_only
-    }
-
     /// Makes a CUDA stream wait until the memory is filled, and orders the memory's reuse after the stream's work.
     ///
     /// The work counts until the last tensor of the batch is freed. Call this before exporting: it implements `stream`
@@ -263,12 +253,12 @@ impl Dlpack {
     #[must_use = "only the deleter releases the memory"]
     pub fn into_versioned(mut self) -> NonNull<DLManagedTensorVersioned> {
         self.order();
-        let (dl_tensor, flags) = (self.tensor(), if self.read_only() { FLAG_READ_ONLY } else { 0 });
+        let dl_tensor = self.tensor();
         NonNull::from(Box::leak(Box::new(DLManagedTensorVersioned {
             version: DLPackVersion::OURS,
             manager_ctx: Box::into_raw(self.0).cast(),
             deleter: Some(delete_versioned),
-            flags,
+            flags: 0,
             dl_tensor,
         })))
     }
@@ -368,8 +358,8 @@ mod tests {
         let mut owner = Bytes { bytes: (0..words as u64).collect(), gone: gone.clone() };
         let data = owner.bytes.as_mut_ptr().cast();
         let strides = dense(&shape);
-        let (device, read_only) = (DLDevice::CPU, false);
-        Dlpack::new(Parts { data, device, dtype, shape, strides, read_only, owner: Box::new(owner) })
+        let device = DLDevice::CPU;
+        Dlpack::new(Parts { data, device, dtype, shape, strides, owner: Box::new(owner) })
     }
 
     fn count(gone: &Arc<AtomicUsize>) -> usize {
@@ -552,26 +542,22 @@ mod tests {
     }
 
     #[test]
-    fn exports_flag_read_only_memory_and_name_the_gpu() {
-        let parts = |read_only| Parts {
+    fn exports_name_the_gpu_and_may_be_written_to() {
+        let dlpack = Dlpack::new(Parts {
             data: std::ptr::without_provenance_mut(0x1000),
             device: DLDevice::cuda(3),
             dtype: DType::F16,
             shape: vec![1],
             strides: vec![1],
-            read_only,
             owner: Box::new(Nobody),
-        };
-        for (read_only, flags) in [(false, 0), (true, FLAG_READ_ONLY)] {
-            let dlpack = Dlpack::new(parts(read_only));
-            assert_eq!((dlpack.read_only(), dlpack.device()), (read_only, DLDevice { device_type: 2, device_id: 3 }));
-            let managed = Elsewhere(dlpack.into_versioned());
-            // SAFETY: alive until `delete`.
-            let seen = unsafe { managed.0.as_ref() };
-            assert_eq!((seen.flags, seen.dl_tensor.device), (flags, DLDevice::cuda(3)));
-            assert_eq!(seen.dl_tensor.data.addr(), 0x1000);
-            managed.delete();
-        }
+        });
+        assert_eq!(dlpack.device(), DLDevice { device_type: 2, device_id: 3 });
+        let managed = Elsewhere(dlpack.into_versioned());
+        // SAFETY: alive until `delete`.
+        let seen = unsafe { managed.0.as_ref() };
+        assert_eq!((seen.flags, seen.dl_tensor.device), (0, DLDevice::cuda(3)));
+        assert_eq!(seen.dl_tensor.data.addr(), 0x1000);
+        managed.delete();
     }
 
     #[test]

@@ -425,14 +425,13 @@ impl OnDevice {
         Some(self.memory().base() + packed.offsets as DevicePtr)
     }
 
-    /// Address of an array, in device or host memory. Only for work on bound streams.
-    pub(crate) fn place(&self, array: Array) -> std::result::Result<DevicePtr, *const u8> {
+    /// Address of an array in device memory. Only for work on bound streams.
+    pub(crate) fn place(&self, array: Array) -> Option<DevicePtr> {
         match array {
-            Array::Field(field) => Ok(self.ptr(field)),
-            Array::Lens(field) => self.lens_ptr(field).ok_or(std::ptr::null()),
-            Array::Offsets(field) => self.offsets_ptr(field).ok_or(std::ptr::null()),
-            Array::Ids => Err(self.ids().as_ptr().cast()),
-            Array::Status => Err(self.status().as_ptr()),
+            Array::Field(field) => Some(self.ptr(field)),
+            Array::Lens(field) => self.lens_ptr(field),
+            Array::Offsets(field) => self.offsets_ptr(field),
+            Array::Ids | Array::Status => None,
         }
     }
 

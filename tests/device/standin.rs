@@ -345,7 +345,7 @@ fn capturing(stream: sys::CUstream) -> Result<u32, u32> {
 fn an_unsafe_call_invalidates_captures_by_the_modes_of_both() {
     let _session = begin(Config::default());
     let (stream, event) = (stream(), event());
-    let (stream_at, event_at) = (stream as usize, event as usize);
+    let (stream_at, event_at, context) = (stream as usize, event as usize, enter(0) as usize);
     // Mode of the capture, mode of the thread that calls, whether it is the capturing one, whether the call is refused.
     let cases = [
         (0, 0, false, true),
@@ -361,7 +361,7 @@ fn an_unsafe_call_invalidates_captures_by_the_modes_of_both() {
     ];
     for (capture, thread, own, refused) in cases {
         let call = move || {
-            enter(0);
+            ok!(cuCtxSetCurrent(context as sys::CUcontext));
             let before = exchange(thread);
             let unsafe_call = cu!(cuEventQuery(event_at as sys::CUevent));
             assert_eq!(exchange(before), thread);

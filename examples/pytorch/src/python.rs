@@ -112,6 +112,8 @@ pub fn has_left() -> bool {
 #[pyfunction(name = "_leave")]
 pub fn leave(py: Python<'_>) {
     LEFT.store(true, Ordering::SeqCst);
+    // Names go one after the other from here on, loaders and tensors among them.
+    feedline::device::cuda::end_calls();
     // A child of a bare fork has none of the workers that its copy of the count knows.
     if PROCESS.load(Ordering::SeqCst) != std::process::id() {
         return;

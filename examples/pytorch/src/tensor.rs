@@ -17,6 +17,7 @@ use feedline::{ErrorKind, Process};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
 use pyo3::types::{PyCapsule, PyTuple};
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -56,7 +57,17 @@ impl Tensor {
 
     fn place(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Option<Dlpack>>> {
         check(py, self.process)?;
-        Ok(self.dlpack.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(self.dlpack.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Binds a stream; `gone` if the tensor was taken. The driver may keep a call waiting, so other threads of Python go on.
+    fn bind_detached(&self, py: Python<'_>, stream: Handle, gone: fn() -> PyErr) -> PyResult<()> {
+        check(py, self.process)?;
+        let bound = py.detach(|| {
+            let place = self.dlpack.lock().unwrap_or_else(PoisonError::into_inner);
+            place.as_ref().map(|dlpack| stream.bind(dlpack))
+        });
+        bound.ok_or_else(gone)?.map_err(|error| unbound(py, &error))
     }
 
     fn on_host(&self) -> bool {
@@ -111,26 +122,19 @@ impl Tensor {
         self.refuse(stream, dl_device, copy)?;
         let stream = if self.on_host() { None } else { Handle::of_dlpack(stream)? };
         let versioned = max_version.is_some_and(|(major, _)| major >= 1);
-        let mut place = self.place(py)?;
-        let dlpack = place.as_ref().ok_or_else(taken)?;
-        if !versioned && dlpack.read_only() {
-            return Err(PyBufferError::new_err("the tensor is read-only, which only DLPack 1.0 can say"));
-        }
         if let Some(stream) = stream {
-            stream.bind(dlpack).map_err(|error| unbound(py, &error))?;
+            self.bind_detached(py, stream, taken)?;
         }
-        capsule(py, place.take().ok_or_else(taken)?, versioned)
+        let dlpack = self.place(py)?.take();
+        capsule(py, dlpack.ok_or_else(taken)?, versioned)
     }
 
     /// On a GPU, orders the whole batch with the work of one more stream: what it is given from here on finds the data there,
     /// and the memory is used again only behind the work that it was given until the last tensor of the batch is gone. A
     /// handle, or a stream of torch, CuPy, cuda.core; it must live until then. `BufferError` once the tensor was taken.
     fn bind(&self, py: Python<'_>, stream: Handle) -> PyResult<()> {
-        let place = self.place(py)?;
-        let dlpack = place
-            .as_ref()
-            .ok_or_else(|| PyBufferError::new_err("this tensor was handed over: bind streams before it is taken"))?;
-        stream.bind(dlpack).map_err(|error| unbound(py, &error))
+        let gone = || PyBufferError::new_err("this tensor was handed over: bind streams before it is taken");
+        self.bind_detached(py, stream, gone)
     }
 
     /// (1, 0) is the host, (2, n) GPU n of CUDA.
@@ -154,12 +158,6 @@ impl Tensor {
     #[getter]
     fn taken(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.place(py)?.is_none())
-    }
-
-    /// Whether it may only be read, as what the host keeps of a batch on a GPU; unknown once it was handed over.
-    #[getter]
-    fn read_only(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.place(py)?.as_ref().is_some_and(Dlpack::read_only))
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {

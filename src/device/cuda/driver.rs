@@ -270,10 +270,13 @@ fn is_sticky(code: c_int) -> bool {
     matches!(code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 802 | 810 | 911 | 999)
 }
 
-/// The process runs its exit handlers.
+/// The process ends, and makes no more calls.
 static LEAVING: AtomicBool = AtomicBool::new(false);
 
-/// Whether [`leave_before_the_driver`] has run.
+pub(crate) fn end_calls() {
+    LEAVING.store(true, Ordering::SeqCst);
+}
+
 pub(crate) fn is_leaving() -> bool {
     LEAVING.load(Ordering::Relaxed)
 }
@@ -282,7 +285,7 @@ pub(crate) fn is_leaving() -> bool {
 /// this one and so run after it, ends them all, and a call under way then may hang or crash.
 fn leave_before_the_driver() {
     extern "C" fn leave() {
-        LEAVING.store(true, Ordering::SeqCst);
+        end_calls();
     }
     unsafe extern "C" {
         fn atexit(handler: extern "C" fn()) -> c_int;

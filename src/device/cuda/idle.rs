@@ -45,7 +45,6 @@ use crate::meter::{Clock, GpuIdle, Ring, Track, Work};
 use crate::sync::Hold;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 /// See the limits above. The front end of a GPU takes some microseconds for a mark.
 const JITTER_NS: u64 = 20_000;
@@ -138,7 +137,7 @@ struct Handed {
     batch: DevicePtr,
     asked: Option<Request>,
     /// Delivery time, if no stream was bound at delivery.
-    since: Option<Instant>,
+    since: Option<u64>,
 }
 
 /// The events of one step.
@@ -245,7 +244,7 @@ impl IdleMeter {
         }
         let mut consumer = self.consumer.hold();
         let asked = consumer.asked.take();
-        consumer.handed.push(Handed { batch, asked, since: unbound.then(Instant::now) });
+        consumer.handed.push(Handed { batch, asked, since: unbound.then(|| self.clock.now()) });
     }
 
     /// A batch was bound to its first stream, which now waits for `copied`. `lives`: the stream outlives the loader.
@@ -262,7 +261,7 @@ impl IdleMeter {
             Some((Request::Refused, _)) => return consumer.no_event += 1,
             None => return,
         };
-        let unbound_ns = since.map_or(0, |since| since.elapsed().as_nanos() as u64);
+        let unbound_ns = since.map_or(0, |since| self.clock.now().saturating_sub(since));
         let Ok(start) = self.record(stream.raw()) else { return consumer.no_event += u64::from(asked.is_some()) };
         let before = if asked.is_some() { consumer.last_released.take() } else { None };
         let step = Step { asked, before, start, copied: copied.clone(), unbound_ns };
@@ -328,7 +327,7 @@ impl IdleMeter {
 
 impl Consumer {
     /// The request for a batch without a stream, and its delivery time.
-    fn take_handed(&mut self, batch: DevicePtr) -> Option<(Request, Option<Instant>)> {
+    fn take_handed(&mut self, batch: DevicePtr) -> Option<(Request, Option<u64>)> {
         let at = self.handed.iter().position(|handed| handed.batch == batch)?;
         let Handed { asked, since, .. } = self.handed.swap_remove(at);
         Some((asked?, since))
@@ -411,6 +410,122 @@ impl Idle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::cuda::driver::simulated::Simulated;
+    use proptest::prelude::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// The moment of a drop: right behind the step's work; before other work of the step; when the next batch is there.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Drops {
+        Behind,
+        Before,
+        Held,
+    }
+
+    /// A step, in units of 50 µs: the host waits for the batch, its copy ends later, it is bound later still; the host
+    /// launches work, is busy, and launches more; then it does something else.
+    type Times = [u64; 7];
+
+    /// The steps of a consumer as the script knows them.
+    #[derive(Debug, Default, PartialEq)]
+    struct Truth {
+        steps: u64,
+        span_ns: u64,
+        starved_ns: u64,
+        late_ns: u64,
+        dry_steps: u64,
+    }
+
+    fn play(steps: &[Times], drops: Drops, lives: bool, by_hand: bool) -> (Truth, GpuIdle) {
+        let now = Arc::new(AtomicU64::new(1_000_000));
+        let (simulated, gpu) = Simulated::new(now.clone(), |_| 0);
+        let meter = IdleMeter::new(&gpu, Clock::shown(now.clone()), (2, 2), true).unwrap();
+        let stream = Stream::promised(simulated.stream());
+        let copies = simulated.stream();
+        let pass = |units: u64| now.fetch_add(units * 50_000, Ordering::AcqRel);
+        let at = || now.load(Ordering::Acquire);
+        let drop = |batch: u64| {
+            let event = meter.event().unwrap();
+            event.record(stream.raw()).unwrap();
+            meter.released(batch, Some((event, stream.raw())));
+        };
+        let _bound = gpu.enter().unwrap();
+        let (mut truth, mut end, mut first_start) = (Truth::default(), 0, 0);
+        for (number, [wait, copy, bind, launch, pause, more, own]) in steps.iter().copied().enumerate() {
+            let batch = number as u64 + 1;
+            let asked = at();
+            meter.asked(number == 0, lives);
+            pass(wait);
+            let copied = meter.event().unwrap();
+            let copied_at = simulated.launch(copies, copy * 50_000);
+            copied.record(copies).unwrap();
+            meter.handed(batch, by_hand);
+            let bind = if by_hand { bind } else { 0 };
+            pass(bind);
+            gpu.stream_waits(stream.raw(), &copied).unwrap();
+            meter.started(batch, &stream, lives, &copied);
+            let start = at().max(copied_at).max(end);
+            if number == 0 {
+                first_start = start;
+            } else {
+                // Idle from the request, or from the later end of the work, to the start; while the batch is there and not
+                // bound, by the host.
+                let idle = start - asked.max(end);
+                let unbound = (bind * 50_000).min(start.saturating_sub(copied_at)).min(idle);
+                truth.steps += 1;
+                truth.starved_ns += idle - unbound;
+                truth.late_ns += asked.saturating_sub(end) + unbound;
+                truth.dry_steps += u64::from(end <= asked);
+                truth.span_ns = start - first_start;
+            }
+            if drops == Drops::Held && number > 0 {
+                drop(batch - 1);
+            }
+            let mut run = |units: u64| end = simulated.launch(stream.raw(), units * 50_000);
+            run(launch);
+            pass(pause);
+            if drops == Drops::Before {
+                drop(batch);
+            }
+            run(more);
+            if drops == Drops::Behind {
+                drop(batch);
+            }
+            pass(own);
+            meter.read();
+        }
+        pass(1_000_000);
+        (truth, meter.totals())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+        #[test]
+        fn the_idle_time_of_any_schedule_is_the_scripts(
+            steps in prop::collection::vec(prop::array::uniform7(0_u64..40), 2..30),
+            drops in prop::sample::select(vec![Drops::Behind, Drops::Before, Drops::Held]),
+            (lives, by_hand) in prop::sample::select(vec![(true, false), (false, false), (false, true)]),
+        ) {
+            let (truth, found) = play(&steps, drops, lives, by_hand);
+            // The events give single precision.
+            let near = |found: u64, truth: u64| found.abs_diff(truth) <= 100 * truth.div_ceil(1_000_000).max(steps.len() as u64);
+            prop_assert_eq!((found.steps, found.unmeasured), (truth.steps, Default::default()));
+            prop_assert!(near(found.span_ns, truth.span_ns), "{truth:?} {found:?}");
+            // A bare handle is not used after its batch, so work behind the drop is not seen.
+            let seen = lives || drops != Drops::Before;
+            if seen {
+                prop_assert!(near(found.starved_ns, truth.starved_ns), "{truth:?} {found:?}");
+                prop_assert_eq!(found.dry_steps, truth.dry_steps, "{:?} {:?}", truth, found);
+            }
+            match drops {
+                Drops::Behind => prop_assert!(near(found.host_late_ns, truth.late_ns), "{truth:?} {found:?}"),
+                _ => prop_assert!(found.host_late_ns + 100 * steps.len() as u64 >= truth.late_ns, "{truth:?} {found:?}"),
+            }
+            if seen && truth.dry_steps == 0 && !by_hand {
+                prop_assert_eq!(found.host_late_ns, 0, "a stream that never runs dry");
+            }
+        }
+    }
 
     #[test]
     fn a_step_is_drawn_behind_the_last_one() {

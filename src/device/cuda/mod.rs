@@ -196,6 +196,14 @@ pub use interop::FieldSlice;
 
 pub(super) use driver::leaked;
 
+/// Makes no more calls of the driver from here on: loaders on a GPU fail, and what is dropped leaks.
+///
+/// For programs with an end of their own before the process's exit handlers, as an interpreter has. At the exit it happens
+/// by itself.
+pub fn end_calls() {
+    driver::end_calls();
+}
+
 use super::Backend;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::sync::Hold;

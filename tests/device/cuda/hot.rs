@@ -209,9 +209,12 @@ fn a_batch_in_the_steady_state_takes_exactly_these_calls() {
         [("fields", 1, false, &ONE), ("finished", 1, true, &ONE), ("two streams", 2, false, &TWO)];
     for (name, streams, finished, expected) in cases {
         case(config(), move |session| {
+            if finished && !crate::common::doubles::with_kernels(session) {
+                return println!("skipped: no kernels");
+            }
             let context = CudaContext::new(0).unwrap();
             let streams: Vec<_> = (0..streams).map(|_| context.new_stream().unwrap()).collect();
-            let records = Records::builder(20 * 50 * 5).field("image", DType::U8, [20, 50, 5]);
+            let records = Records::builder(25 * 50 * 4).field("image", DType::U8, [25, 50, 4]);
             let records = records.open_bytes(noise(160 * 5000, 3)).unwrap();
             let builder = Loader::builder(records).order(Order::shuffled(2)).batch_size(4).device(gpu(0));
             let builder = if finished { builder.finish("image", Finish::to(DType::F16)) } else { builder };

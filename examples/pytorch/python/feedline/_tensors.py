@@ -60,9 +60,8 @@ def numpy_taker() -> Callable[[Tensor], numpy.ndarray]:
     def take(tensor: Tensor) -> numpy.ndarray:
         if tensor.dtype == "bf16":
             raise BufferError(f"{tensor!r}: NumPy has no bf16; read it by feedline.torch or feedline.jax, or leave it out by `keep`")
-        read_only = new or tensor.read_only
         array = numpy.from_dlpack(tensor)
-        return array if read_only or array.flags.writeable else numpy.asarray(_Writable(array))
+        return array if new or array.flags.writeable else numpy.asarray(_Writable(array))
 
     return take
 
