@@ -4,7 +4,6 @@ Prints a line per thing that was looked at: its name, a tab, `ok` or what is wro
 """
 
 import pathlib
-import shutil
 import sys
 import threading
 import traceback
@@ -14,13 +13,9 @@ import torch
 
 
 def imported(wheel, folder):
-    """The package of a wheel, or of its library alone."""
+    """The package of a wheel."""
     place = folder / "package"
-    if wheel.suffix == ".whl":
-        zipfile.ZipFile(wheel).extractall(place)
-    else:
-        shutil.copytree(pathlib.Path(__file__).parents[2] / "examples/pytorch/python/feedline", place / "feedline")
-        shutil.copy(wheel, place / "feedline" / "_native.abi3.so")
+    zipfile.ZipFile(wheel).extractall(place)
     sys.path.insert(0, str(place))
     import feedline
 

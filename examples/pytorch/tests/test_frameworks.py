@@ -8,6 +8,7 @@ Frameworks that are not installed are skipped.
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +156,18 @@ def test_lightning_has_all_its_stages_and_several_loaders(data, tmp_path):
     data.write_bytes(data.read_bytes()[: 29 * RECORD])
     done = run("stages.py", data, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, batches lie on it")
+def test_batches_on_the_host_beside_a_gpu_are_told(data, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    loader = fl.records(data, record_bytes=RECORD, batch_size=BATCH)
+    with pytest.warns(UserWarning, match="batches lie on the host"):
+        next(iter(loader))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        next(iter(loader))
+        next(iter(open_torch(data)))
 
 
 def test_a_batch_is_cut_into_micro_batches_without_a_copy(data):

@@ -15,6 +15,7 @@ for epoch in range(90):
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator
 
 import torch
@@ -63,9 +64,11 @@ class Loader(_Loader[Any]):
     _layout = "nchw"
     _array: ClassVar[Callable[[Any], Any]] = staticmethod(torch.from_dlpack)
     _fields: list[str]
+    _auto: bool
 
     def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
         device = settings.get("device")
+        auto = device is None or device == "auto"
         if device is not None and str(device) == "cuda" and torch.cuda.is_available() and torch.cuda.current_device() > 0:
             # Of `torch.cuda.set_device`; else that of the local rank.
             settings["device"] = f"cuda:{torch.cuda.current_device()}"
@@ -73,6 +76,7 @@ class Loader(_Loader[Any]):
         if output not in (None, "auto", "dict"):
             raise ValueError(f"output {output!r}: there are auto and dict")
         loader = super().__new__(cls, source, path, **settings)
+        loader._auto = auto
         loader._fields = [] if output == "dict" else _order(loader, source, settings)
         return loader
 
@@ -81,6 +85,11 @@ class Loader(_Loader[Any]):
         return (_Shuffled if self._shuffled else _InOrder)(self)
 
     def _began(self, epoch: Epoch[Any]) -> None:
+        if self._auto and self.device == "cpu" and torch.cuda.is_available():
+            # A step that expects the GPU fails far from here, and on one rank of many.
+            self._auto = False
+            words = "device=\"auto\": batches lie on the host, although torch has a GPU: see the report for the reason, or give device=\"cpu\""
+            warnings.warn(words, stacklevel=3)
         _accelerate.began(self, epoch)
 
     def _leave(self, epoch: Epoch[Any]) -> None:
