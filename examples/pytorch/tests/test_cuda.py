@@ -4,13 +4,16 @@ Each test runs in a process of its own, see standin.py. What a real GPU and PyTo
 """
 
 import gc
+import itertools
 import os
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import standin
 from standin import Gpu, Taken, alone
@@ -451,6 +454,22 @@ def test_a_gpu_that_breaks_is_an_error_of_next(cuda, folder):
     assert error.kind and "CUDA_ERROR_OUT_OF_MEMORY" in str(error)
     # The next epoch is whole.
     assert sum(1 for _ in loader.epoch(1)) == 10
+
+
+# Ends of the process
+
+
+@pytest.mark.parametrize("hung", ["answers", "hung"])
+@pytest.mark.parametrize("how", ["falls off", "cycle", "exit", "at once", "raise", "fork"])
+def test_a_process_may_end_with_anything_alive(tmp_path, how, hung):
+    orders = itertools.permutations("lebt") if how == "falls off" else ["lebt", "tbel"]
+    code = {"exit": 3, "at once": 3, "raise": 1}.get(how, 0)
+    script = Path(__file__).resolve().parent / "leaving.py"
+    for order in orders:
+        command = [sys.executable, script, tmp_path, *standin.libraries(), "".join(order), how, hung]
+        ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120)
+        assert ended.returncode == code, (order, ended.stdout[-5000:] + ended.stderr)
+        assert "panicked" not in ended.stderr, (order, ended.stderr)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@ use crate::common::cuda::*;
 use crate::common::*;
 use cudarc::driver::CudaContext;
 use feedline::dataset::Records;
+use feedline::device::Finish;
 use feedline::device::cuda::Stream;
 use feedline::profile::{GpuIdle, Unmeasured};
+use feedline::tensor::DType;
 use feedline::{Loader, LoaderBuilder};
 use std::task::Poll;
 use std::time::Duration;
@@ -170,5 +172,29 @@ fn a_refused_question_loses_its_steps_but_no_event() {
         assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
         stream.synchronize().unwrap();
         assert_eq!(idle(&loader).steps, BATCHES - 1);
+    });
+}
+
+#[test]
+fn operations_on_the_device_have_a_time_of_their_own() {
+    case(late(), |session| {
+        if !crate::common::doubles::with_kernels(session) {
+            return println!("skipped: no kernels");
+        }
+        let records = Records::builder(16).field("image", DType::U8, [2, 2, 4]);
+        let finished = |builder: LoaderBuilder| builder.finish("image", Finish::to(DType::F32));
+        for (name, change) in [("none", None), ("finish", Some(finished))] {
+            let records = records.clone().open_bytes(noise(BATCHES as usize * 4 * 16, 3)).unwrap();
+            let builder = Loader::builder(records).batch_size(4).device(gpu(0));
+            let loader = build(match change {
+                Some(change) => change(builder),
+                None => builder,
+            });
+            assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
+            let copy = loader.snapshot().copy.unwrap();
+            assert!(copy.busy_ns > 0, "{name}");
+            // Each takes 200 µs at least.
+            assert_eq!(copy.ops_ns > 10 * 200_000, change.is_some(), "{name}: {}", copy.ops_ns);
+        }
     });
 }
