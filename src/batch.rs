@@ -40,8 +40,18 @@ pub(crate) struct Kept {
     pub(crate) field: Field,
 }
 
-/// Of a copy on the host.
-impl dlpack::Owner for Vec<u64> {}
+/// A list of the host's, copied for a consumer. It counts as a tensor of its batch.
+struct Copied {
+    #[expect(dead_code, reason = "the consumer has its address")]
+    list: Vec<u64>,
+    batch: Arc<Batch>,
+}
+
+impl dlpack::Owner for Copied {
+    fn bind(&self, stream: usize) -> Result<()> {
+        dlpack::Owner::bind(&self.batch, stream)
+    }
+}
 
 impl dlpack::Owner for Arc<Batch> {
     fn bind(&self, stream: usize) -> Result<()> {
@@ -318,9 +328,9 @@ impl Batch {
                         Array::Status => on_device.status(),
                         _ => bytemuck::cast_slice(on_device.ids()),
                     };
-                    let mut copy = vec![0_u64; bytes.len().div_ceil(8)];
-                    bytemuck::cast_slice_mut(&mut copy)[..bytes.len()].copy_from_slice(bytes);
-                    (copy.as_mut_ptr().cast(), DLDevice::CPU, Box::new(copy))
+                    let mut list = vec![0_u64; bytes.len().div_ceil(8)];
+                    bytemuck::cast_slice_mut(&mut list)[..bytes.len()].copy_from_slice(bytes);
+                    (list.as_mut_ptr().cast(), DLDevice::CPU, Box::new(Copied { list, batch: self.clone() }))
                 }
             },
         };

@@ -302,11 +302,30 @@ impl Error {
         self
     }
 
-    /// Adds offset and length in bytes, unless the error has them.
+    /// Adds offset and length in bytes, unless the error has them. A decoder gives them within its bytes; the loader adds
+    /// their place in the file.
     #[must_use]
     pub fn with_range(mut self, offset: u64, len: u64) -> Self {
         self.0.site.offset.get_or_insert(offset);
         self.0.site.len.get_or_insert(len);
+        self
+    }
+
+    /// Moves the range, which a decoder gave within its bytes, to their place in the file.
+    pub(crate) fn moved(mut self, offset: u64) -> Self {
+        if let (None, Some(within)) = (&self.0.site.path, &mut self.0.site.offset) {
+            *within = within.saturating_add(offset);
+        }
+        self
+    }
+
+    /// Moves such a range into the message: unpacked bytes have no place in the file.
+    pub(crate) fn with_range_in_words(mut self) -> Self {
+        let site = &mut self.0.site;
+        if let (None, Some(offset)) = (&site.path, site.offset.take()) {
+            site.len = None;
+            return self.with_note(&format!("at byte {offset} of the unpacked field"));
+        }
         self
     }
 

@@ -151,6 +151,10 @@ impl Field {
 
     /// A `u8` field of byte strings with at most `max` bytes, side by side in the batch without padding.
     ///
+    /// Of a decoder it is the only output, and each row has exactly the length that
+    /// [`Dataset::field_bytes`](crate::dataset::Dataset::field_bytes) gives for the field. Substitutes stay empty: the
+    /// decoder is not called for them.
+    ///
     /// See [`FieldView::offsets`](crate::FieldView::offsets). A batch reserves rows × `max` bytes. If `batch_bytes` is
     /// declared, it reserves and allows only that many.
     pub fn packed(name: impl Into<String>, max: usize, batch_bytes: Option<usize>) -> Self {

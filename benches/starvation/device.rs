@@ -117,7 +117,7 @@ pub const SCENARIOS: [Scenario; 25] = [
         })
     }),
     ("device: the last batch is held until the next is there", 60, |steps| {
-        run(Case::new(steps, |_| rest(300)), |consumer, batches| {
+        run(Case::new(steps, |_| rest(300)).exact(), |consumer, batches| {
             let mut held = None;
             while let Some(batch) = consumer.next(batches) {
                 // Dropped before the new batch is used, as by `batch = epoch.next()`.
@@ -320,6 +320,9 @@ fn run(case: Case, consume: impl Fn(&Consumer, &mut Epoch)) -> Vec<Line> {
         assert_eq!(Epoch::position(&batches), case.steps);
     }
     consumer.stream.synchronize().unwrap();
+    // Their marks are on two streams.
+    let all = case.epochs * (case.steps - 1);
+    standin::soon(|| loader.snapshot().consumer.gpu.unwrap().steps == all);
     let gpu = loader.snapshot().consumer.gpu.unwrap();
     drop((loader, consumer));
     drop(session);

@@ -287,6 +287,9 @@ pub trait Dataset: Send + Sync + 'static {
     /// Hash that separates datasets of the same files and schema: chosen samples, windows, strides, label maps. Saved
     /// states of a loader contain it ([`State`](crate::State)), so it must be the same in every process and on every
     /// machine: use no addresses, no folders, none of the standard library's hashes.
+    ///
+    /// **A state resumes without an error in another dataset with the same files, schema, length and identity.** Mix in all
+    /// that chooses or orders samples ([`identity_of`](crate::order::identity_of)).
     fn identity(&self) -> u64 {
         0
     }
@@ -407,10 +410,13 @@ pub trait DatasetExt: Dataset + Sized {
     ///
     /// Errors: [`ErrorKind::Config`] for an unknown field, and where only reading tells: Parquet, most fields in frames.
     fn lengths(&self, field: &str) -> Result<Vec<u64>> {
-        let lacks = |what| Error::new(ErrorKind::Config, Stage::Index, format!("{what} `{field}`"));
-        let number = self.schema().iter().position(|known| known.name == field).ok_or_else(|| lacks("no field"))?;
-        let unknown = || lacks("the index has no lengths of field");
-        (0..self.len()).map(|sample| self.field_bytes(sample, number)?.ok_or_else(unknown)).collect()
+        let refused = |message| Error::new(ErrorKind::Config, Stage::Index, message);
+        let number = self.schema().iter().position(|known| known.name == field);
+        let number = number.ok_or_else(|| refused(no_field(self.schema(), field)))?;
+        let unknown = || refused(format!("the index has no lengths of field `{field}`"));
+        let length = |sample| self.field_bytes(sample, number)?.ok_or_else(unknown);
+        let located = |error: Error, sample| error.in_stage(Stage::Index).with_sample(sample);
+        (0..self.len()).map(|sample| length(sample).map_err(|error| located(error, sample))).collect()
     }
 
     /// Gives the bytes of every field of one sample as a decoder gets them, verified. It reads by plain calls on this
@@ -424,6 +430,12 @@ pub trait DatasetExt: Dataset + Sized {
 }
 
 impl<D: Dataset> DatasetExt for D {}
+
+/// The message for a name that the schema lacks.
+pub(crate) fn no_field(schema: &[EncodedField], name: &str) -> String {
+    let names: Vec<_> = schema.iter().map(|field| field.name.as_str()).collect();
+    format!("no field `{name}`; the dataset has {}", names.join(", "))
+}
 
 /// The error of a dataset that breaks its word.
 pub(crate) fn lie<T>(message: String) -> Result<T> {

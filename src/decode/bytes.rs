@@ -49,9 +49,9 @@ impl Bytes {
     /// Rows of at most `max` bytes, side by side without padding.
     ///
     /// The field is a `u8` vector of all bytes of the batch, with the start of each row
-    /// ([`FieldView::offsets`](crate::FieldView::offsets)). Only these bytes are copied to a device. The dataset's
-    /// index must hold their lengths: this excludes chunks (Parquet) and samples that are packed or framed in their
-    /// file.
+    /// ([`FieldView::offsets`](crate::FieldView::offsets)). Only these bytes are copied to a device. The dataset must
+    /// know their lengths ([`Dataset::field_bytes`](crate::dataset::Dataset::field_bytes)): this excludes chunks
+    /// (Parquet), and by default fields that are packed or framed in their file.
     ///
     /// A slot holds rows × `max` bytes, or [`batch_bytes`](Self::batch_bytes). A sample is an error
     /// ([`ErrorKind::Shape`]) if it exceeds `max`, differs from the length in the index, or does not fit. Blank rows

@@ -159,6 +159,8 @@ pub(crate) enum Running {
 pub struct Scratch {
     /// The code under way: a panic is its.
     pub(crate) running: Running,
+    /// The dataset's field that it works on. After a panic the one that failed, until the next row.
+    pub(crate) field: Option<usize>,
     /// Bytes that a dataset unpacks from their frame; see `Dataset::open`.
     pub(crate) opened: Vec<u8>,
     /// Number of the worker that owns it, if a worker does.
@@ -174,11 +176,11 @@ impl Scratch {
         scratch: fn(&mut O) -> &mut Self,
         work: impl FnOnce(&mut O) -> Result<R>,
     ) -> Result<R> {
-        scratch(owner).running = Running::Decoder;
+        (scratch(owner).running, scratch(owner).field) = (Running::Decoder, None);
         catch_unwind(AssertUnwindSafe(|| work(owner))).unwrap_or_else(|panic| {
             let scratch = scratch(owner);
-            let (running, worker) = (scratch.running, scratch.worker);
-            *scratch = Self { worker, ..Self::default() };
+            let (running, worker, field) = (scratch.running, scratch.worker, scratch.field);
+            *scratch = Self { worker, field, ..Self::default() };
             Err(match running {
                 Running::Decoder => panicked(panic, Stage::Decode),
                 Running::Check => panicked(panic, Stage::Decode).within("the dataset's `check`"),

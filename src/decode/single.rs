@@ -84,7 +84,7 @@ impl Single {
         row.mark(id);
         let mut ctx = Ctx::new(seed, epoch, id, fields, &mut self.scratch).with_seek_points(points);
         self.decoder.decode(input, &mut ctx, &mut row)?;
-        row.pad();
+        row.pad_decoded()?;
         rows.finish_row();
         drop(rows);
         self.row = self.mailbox.full.hold().take();
@@ -99,6 +99,11 @@ impl Single {
     /// The bytes of field `field` after the last [`Single::decode`]; empty if it failed.
     pub fn bytes(&self, field: usize) -> &[u8] {
         self.row.as_ref().map_or(&[], |row| row.bytes(field))
+    }
+
+    /// Length of an `UpTo` field after the last [`Single::decode`]; `None` for a fixed shape, or if it failed.
+    pub fn len_of(&self, field: usize) -> Option<usize> {
+        Some(self.row.as_ref()?.lens(field)?[0] as usize)
     }
 
     /// The decoder.

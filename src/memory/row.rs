@@ -14,7 +14,7 @@ impl Rows {
     /// The first unfinished row, for writing.
     pub(crate) fn row(&mut self) -> Row<'_> {
         assert!(self.len() > 0);
-        Row { slot: &self.slot, row: self.start, allowed: !self.lent, written: 0, stands_in: self.stands_in }
+        Row { slot: &self.slot, row: self.start, allowed: !self.lent, written: 0, sized: 0, stands_in: self.stands_in }
     }
 
     /// Blanks all unfinished rows and counts them as done.
@@ -57,6 +57,8 @@ pub struct Row<'a> {
     allowed: u64,
     /// Bit mask of the fields whose bytes behind their length may have been written.
     written: u64,
+    /// Bit mask of the fields whose length was set.
+    sized: u64,
     /// Prepares the row for a substitute.
     stands_in: bool,
 }
@@ -84,7 +86,7 @@ impl Row<'_> {
     ///
     /// Panics if `field` is out of range, or in a decoder is not one of its own.
     pub fn bytes_mut(&mut self, field: usize) -> &mut [u8] {
-        assert!(self.allowed & (1 << field) != 0, "field {field} is not accessible here");
+        assert!(self.allowed & (1 << field) != 0, "{}", self.not_its_own(field));
         self.written |= 1 << field;
         let (ptr, len) = self.slot.field_at(field, self.row);
         // SAFETY: in bounds, initialised, alive by the borrow of the slot. Exclusive: this `Row` borrows the row's
@@ -115,10 +117,15 @@ impl Row<'_> {
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype.
     pub fn slice<T: Element>(&self, field: usize) -> Result<&[T]> {
         check_dtype::<T>(&self.slot.plan.spec.fields()[field])?;
-        assert!(self.allowed & (1 << field) != 0, "field {field} is not accessible here");
+        assert!(self.allowed & (1 << field) != 0, "{}", self.not_its_own(field));
         let (ptr, len) = self.slot.field_at(field, self.row);
         // SAFETY: as in `bytes_mut`, with a shared borrow of the `Row`.
         Ok(bytemuck::cast_slice(unsafe { std::slice::from_raw_parts(ptr, len) }))
+    }
+
+    fn not_its_own(&self, field: usize) -> String {
+        let name = self.spec().fields().get(field).map_or("?", Field::name);
+        format!("field {field} (`{name}`) is another decoder's")
     }
 
     /// Length (first dimension) of an `UpTo` field; `None` for a fixed shape.
@@ -130,6 +137,25 @@ impl Row<'_> {
     /// Several fields at once, so that one can be computed from others.
     pub fn split(&mut self) -> RowFields<'_> {
         RowFields { row: Row { ..*self }, written: &mut self.written, taken: 0 }
+    }
+
+    /// Whether the row is a substitute's, so that its packed fields stay empty.
+    pub(crate) fn stands_in(&self) -> bool {
+        self.stands_in
+    }
+
+    /// As [`pad`](Self::pad), of a decoder's fields, whose lengths began at 0.
+    ///
+    /// Errors: [`ErrorKind::Shape`] for a field that was written without a length: it would look empty.
+    pub(crate) fn pad_decoded(&mut self) -> Result<()> {
+        let written = self.written & !self.sized;
+        let mut fields = self.spec().fields().iter().enumerate();
+        if let Some((_, field)) = fields.find(|(number, field)| written & 1 << number != 0 && field.is_up_to()) {
+            let name = field.name();
+            return Err(shape_error(format!("field `{name}` was written, and its length was not set: `set_len`")));
+        }
+        self.pad();
+        Ok(())
     }
 
     /// Zeroes the bytes behind the lengths of the fields that were written.
@@ -161,6 +187,7 @@ impl Row<'_> {
             self.put(offset + self.row as usize * 8, &(len as u64).to_ne_bytes());
         }
         self.written &= !(1 << field);
+        self.sized |= 1 << field;
         Ok(())
     }
 
@@ -172,9 +199,6 @@ impl Row<'_> {
     pub fn copy_from(&mut self, field: usize, bytes: &[u8]) -> Result<()> {
         let spec = &self.slot.plan.spec.fields()[field];
         let row_bytes = spec.row_bytes();
-        if self.stands_in && spec.is_packed() {
-            return self.set_len(field, 0);
-        }
         if let Shape::UpTo { max, .. } = spec.shape() {
             let unit = row_bytes / max;
             if !bytes.len().is_multiple_of(unit) {
@@ -182,7 +206,12 @@ impl Row<'_> {
             }
             // A longer field of the dataset is a setting; other lengths are the decoder's own.
             if bytes.len() / unit > *max {
-                let more = Setting::UpTo.hint(|up_to| format!(" ({up_to} takes more)"));
+                let more = if spec.is_packed() {
+                    None
+                } else {
+                    Some(Setting::UpTo.hint(|up_to| format!(" ({up_to} takes more)")))
+                };
+                let more = more.unwrap_or_default();
                 return Err(too_long(spec, *max, bytes.len() / unit, &more));
             }
             self.set_len(field, bytes.len() / unit)?;
@@ -295,6 +324,13 @@ fn up_to_max(field: &Field, len: usize) -> Result<(usize, usize)> {
 }
 
 fn wrong_bytes(field: &Field, len: usize) -> Error {
+    if field.is_up_to() && len < field.row_bytes() {
+        let dtype = field.dtype();
+        return shape_error(format!(
+            "field `{}` takes whole rows of {dtype}, the sample has {len} bytes",
+            field.name()
+        ));
+    }
     let most = if field.is_up_to() { "at most " } else { "" };
     shape_error(format!("field `{}` takes {most}{} bytes, the sample has {len}", field.name(), field.row_bytes()))
 }
@@ -465,7 +501,7 @@ mod tests {
         let errors = [
             (row.copy_from(0, &[0; 14]).unwrap_err(), "`image` takes 15 bytes, the sample has 14"),
             (row.copy_from(2, &[0; 10]).unwrap_err(), "`tokens` takes at most 4, the sample has 5"),
-            (row.copy_from(2, &[0; 3]).unwrap_err(), "`tokens` takes at most 8 bytes, the sample has 3"),
+            (row.copy_from(2, &[0; 3]).unwrap_err(), "`tokens` takes whole rows of u16, the sample has 3 bytes"),
             (row.set_len(0, 1).unwrap_err(), "`image` has a fixed shape"),
             (row.slice_mut::<f32>(0).map(|_| ()).unwrap_err(), "`image` holds u8, not f32"),
             (row.index_of("mask").unwrap_err(), "no field `mask`: the fields are image, label, tokens"),

@@ -33,7 +33,7 @@ fn gather_at(
 ) {
     let samples = &core.samples;
     worker.begins(samples, Doing::Planning, None);
-    let located = worker.guarded(|_| {
+    let located = worker.guarded(&core.samples, |_| {
         let (first, stride) = (run.position(), run.job.batches.stride());
         let (chunks, order) = (samples.in_chunks()?, run.job.order.places(first));
         for row in 0..u64::from(run.len()) {
@@ -56,7 +56,7 @@ fn gather_at(
         }
         worker.begins(samples, Doing::Decoding, Some(*id));
         let entry = *entry as usize;
-        let filled = worker.guarded(|worker| {
+        let filled = worker.guarded(&core.samples, |worker| {
             let given = samples.given_by_chunk(opened(held, entry)?, *row as usize);
             samples.fill(&run.job, *id, &mut run.rows, &mut worker.scratch, given)
         });

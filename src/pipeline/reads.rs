@@ -274,6 +274,7 @@ impl Reads {
         if let Whose::Row(run) = &mut fetch.whose {
             let fill = |scratch: &mut Scratch| samples.fill_fetched(run, &fetch.sample, scratch);
             if let Err(error) = Scratch::guarded(&mut self.scratch, |own| own, fill) {
+                let error = samples.in_field(error, &self.scratch);
                 return self.fail(fetch, error);
             }
             run.rows.finish_row();

@@ -312,7 +312,8 @@ fn packed_fields(dataset: &dyn Dataset, handlers: &[Handler], fields: &[Field]) 
         }
         let last = dataset.len().saturating_sub(1);
         if [0, last / 2, last].into_iter().any(|sample| matches!(dataset.field_bytes(sample, number), Ok(None))) {
-            return bad(format!("field `{}` cannot be packed: the dataset's index has no lengths of it", handler.name));
+            let why = "the dataset's `field_bytes` gives no lengths of it";
+            return bad(format!("field `{}` cannot be packed: {why}", handler.name));
         }
         packed.push((number, outputs.start));
     }

@@ -68,7 +68,7 @@ fn look_up_one(core: &Core, run: &mut Run, worker: &mut Worker, bytes: &mut [u8]
     let samples = &core.samples;
     let mut hits = 0;
     worker.sample.clear();
-    let looked = worker.guarded(|worker| {
+    let looked = worker.guarded(&core.samples, |worker| {
         // Marks come before user code runs. The sampler is user code; after it, the id is known.
         worker.begins(samples, Doing::Planning, None);
         let id = run.id()?;
@@ -123,7 +123,7 @@ fn copy_rows(core: &Core, run: &mut Run, worker: &mut Worker) -> Copied {
     ids.clear();
     worker.begins(samples, Doing::Planning, None);
     // The dataset and the sampler are user code. A panic ends the run here, and the usual way reports it.
-    let copied = worker.guarded(|worker| {
+    let copied = worker.guarded(&core.samples, |worker| {
         let mut parts = Parts::new();
         for row in 0..count {
             let id = run.job.order.id(first + u64::from(row) * run.job.batches.stride())?;
@@ -194,7 +194,7 @@ pub(super) fn decode(core: &Core, mut run: Run, mut sample: Box<Sample>, error: 
     if !run.is_cancelled() {
         let (samples, id) = (&core.samples, sample.id);
         worker.begins(samples, Doing::Decoding, id);
-        let done = worker.guarded(|worker| {
+        let done = worker.guarded(&core.samples, |worker| {
             if let Some(error) = error {
                 if run.rows.fails_anyway() {
                     // If nothing can be read (no descriptors, a dead disk), every retry costs time.

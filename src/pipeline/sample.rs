@@ -258,27 +258,37 @@ impl Samples {
     /// Turns the bytes of one dataset field into the fields of its handler.
     fn fill_field(&self, job: &Job, id: u64, rows: &mut Rows, scratch: &mut Scratch, given: Given<'_>) -> Result<()> {
         let handler = &self.recipe.handlers[given.field];
-        let site = |error: Error| {
+        scratch.field = Some(given.field);
+        // `within`: where the bytes that the code got lie in the extent, unless they were unpacked.
+        let site = |error: Error, within: Option<u64>| {
             let error = error.in_stage(Stage::Decode);
             let error = if self.recipe.handlers.len() > 1 { error.with_field(&handler.name) } else { error };
-            match &given.extent {
-                Some(extent) => self.at(error, extent),
-                None => error,
+            match (&given.extent, within) {
+                (Some(extent), Some(within)) => self.at(error.moved(extent.offset + within), extent),
+                (Some(extent), None) => self.at(error.with_range_in_words(), extent),
+                (None, _) => error,
             }
         };
         if given.checked {
             scratch.running = Running::Check;
-            self.dataset.check(id, given.field, given.bytes).map_err(site)?;
+            self.dataset.check(id, given.field, given.bytes).map_err(|error| site(error, Some(0)))?;
         }
         // The decoder borrows the rest of the scratch meanwhile.
         let mut opened = std::mem::take(&mut scratch.opened);
         opened.clear();
         scratch.running = Running::Open;
-        let bytes = if given.framed { self.open(id, &given, &mut opened).map_err(site)? } else { given.bytes };
+        let bytes = match given.framed {
+            true => self.open(id, &given, &mut opened).map_err(|error| site(error, Some(0)))?,
+            false => given.bytes,
+        };
+        let within = given.bytes.as_ptr_range().contains(&bytes.as_ptr());
+        let within = within.then(|| (bytes.as_ptr().addr() - given.bytes.as_ptr().addr()) as u64);
         scratch.running = Running::Decoder;
         let mut row = rows.row();
         let done = match &handler.how {
-            How::InPlace(_) | How::Copy => row.copy_from(handler.outputs.start, bytes).map_err(site),
+            How::InPlace(_) | How::Copy => {
+                row.copy_from(handler.outputs.start, bytes).map_err(|error| site(error, within))
+            }
             How::Skip | How::Direct => Ok(()),
             How::Decode(decoder) => {
                 handler.outputs.clone().for_each(|field| row.clear_len(field));
@@ -286,16 +296,30 @@ impl Samples {
                     .with_scratch_limit(self.scratch_limit)
                     .with_seek_points(self.dataset.seek_points(id, given.field));
                 let mut own = row.only(mask(&handler.outputs));
-                decoder.decode(bytes, &mut ctx, &mut own).map(|()| own.pad()).map_err(|error| {
+                let is_packed = self.recipe.packed.iter().any(|(number, _)| *number == given.field);
+                let decoded = match is_packed && own.stands_in() {
+                    // The row's place in the batch has the length of the sample that failed.
+                    true => own.set_len(handler.outputs.start, 0),
+                    false => decoder.decode(bytes, &mut ctx, &mut own).and_then(|()| own.pad_decoded()),
+                };
+                decoded.map_err(|error| {
                     // A row of a packed field has no room if its length could not be had: then that is the error.
-                    let is_packed = self.recipe.packed.iter().any(|(number, _)| *number == given.field);
                     let length = || self.dataset.field_bytes(id, given.field);
-                    site(caught(Stage::Read, length).err().filter(|_| is_packed).unwrap_or(error))
+                    site(caught(Stage::Read, length).err().filter(|_| is_packed).unwrap_or(error), within)
                 })
             }
         };
         scratch.opened = opened;
+        scratch.field = None;
         done
+    }
+
+    /// Adds the field to the error of a panic in its code.
+    pub(crate) fn in_field(&self, error: Error, scratch: &Scratch) -> Error {
+        match scratch.field.filter(|_| self.recipe.handlers.len() > 1) {
+            Some(field) => error.with_field(&self.recipe.handlers[field].name),
+            None => error,
+        }
     }
 
     /// Lets the dataset open a field's bytes.
@@ -351,7 +375,8 @@ impl Samples {
         let Some(id) = sample.id else { return error };
         match sample.first_extent() {
             Some(extent) if error.site().path.is_none() => self.at(error.with_sample(id), &extent),
-            _ => error.with_sample(id),
+            Some(_) => error.with_sample(id),
+            None => self.named_by_id(error, id),
         }
     }
 
@@ -370,10 +395,12 @@ impl Samples {
         // The dataset itself may have failed; a second panic must not escape.
         let first = caught(Stage::Read, || {
             let mut parts = Parts::new();
-            self.parts(id, &mut parts)?;
-            let is_read = |field: &usize| !matches!(self.recipe.handlers[*field].how, How::Skip);
+            // Also of answers that break the dataset's word, as far as they name a place.
+            self.dataset.extents(id, &mut parts)?;
+            let is_read =
+                |field: &usize| !matches!(self.recipe.handlers.get(*field).map(|own| &own.how), Some(How::Skip));
             let mut extents = parts.iter().filter(|(field, _)| is_read(field)).filter_map(|(_, part)| part.extent());
-            Ok(extents.find(|extent| !self.is_memory(extent)))
+            Ok(extents.find(|extent| extent.source.index() < self.sources.count() && !self.is_memory(extent)))
         });
         match first.ok().flatten() {
             Some(extent) => self.at(error, &extent),

@@ -206,7 +206,7 @@ impl Search<'_> {
     fn bad_sample(&mut self, run: &Run, id: u64, error: &Error) -> Result<BadSample> {
         let samples = &self.core.samples;
         self.worker.begins(samples, Doing::Planning, Some(id));
-        self.worker.guarded(|_| {
+        self.worker.guarded(&self.core.samples, |_| {
             let ticket = run.rows.ticket();
             // The dataset itself may have failed.
             let field = samples.field_of(error);
@@ -221,7 +221,7 @@ impl Search<'_> {
         let (samples, held) = (&core.samples, *held);
         let mut candidate = None;
         worker.sample.clear();
-        let done = worker.guarded(|worker| {
+        let done = worker.guarded(&core.samples, |worker| {
             let Some(pick) = pick(samples, run, attempt, held)? else { return Ok(None) };
             if not.contains(&pick.id) {
                 return Ok(None);

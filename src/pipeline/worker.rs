@@ -47,8 +47,9 @@ impl Worker {
 
     /// Runs code that may be the user's or a third party's. A panic becomes an error, and the worker gets a new
     /// scratch.
-    pub(crate) fn guarded<R>(&mut self, work: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
-        Scratch::guarded(self, |worker| &mut worker.scratch, work)
+    pub(crate) fn guarded<R>(&mut self, samples: &Samples, work: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        let done = Scratch::guarded(self, |worker| &mut worker.scratch, work);
+        done.map_err(|error| samples.in_field(error, &self.scratch))
     }
 
     /// Asks for sample `id`, brings its bytes with `read` and fills the first row. Bytes that do not go into the row

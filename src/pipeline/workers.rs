@@ -174,7 +174,7 @@ fn open(core: &Core, opening: Opening, mut sample: Box<Sample>, error: Option<Er
 fn map_batch(core: &Core, worker: &mut Worker, mut slot: Filled) {
     let (samples, recipe, ticket) = (&core.samples, &core.samples.recipe, slot.ticket());
     worker.begins(samples, Doing::Mapping, None);
-    let mapped = worker.guarded(|worker| {
+    let mapped = worker.guarded(&core.samples, |worker| {
         worker.scratch.running = Running::Map;
         let mut batch = slot.batch_mut();
         for map in &recipe.map_batches {

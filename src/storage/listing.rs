@@ -320,10 +320,14 @@ pub(crate) fn real_path(path: &Path) -> std::io::Result<PathBuf> {
     if is_url(path) { Ok(path.to_path_buf()) } else { path.canonicalize() }
 }
 
-/// Whether a name ends in one of `endings`, which are in lower case; all names do if there are none.
+/// Whether a name ends in one of `endings`, in upper or lower case; all names do if there are none.
 fn wanted(name: &OsStr, endings: &[&str]) -> bool {
-    let name = name.as_encoded_bytes().to_ascii_lowercase();
-    endings.is_empty() || endings.iter().any(|ending| name.ends_with(ending.as_bytes()))
+    let name = name.as_encoded_bytes();
+    let ends = |ending: &&str| {
+        let end = name.len().checked_sub(ending.len()).map(|from| &name[from..]);
+        end.is_some_and(|end| end.eq_ignore_ascii_case(ending.as_bytes()))
+    };
+    endings.is_empty() || endings.iter().any(ends)
 }
 
 fn is_index(name: &OsStr) -> bool {

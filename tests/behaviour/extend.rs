@@ -7,7 +7,7 @@ use feedline::decode::{Bytes, Ctx, Decoder};
 use feedline::order::{Sampler, identity_of};
 use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{Error, ErrorKind, Loader, Order, Result, Row, Stage};
+use feedline::{Error, ErrorKind, Loader, OnBadSample, Order, Result, Row, Stage};
 use std::sync::Arc;
 
 /// The mistake of a user's code, at sample 5.
@@ -20,6 +20,7 @@ enum Mistake {
     OpenPanics,
     DecoderPanics,
     DecoderErrs,
+    DecoderForgetsALength,
     DecoderTakesTwice,
     LongerThanPromised,
     OpensMoreThanPromised,
@@ -108,6 +109,10 @@ impl Decoder for Scribbler {
     }
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
         assert!(ctx.id() != 5 || self.0 != Mistake::DecoderPanics, "a bug");
+        if self.0 == Mistake::DecoderForgetsALength && ctx.id() == 5 {
+            out.slice_mut::<u8>(ctx.fields().start)?[0] = 1;
+            return Ok(());
+        }
         let (text, sum) = (ctx.fields().start, ctx.fields().start + 1);
         out.set_len(text, input.len())?;
         let mut fields = out.split();
@@ -133,6 +138,7 @@ fn mistakes_of_users_code_name_that_code_and_the_sample() {
         (Mistake::OpenPanics, Stage::Decode, ErrorKind::Panicked, "the dataset's `open`: a bug"),
         (Mistake::DecoderPanics, Stage::Decode, ErrorKind::Panicked, "a bug"),
         (Mistake::DecoderErrs, Stage::Decode, ErrorKind::User, "no such voice"),
+        (Mistake::DecoderForgetsALength, Stage::Decode, ErrorKind::Shape, "written, and its length was not set"),
         (Mistake::DecoderTakesTwice, Stage::Decode, ErrorKind::Shape, "field `text` is taken twice"),
         (Mistake::LongerThanPromised, Stage::Read, ErrorKind::User, "9 bytes, the dataset's `sample_bytes_max` is 8"),
         (
@@ -152,8 +158,9 @@ fn mistakes_of_users_code_name_that_code_and_the_sample() {
             assert!(error.message().contains(words), "{mode:?} {direct:?}: {error}");
             let sample = if mistake == Mistake::SamplerPanics { None } else { Some(5) };
             assert_eq!((error.site().sample, error.site().batch), (sample, Some(1)), "{mode:?} {direct:?}: {error}");
-            let named = stage == Stage::Decode && kind != ErrorKind::Panicked;
-            assert_eq!(error.site().field.is_some(), named, "{mode:?} {direct:?}: {error}");
+            let placed = error.site().path.is_some() || mistake == Mistake::SamplerPanics;
+            assert!(placed || mistake == Mistake::ExtentsPanics, "{mode:?} {direct:?}: {error}");
+            assert_eq!(error.site().field.is_some(), stage == Stage::Decode, "{mode:?} {direct:?}: {error}");
         }
     }
 }
@@ -336,7 +343,7 @@ fn packed_rows_need_lengths_in_the_index() {
     let dir = Dir::new();
     let error = Loader::builder(Texts::new(&dir, Mistake::None)).keep(["text"]).decode_field("text", Bytes::packed(8));
     let error = error.build().unwrap_err();
-    assert_eq!(error.message(), "field `text` cannot be packed: the dataset's index has no lengths of it");
+    assert_eq!(error.message(), "field `text` cannot be packed: the dataset's `field_bytes` gives no lengths of it");
     // Members that lie side by side are read together, and the index has the length of each.
     let lens = [30, 10, 5, 200];
     let builder = Loader::builder(tar(&dir, &lens)).decode_field("text", Bytes::packed(200)).batch_size(4);
@@ -380,4 +387,49 @@ fn states_do_not_resume_in_another_sampler() {
 fn rows_of_several_dimensions_may_vary_in_length() {
     let field = Field::rows_up_to("mel", DType::F32, 100, [80]);
     assert_eq!((field.dims(), field.row_bytes(), field.is_up_to()), (vec![100, 80], 32_000, true));
+}
+
+#[test]
+fn a_range_of_a_decoder_is_a_place_in_the_file() {
+    struct Ranged;
+    impl Decoder for Ranged {
+        fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
+            Ok(vec![Field::fixed(&input.name, DType::U8, [1])])
+        }
+        fn decode(&self, _: &[u8], _: &mut Ctx<'_>, _: &mut Row<'_>) -> Result<()> {
+            Err(Error::decode("bad byte").with_range(3, 1))
+        }
+    }
+    let dir = Dir::new();
+    let error = pull(&build(Loader::builder(tar(&dir, &[30])).decode_field("text", Ranged)), 0).unwrap_err();
+    assert_eq!((error.site().offset, error.site().len), (Some(512 + 3), Some(1)), "{error}");
+    // Unpacked bytes have no place.
+    let texts = Loader::builder(Texts::new(&dir, Mistake::None)).decode_field("text", Ranged);
+    let error = pull(&build(texts.decode_field("copy", Bytes::up_to(9))), 0).unwrap_err();
+    assert!(error.to_string().contains("bad byte; at byte 3 of the unpacked field: path="), "{error}");
+    assert_eq!((error.site().offset, error.site().len), (Some(0), Some(8)), "{error}");
+}
+
+#[test]
+fn substitutes_stay_empty_in_packed_rows_of_any_decoder() {
+    struct Packs;
+    impl Decoder for Packs {
+        fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
+            Ok(vec![Field::packed(&input.name, 100, None)])
+        }
+        fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
+            if ctx.id() == 2 {
+                return Err(Error::decode("not a text"));
+            }
+            let field = ctx.fields().start;
+            out.set_len(field, input.len())?;
+            out.slice_mut::<u8>(field)?.copy_from_slice(input);
+            Ok(())
+        }
+    }
+    let dir = Dir::new();
+    let loader = Loader::builder(tar(&dir, &[30, 10, 5, 40])).decode_field("text", Packs).batch_size(4);
+    let loader = build(loader.on_bad_sample(OnBadSample::Substitute { budget: 1 }));
+    let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+    assert_eq!(batch.field("text").unwrap().lens().unwrap(), [30, 10, 0, 40]);
 }

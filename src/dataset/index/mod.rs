@@ -10,7 +10,7 @@
 //!
 //! ```
 //! use feedline::dataset::index::{Entry, Index, Settings};
-//! use feedline::dataset::{Dataset, Parts};
+//! use feedline::dataset::{Damage, DamageKind, Dataset, Parts};
 //! use feedline::storage::{self, Sources};
 //! use feedline::tensor::EncodedField;
 //! use feedline::{Loader, Result, decode::Bytes};
@@ -28,6 +28,10 @@
 //!                     rows.push(&[Some(Entry { offset: start, len: at - start, crc: 0 })])?;
 //!                     start = at + 1;
 //!                 }
+//!             }
+//!             if start < len {
+//!                 let lost = "the last line has no end"; // an error, or listed with `OnDamage::Skip`
+//!                 rows.damage(Damage::new(DamageKind::Cut, start, len - start, 1, lost));
 //!             }
 //!             Ok(())
 //!         })?;
@@ -265,7 +269,8 @@ impl Index {
         };
         let open = |_: usize, path: &PathBuf| {
             let shard = || open_shard(path, settings, pack.as_ref(), &scan);
-            caught_in("the scan of a shard", Stage::Index, shard).map_err(|error| error.with_path(path))
+            let opened = caught_in("the scan of a shard", Stage::Index, shard);
+            opened.map_err(|error| error.in_stage(Stage::Index).with_path(path))
         };
         let mut shards = parallel_paths(files, open)?;
         let new = shards.iter().position(|shard| shard.from != Origin::Cache);
@@ -444,7 +449,8 @@ impl Index {
     }
 
     /// Cuts a field's bytes out of its extent from [`extents`](Self::extents) and verifies their CRC. A dataset with extents of
-    /// its own may call it too, with the bytes of the entry, for instance in [`check`](crate::dataset::Dataset::check).
+    /// its own may call it too, with exactly the bytes of the entry, for instance in
+    /// [`check`](crate::dataset::Dataset::check).
     ///
     /// Errors: [`ErrorKind::Decode`] with both CRCs, [`ErrorKind::Truncated`]; both with path, offset and sample.
     pub fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {
@@ -458,8 +464,8 @@ impl Index {
                 .with_sample(sample)
         };
         let start = match table.span(row) {
-            Span::Shared { offset, .. } => entry.offset - offset,
-            Span::Apart(_) => 0,
+            Span::Shared { offset, .. } if bytes.len() as u64 != entry.len => entry.offset - offset,
+            _ => 0,
         };
         let range = usize::try_from(start).ok().zip(usize::try_from(entry.len).ok());
         let own = range.and_then(|(start, len)| bytes.get(start..)?.get(..len)).ok_or_else(|| {

@@ -281,6 +281,24 @@ fn an_unwritable_folder_costs_only_the_cache() {
 }
 
 #[test]
+fn open_takes_the_shared_extent_or_the_entrys_own_bytes() {
+    let dir = Dir::new();
+    let bytes: Vec<u8> = (0..200).collect();
+    let files = [dir.shard("s", &bytes)];
+    let scan = |_: &mut Scan<'_>, rows: &mut Rows| {
+        let entry = |offset: usize, len| {
+            let crc = crc32c::crc32c(&bytes[offset..offset + len]);
+            Some(Entry { offset: offset as u64, len: len as u64, crc })
+        };
+        rows.push(&[entry(10, 4), entry(30, 7)])
+    };
+    let index = Index::open_or_build(&files, &Settings { checksums: true, ..settings(Place::Off) }, scan).unwrap();
+    assert_eq!(index.open(0, 1, &bytes[10..37]).unwrap(), &bytes[30..37]);
+    assert_eq!(index.open(0, 1, &bytes[30..37]).unwrap(), &bytes[30..37]);
+    assert_eq!(index.open(0, 1, &bytes[10..17]).unwrap_err().kind(), ErrorKind::Decode);
+}
+
+#[test]
 fn an_entry_past_the_end_of_its_shard_is_refused() {
     let dir = Dir::new();
     let files = [dir.shard("s", &[0; 100])];

@@ -8,7 +8,7 @@
 //! detect: the guide [formats](crate::guide::formats) has a table of each format's checks.
 
 use crate::dataset::sample::Plain;
-use crate::dataset::{Chunked, Dataset};
+use crate::dataset::{Chunked, Dataset, no_field};
 use crate::decode::{Decoder, Single};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::tensor::{Encoding, Field, Shape};
@@ -123,8 +123,7 @@ impl Verify {
         let schema = dataset.schema();
         for (name, _) in &self.decoders {
             if !schema.iter().any(|field| field.name == *name) {
-                let message = format!("no field `{name}` to decode");
-                return Err(Error::new(ErrorKind::Config, Stage::Build, message));
+                return Err(Error::new(ErrorKind::Config, Stage::Build, no_field(schema, name)));
             }
         }
         let check = |field: &crate::tensor::EncodedField| {

@@ -504,10 +504,10 @@ fn every_step_of_the_first_stream_is_on_a_track() {
             // So that its events are complete when the next batch is requested.
             consumer.stream.synchronize().unwrap();
         }
+        // The first step does not count.
+        until("the steps are measured", || loader.snapshot().consumer.gpu.unwrap().steps == 11);
         let (snapshot, timeline) = (loader.snapshot(), loader.timeline());
         let idle = snapshot.consumer.gpu.unwrap();
-        // The first step does not count.
-        assert_eq!(idle.steps, 11, "{idle:?}");
         let names: Vec<_> = timeline.tracks.iter().map(|track| track.name.as_str()).collect();
         assert!(names.ends_with(&["copy stream", "stream of the consumer"]), "{names:?}");
         let spans = &timeline.tracks.last().unwrap().spans;
