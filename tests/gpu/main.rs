@@ -19,8 +19,8 @@
 //! the folder of the build. Without these and without a driver the program says what the environment is, and fails.
 //!
 //! Figures never fail the program, wrong bytes, leaks, crashes and hangs do. What a figure should reach stands beside it.
-//! Environment: `FEEDLINE_GPU` (auto, real, standin), `FEEDLINE_WHEEL` (a wheel of `examples/pytorch`, or its library as
-//! `.so`: batches are handed to the PyTorch of `python3`), `FEEDLINE_CUFILE` (a libcufile).
+//! Environment: `FEEDLINE_GPU` (auto, real, standin), `FEEDLINE_WHEEL` (a wheel of `examples/pytorch`: batches are handed to
+//! the PyTorch of `python3`), `FEEDLINE_CUFILE` (a libcufile).
 
 #[path = "../common/mod.rs"]
 mod common;
