@@ -190,8 +190,8 @@ impl Epoch {
             return Poll::Ready(Some(Err(forked)));
         }
         // One guard for all calls of the device.
-        let (device, mut answer) = (self.shared.info.device.clone(), Poll::Pending);
-        device.backend().beside_captures(&mut || answer = self.poll_device(limit));
+        let (backend, mut answer) = (self.shared.info.device.backend().clone(), Poll::Pending);
+        backend.beside_captures(&mut || answer = self.poll_device(limit));
         answer
     }
 
