@@ -422,7 +422,7 @@ pub(super) mod samples {
         for ms in (0..=60_000).step_by(250) {
             let mut snapshot = snapshot(ms, 150, 0.99);
             let mut gpu = GpuIdle::default();
-            (gpu.steps, gpu.starved_ns, gpu.host_late_ns) = (ms / 200, ms * MS / 5, ms * MS / 20);
+            (gpu.steps, gpu.span_ns, gpu.starved_ns, gpu.host_late_ns) = (ms / 200, ms * MS, ms * MS / 5, ms * MS / 20);
             snapshot.consumer.gpu = Some(gpu);
             let mut copy = Copy::default();
             (copy.busy_ns, copy.batches, copy.bytes, copy.buffers) = (ms * MS / 20, ms / 200, ms * 100_000, 2);

@@ -82,8 +82,8 @@ impl Page<'_> {
     }
 
     fn gpu_starved(&self) -> Option<f64> {
-        let gpu = self.snapshot.consumer.gpu.as_ref().filter(|gpu| gpu.steps > 0)?;
-        Some(share(gpu.starved_ns as f64, self.snapshot.steady_ns as f64))
+        let gpu = self.snapshot.consumer.gpu.as_ref().filter(|gpu| gpu.span_ns > 0)?;
+        Some(share(gpu.starved_ns as f64, gpu.span_ns as f64))
     }
 
     /// Whether the trainer starves: the GPU if it was measured, or else the host.
