@@ -41,13 +41,13 @@ pub(crate) struct Kept {
 }
 
 /// A list of the host's, copied for a consumer. It counts as a tensor of its batch.
-struct Copied {
+struct HostList {
     #[expect(dead_code, reason = "the consumer has its address")]
     list: Vec<u64>,
     batch: Arc<Batch>,
 }
 
-impl dlpack::Owner for Copied {
+impl dlpack::Owner for HostList {
     fn bind(&self, stream: usize) -> Result<()> {
         dlpack::Owner::bind(&self.batch, stream)
     }
@@ -330,7 +330,7 @@ impl Batch {
                     };
                     let mut list = vec![0_u64; bytes.len().div_ceil(8)];
                     bytemuck::cast_slice_mut(&mut list)[..bytes.len()].copy_from_slice(bytes);
-                    (list.as_mut_ptr().cast(), DLDevice::CPU, Box::new(Copied { list, batch: self.clone() }))
+                    (list.as_mut_ptr().cast(), DLDevice::CPU, Box::new(HostList { list, batch: self.clone() }))
                 }
             },
         };

@@ -123,9 +123,8 @@ impl Transfer {
         });
     }
 
-    /// Pins the next slot and puts it into use; false if there is none.
-    fn pin_next(&mut self, slots: &mut impl Iterator<Item = Unused>) -> bool {
-        let Some(slot) = slots.next() else { return false };
+    /// Pins a slot and puts it into use.
+    fn pin(&mut self, slot: Unused) {
         if !self.core.to_io.is_ending() {
             self.core.watch.device.begin(Doing::Copying, None);
             match self.engine.pin(slot.region()) {
@@ -138,7 +137,6 @@ impl Transfer {
             self.core.watch.device.end();
         }
         slot.announce();
-        true
     }
 
     fn copy_all(&mut self, pool: Pool, pinning: Sender<Infallible>) {
@@ -171,12 +169,13 @@ impl Transfer {
             if let Err(error) = read.and(landed).and(self.look(&mut said, &flights, room)) {
                 core.fail(error);
             }
-            if pinning.is_some() {
-                if !self.pin_next(&mut slots) {
-                    pinning = None;
-                }
+            if let Some(slot) = slots.next() {
+                self.pin(slot);
+                // The watchdog has seen its end; copies under way begin anew.
+                said.doing = None;
                 continue;
             }
+            drop(pinning.take());
             #[cfg(test)]
             core.dozing.begin((&bell, &full), (!room).then_some(&free));
             // This call receives nothing: items stay in their channel until this thread runs again.
@@ -217,7 +216,8 @@ impl Transfer {
             (_, Some(Flight { reading: None, buffer: Some(buffer), .. })) if self.engine.awaits_consumer(&**buffer) => {
                 Some(Doing::Blocked)
             }
-            (_, Some(_)) => Some(Doing::ReadingDirectly),
+            (_, Some(_)) if self.reads.is_some() => Some(Doing::ReadingDirectly),
+            (_, Some(_)) => Some(Doing::Copying),
             (_, None) => None,
         };
         match (&oldest, doing) {

@@ -49,7 +49,7 @@ pub enum Cause {
     Storage,
     /// Decode workers: decoding, transforms, copies from memory and the page cache.
     Decode,
-    /// Copies to the device.
+    /// Copies to the device, and the operations behind them on the same stream.
     Copy,
     /// The planner's thread: it chooses samples, finds their extents and submits reads.
     Order,

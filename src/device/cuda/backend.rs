@@ -8,6 +8,7 @@ use super::idle::IdleMeter;
 use crate::device::{self, Backend, DeviceKind, DirectReader, DirectTrial, Lane, Opened, Setup, Stream, Unreserved};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 impl Backend for Gpu {
     fn kind(&self) -> DeviceKind {
@@ -31,13 +32,14 @@ impl Backend for Gpu {
         }
         let context = match stream.context() {
             Some(context) => context,
-            None if stream.raw() == LEGACY => return Ok(()),
+            None if stream.raw() == LEGACY || self.known.load(Ordering::Relaxed) == stream.raw() => return Ok(()),
             None => self.context_of(stream.raw())?,
         };
         if context != self.context() {
             let ordinal = self.ordinal();
             return refused(format!("the stream belongs to another context than cuda:{ordinal} of this loader"));
         }
+        self.known.store(stream.raw(), Ordering::Relaxed);
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Hold;
 use crate::tensor::Layout;
 use crossbeam_channel::{Receiver, Sender};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,8 +26,6 @@ pub(super) struct Home {
     /// Receives buffers that return after the copier is gone.
     pub(super) freed: Receiver<Box<dyn DeviceBatch>>,
     pub(super) closed: AtomicBool,
-    /// The last bare stream that was found to belong to the context.
-    pub(super) known: AtomicUsize,
 }
 
 impl Home {
@@ -160,13 +158,7 @@ impl Buffer {
         if !lives {
             // First: a capturing stream must not be asked for its context.
             home.gpu.check_uncaptured(stream.raw())?;
-            // A stream that names its context costs no call.
-            if stream.context().is_some() || home.known.load(Ordering::Relaxed) != stream.raw() {
-                home.gpu.check_stream(stream)?;
-                if stream.context().is_none() {
-                    home.known.store(stream.raw(), Ordering::Relaxed);
-                }
-            }
+            home.gpu.check_stream(stream)?;
         }
         home.gpu.stream_waits(stream.raw(), &self.copied)?;
         if streams.is_empty() {

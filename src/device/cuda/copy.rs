@@ -25,7 +25,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Number of rows that are not blank; blank rows come last.
 fn real_rows(slot: &Filled) -> usize {
@@ -77,8 +77,7 @@ impl Copier {
         let whole = (!packed).then(|| runs(arrays(&slot, &contents, &copied, slot.rows(), full)));
         let kernels = if ops.iter().any(needs_kernels) { Some(Kernels::of(gpu)?) } else { None };
         let (gpu, freed, closed) = (gpu.clone(), free.clone(), AtomicBool::new(false));
-        let known = AtomicUsize::new(driver::LEGACY);
-        let home = Arc::new(Home { gpu: gpu.clone(), slot, contents, idle, back, freed, closed, known });
+        let home = Arc::new(Home { gpu: gpu.clone(), slot, contents, idle, back, freed, closed });
         for _ in 0..batches {
             let _ = home.back.send(Box::new(Buffer::new(&home, targets.pop())?));
         }
@@ -137,7 +136,7 @@ impl Copier {
                 DeviceOp::Finish(step) => self.finish(step, slot, buffer)?,
             }
         }
-        if let Some(made) = marks.made.as_ref().filter(|_| !self.ops.is_empty()) {
+        if let Some(made) = &marks.made {
             made.record(self.stream.raw())?;
         }
         // A step that is not read yet may need the event of the batch before.
@@ -311,7 +310,6 @@ impl Engine for Copier {
     }
 
     fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Option<OnBus>)) -> Result<()> {
-        self.home.idle.read();
         let gone = self.in_flight.let_go_done(now, done);
         gone.or_else(|error| self.settle_all(error))
     }

@@ -13,8 +13,9 @@
 //! * Nothing is freed while the device may still use it. If that cannot be established, the object is leaked and
 //!   counted.
 //! * A thread that captures a CUDA graph in global mode makes the driver refuse calls of all threads, and such a call
-//!   ends the capture. So calls use the relaxed mode ([`Gpu::bind`]), and no event is recorded on a capturing stream. A
-//!   call refused anyway is repeated: the refusal says nothing about the device.
+//!   ends the capture. So calls use the relaxed mode ([`Gpu::bind`]), or are of the few that end none ([`Gpu::enter`]), and
+//!   no event is recorded on a capturing stream. A call refused anyway is repeated: the refusal says nothing about the
+//!   device.
 
 #![allow(unsafe_code)]
 
@@ -32,7 +33,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -273,6 +274,7 @@ fn is_sticky(code: c_int) -> bool {
 /// The process ends, and makes no more calls.
 static LEAVING: AtomicBool = AtomicBool::new(false);
 
+/// From here on every call fails in [`Gpu::intact`].
 pub(crate) fn end_calls() {
     LEAVING.store(true, Ordering::SeqCst);
 }
@@ -329,6 +331,8 @@ pub(crate) struct Gpu {
     bytes: usize,
     /// The first sticky error; 0 before.
     latch: AtomicI32,
+    /// The last stream that was found to belong to the context: most programs bind one.
+    pub(super) known: AtomicUsize,
     /// The kernels, loaded once for all loaders while one uses them.
     pub(super) loaded: Mutex<Weak<dyn Any + Send + Sync>>,
 }
@@ -382,6 +386,7 @@ impl Gpu {
             pci,
             bytes,
             latch: AtomicI32::new(0),
+            known: AtomicUsize::new(LEGACY),
             loaded: Mutex::new(Weak::<()>::new()),
         }
     }

@@ -58,6 +58,7 @@ pub(crate) struct IdleMeter {
     ring: Ring,
     /// An empty stream for marks; `None` if nothing is measured.
     empty: Option<CopyStream>,
+    /// Locked for each event, by the consumer's threads and the transfer thread: both need free ones, and give them back.
     events: Mutex<Events>,
     /// Locked by the consumer's threads, and shortly by a report.
     consumer: Mutex<Consumer>,
@@ -82,9 +83,13 @@ impl Events {
                 return Ok(self.all[self.next].clone());
             }
         }
-        let new = Arc::new(if self.timed { Event::timed(gpu)? } else { Event::new(gpu)? });
+        let new = Self::make(gpu, self.timed)?;
         self.all.push(new.clone());
         Ok(new)
+    }
+
+    fn make(gpu: &Arc<Gpu>, timed: bool) -> Result<Arc<Event>> {
+        Ok(Arc::new(if timed { Event::timed(gpu)? } else { Event::new(gpu)? }))
     }
 }
 
@@ -177,8 +182,7 @@ impl IdleMeter {
         // release. A step is unread while its copy is in flight and has a slot, or while its buffer is in use, or after the
         // last reading, which each copy makes. One is in the making. The last start and release.
         let count = 2 * batches + if measured { 5 * (slots + 2 * batches + 1) + 2 } else { 0 };
-        let event = |_| Ok(Arc::new(if measured { Event::timed(gpu)? } else { Event::new(gpu)? }));
-        let all = (0..count).map(event).collect::<Result<_>>()?;
+        let all = (0..count).map(|_| Events::make(gpu, measured)).collect::<Result<_>>()?;
         let empty = measured.then(|| CopyStream::preferred(gpu)).transpose()?;
         let consumer = Consumer { handed: Vec::with_capacity(batches), ..Consumer::default() };
         Ok(Self {
@@ -338,10 +342,10 @@ impl Consumer {
 impl Step {
     fn is_done(&self) -> Result<bool> {
         // Earlier events on `start`'s stream are reached before it.
-        let mut others = self.before.iter().filter(|mark| mark.on != self.start.on).map(|mark| &mark.event);
-        let asked = self.asked.iter().map(|asked| &asked.now);
-        let all = [&self.start.event].into_iter().chain(asked).chain(&mut others);
-        for event in all {
+        let marks = self.before.iter().chain(self.asked.iter().map(|asked| &asked.mark));
+        let others = marks.filter(|mark| mark.on != self.start.on).map(|mark| &mark.event);
+        let now = self.asked.iter().map(|asked| &asked.now);
+        for event in [&self.start.event].into_iter().chain(now).chain(others) {
             if !event.is_done()? {
                 return Ok(false);
             }

@@ -19,7 +19,7 @@
 //! # CUDA graphs
 //!
 //! A loader may be built, run and dropped while another thread captures a graph, in any mode: the loader's calls use
-//! the relaxed mode, so they neither end the capture nor fail. If the consumer's stream itself is capturing:
+//! the relaxed mode, or are of the few that captures allow, so they neither end the capture nor fail. If the consumer's stream itself is capturing:
 //!
 //! * Receive and bind batches before or after the capture. [`Batch::bind`](crate::Batch::bind), reading a field, and
 //!   `next()` of a loader with that stream fail with [`ErrorKind::Config`]; nothing is lost, and the capture goes on.

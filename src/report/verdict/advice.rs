@@ -402,19 +402,16 @@ impl Case<'_> {
             );
             return vec![less.into()];
         }
-        copy_advice()
+        let convert = Setting::Finish
+            .hint(|finish| format!("keep pictures as bytes and have the device convert them ({finish}), "));
+        let keep = Setting::Keep.hint(|keep| format!(" ({keep})"));
+        let numa = Setting::Numa.hint(|numa| format!(" {numa} next to the device."));
+        vec![
+            format!("Fewer bytes over the bus: {convert}drop fields that are not used{keep}.").into(),
+            format!("The report says whether slots are pinned; copies from memory that is not are slower.{numa}")
+                .into(),
+        ]
     }
-}
-
-fn copy_advice() -> Vec<Advice> {
-    let convert =
-        Setting::Finish.hint(|finish| format!("keep pictures as bytes and have the device convert them ({finish}), "));
-    let keep = Setting::Keep.hint(|keep| format!(" ({keep})"));
-    let numa = Setting::Numa.hint(|numa| format!(" {numa} next to the device."));
-    vec![
-        format!("Fewer bytes over the bus: {convert}drop fields that are not used{keep}.").into(),
-        format!("The report says whether slots are pinned; copies from memory that is not are slower.{numa}").into(),
-    ]
 }
 
 fn order_advice() -> Vec<Advice> {

@@ -140,6 +140,31 @@ fn work_behind_a_dropped_bare_handle_is_not_starvation() {
 }
 
 #[test]
+fn a_step_waits_for_its_request_on_another_stream() {
+    case(config(), |_| {
+        let context = CudaContext::new(0).unwrap();
+        let (kernels, late, other) =
+            (Kernels::new(&context), context.new_stream().unwrap(), context.new_stream().unwrap());
+        let loader = build(data());
+        let mut batches = loader.epoch(0).unwrap();
+        let first = batches.next().unwrap().unwrap();
+        first.bind(Stream::from(&late)).unwrap();
+        let gate = Gate::close();
+        kernels.wait(&late);
+        // Requested on the late stream, which outlives its batch, and bound to the other one.
+        let second = batches.next().unwrap().unwrap();
+        second.bind(Stream::from(&other)).unwrap();
+        other.synchronize().unwrap();
+        let before = idle(&loader);
+        assert_eq!((before.steps, before.unmeasured), (0, Unmeasured::default()));
+        gate.open();
+        measured(&loader, 1);
+        assert_eq!(idle(&loader).unmeasured, Unmeasured::default());
+        drop((first, second));
+    });
+}
+
+#[test]
 fn batches_dropped_unbound_are_counted_as_not_measured() {
     case(config(), |_| {
         let loader = build(data());
