@@ -442,11 +442,25 @@ pub(crate) fn lie<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::User, Stage::Read, message))
 }
 
-/// Checks the bytes that `open` made against the dataset's bound.
-pub(crate) fn within_opened(bytes: usize, most: u64) -> Result<()> {
-    match bytes as u64 <= most {
+/// Where `part` lies in `whole`, unless it was copied.
+fn offset_in(part: &[u8], whole: &[u8]) -> Option<u64> {
+    let within = whole.as_ptr_range().contains(&part.as_ptr());
+    within.then(|| (part.as_ptr().addr() - whole.as_ptr().addr()) as u64)
+}
+
+/// Checks the bytes that `open` made of `given` against the dataset's bound. A part of the given ones takes no memory.
+pub(crate) fn within_opened(opened: &[u8], given: &[u8], most: u64) -> Result<()> {
+    match opened.len() as u64 <= most || offset_in(opened, given).is_some() {
         true => Ok(()),
-        false => lie(format!("`open` gave {bytes} bytes, the dataset's `opened_bytes_max` is {most}")),
+        false => lie(format!("`open` gave {} bytes, the dataset's `opened_bytes_max` is {most}", opened.len())),
+    }
+}
+
+/// Moves a range that code gave within its `bytes` to its place in the file; `given` are the bytes of the extent.
+pub(crate) fn placed(error: Error, bytes: &[u8], given: &[u8], extent: &Extent) -> Error {
+    match offset_in(bytes, given) {
+        Some(within) => error.moved(extent.offset + within),
+        None => error.with_range_in_words(),
     }
 }
 

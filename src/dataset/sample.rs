@@ -1,6 +1,6 @@
 //! Reads single samples and chunks by plain calls, without a loader: to look at data, to verify it, to make checksums.
 
-use super::{ChunkBuf, Dataset, Part, Parts, within_opened};
+use super::{ChunkBuf, Dataset, Part, Parts, placed, within_opened};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, caught, caught_in};
 use crate::storage::{Blob, Extent, SourceId};
@@ -69,16 +69,18 @@ impl<'d> Plain<'d> {
         each: &mut impl FnMut(usize, &[u8]) -> Result<()>,
     ) -> Result<()> {
         self.opened.clear();
-        match part {
+        let given = match part {
             Part::Framed(_) => {
                 let given = opened(self.dataset, (sample, field), &self.bytes, &mut self.opened)?;
-                if !self.bytes.as_ptr_range().contains(&given.as_ptr()) {
-                    within_opened(given.len(), self.dataset.opened_bytes_max())?;
-                }
-                each(field, given)
+                within_opened(given, &self.bytes, self.dataset.opened_bytes_max())?;
+                given
             }
-            _ => each(field, &self.bytes),
-        }
+            _ => &self.bytes,
+        };
+        each(field, given).map_err(|error| match part.extent() {
+            Some(extent) => placed(error, given, &self.bytes, &extent),
+            None => error,
+        })
     }
 
     /// Gives the CRC32C of every field's extent without opening it.

@@ -84,7 +84,7 @@ impl Single {
         row.mark(id);
         let mut ctx = Ctx::new(seed, epoch, id, fields, &mut self.scratch).with_seek_points(points);
         self.decoder.decode(input, &mut ctx, &mut row)?;
-        row.pad_decoded()?;
+        row.pad_new(u64::MAX)?;
         rows.finish_row();
         drop(rows);
         self.row = self.mailbox.full.hold().take();

@@ -125,7 +125,7 @@ impl Row<'_> {
 
     fn not_its_own(&self, field: usize) -> String {
         let name = self.spec().fields().get(field).map_or("?", Field::name);
-        format!("field {field} (`{name}`) is another decoder's")
+        format!("field {field} (`{name}`) is not one of this decoder")
     }
 
     /// Length (first dimension) of an `UpTo` field; `None` for a fixed shape.
@@ -144,11 +144,11 @@ impl Row<'_> {
         self.stands_in
     }
 
-    /// As [`pad`](Self::pad), of a decoder's fields, whose lengths began at 0.
+    /// As [`pad`](Self::pad); the lengths of the fields of the bit mask `new` began at 0.
     ///
-    /// Errors: [`ErrorKind::Shape`] for a field that was written without a length: it would look empty.
-    pub(crate) fn pad_decoded(&mut self) -> Result<()> {
-        let written = self.written & !self.sized;
+    /// Errors: [`ErrorKind::Shape`] for one of these that was written without a length: it would look empty.
+    pub(crate) fn pad_new(&mut self, new: u64) -> Result<()> {
+        let written = self.written & !self.sized & new;
         let mut fields = self.spec().fields().iter().enumerate();
         if let Some((_, field)) = fields.find(|(number, field)| written & 1 << number != 0 && field.is_up_to()) {
             let name = field.name();
@@ -206,12 +206,10 @@ impl Row<'_> {
             }
             // A longer field of the dataset is a setting; other lengths are the decoder's own.
             if bytes.len() / unit > *max {
-                let more = if spec.is_packed() {
-                    None
-                } else {
-                    Some(Setting::UpTo.hint(|up_to| format!(" ({up_to} takes more)")))
+                let more = match spec.is_packed() {
+                    true => String::new(),
+                    false => Setting::UpTo.hint(|up_to| format!(" ({up_to} takes more)")),
                 };
-                let more = more.unwrap_or_default();
                 return Err(too_long(spec, *max, bytes.len() / unit, &more));
             }
             self.set_len(field, bytes.len() / unit)?;

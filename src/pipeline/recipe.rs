@@ -1,7 +1,7 @@
 //! How the parts of a sample become its row: which decoder fills which fields, then which transforms run. Pure.
 
 use crate::batch::Kept;
-use crate::dataset::Dataset;
+use crate::dataset::{self, Dataset};
 use crate::decode::{Ctx, Decoder, Raw};
 use crate::device::{DeviceOp, DirectStep, Finish, FinishStep, Gather};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -355,7 +355,7 @@ fn which_field(schema: &[EncodedField], name: Option<&str>) -> Result<usize> {
     };
     match schema.iter().position(|field| field.name == name) {
         Some(index) => Ok(index),
-        None => bad(format!("no field `{name}` to decode; the dataset has {}", names())),
+        None => bad(dataset::no_field(schema, name)),
     }
 }
 

@@ -12,7 +12,7 @@
 use super::recipe::{How, Recipe};
 use super::task::{Job, Piece, Place, Run, Sample};
 use super::watchdog::{Doing, Watch};
-use crate::dataset::{Chunked, Dataset, Part, Parts, lie, within_opened};
+use crate::dataset::{Chunked, Dataset, Part, Parts, lie, placed, within_opened};
 use crate::decode::{Ctx, Running, Scratch};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::{ChunkBuf, Rows};
@@ -259,35 +259,32 @@ impl Samples {
     fn fill_field(&self, job: &Job, id: u64, rows: &mut Rows, scratch: &mut Scratch, given: Given<'_>) -> Result<()> {
         let handler = &self.recipe.handlers[given.field];
         scratch.field = Some(given.field);
-        // `within`: where the bytes that the code got lie in the extent, unless they were unpacked.
-        let site = |error: Error, within: Option<u64>| {
+        // With the bytes that the code got.
+        let site = |error: Error, bytes: &[u8]| {
             let error = error.in_stage(Stage::Decode);
             let error = if self.recipe.handlers.len() > 1 { error.with_field(&handler.name) } else { error };
-            match (&given.extent, within) {
-                (Some(extent), Some(within)) => self.at(error.moved(extent.offset + within), extent),
-                (Some(extent), None) => self.at(error.with_range_in_words(), extent),
-                (None, _) => error,
+            match &given.extent {
+                Some(extent) => self.at(placed(error, bytes, given.bytes, extent), extent),
+                None => error,
             }
         };
         if given.checked {
             scratch.running = Running::Check;
-            self.dataset.check(id, given.field, given.bytes).map_err(|error| site(error, Some(0)))?;
+            self.dataset.check(id, given.field, given.bytes).map_err(|error| site(error, given.bytes))?;
         }
         // The decoder borrows the rest of the scratch meanwhile.
         let mut opened = std::mem::take(&mut scratch.opened);
         opened.clear();
         scratch.running = Running::Open;
         let bytes = match given.framed {
-            true => self.open(id, &given, &mut opened).map_err(|error| site(error, Some(0)))?,
+            true => self.open(id, &given, &mut opened).map_err(|error| site(error, given.bytes))?,
             false => given.bytes,
         };
-        let within = given.bytes.as_ptr_range().contains(&bytes.as_ptr());
-        let within = within.then(|| (bytes.as_ptr().addr() - given.bytes.as_ptr().addr()) as u64);
         scratch.running = Running::Decoder;
         let mut row = rows.row();
         let done = match &handler.how {
             How::InPlace(_) | How::Copy => {
-                row.copy_from(handler.outputs.start, bytes).map_err(|error| site(error, within))
+                row.copy_from(handler.outputs.start, bytes).map_err(|error| site(error, bytes))
             }
             How::Skip | How::Direct => Ok(()),
             How::Decode(decoder) => {
@@ -300,12 +297,12 @@ impl Samples {
                 let decoded = match is_packed && own.stands_in() {
                     // The row's place in the batch has the length of the sample that failed.
                     true => own.set_len(handler.outputs.start, 0),
-                    false => decoder.decode(bytes, &mut ctx, &mut own).and_then(|()| own.pad_decoded()),
+                    false => decoder.decode(bytes, &mut ctx, &mut own).and_then(|()| own.pad_new(u64::MAX)),
                 };
                 decoded.map_err(|error| {
                     // A row of a packed field has no room if its length could not be had: then that is the error.
                     let length = || self.dataset.field_bytes(id, given.field);
-                    site(caught(Stage::Read, length).err().filter(|_| is_packed).unwrap_or(error), within)
+                    site(caught(Stage::Read, length).err().filter(|_| is_packed).unwrap_or(error), bytes)
                 })
             }
         };
@@ -325,10 +322,7 @@ impl Samples {
     /// Lets the dataset open a field's bytes.
     fn open<'a>(&self, id: u64, given: &Given<'a>, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         let opened = self.dataset.open(id, given.field, given.bytes, buffer)?;
-        // Bytes that were given and not copied take no memory.
-        if !given.bytes.as_ptr_range().contains(&opened.as_ptr()) {
-            within_opened(opened.len(), self.promised.opened_bytes)?;
-        }
+        within_opened(opened, given.bytes, self.promised.opened_bytes)?;
         Ok(opened)
     }
 
@@ -344,8 +338,8 @@ impl Samples {
                 let fields = 0..recipe.spec.fields().len();
                 let mut ctx =
                     Ctx::new(self.seed, job.epoch, id, fields, scratch).with_scratch_limit(self.scratch_limit);
-                map(&mut row, &mut ctx).map_err(|error| error.in_stage(Stage::Map))?;
-                row.pad();
+                let mapped = map(&mut row, &mut ctx).and_then(|()| row.pad_new(mask(&recipe.added)));
+                mapped.map_err(|error| error.in_stage(Stage::Map))?;
             }
             scratch.running = Running::Decoder;
         }

@@ -403,6 +403,10 @@ fn a_range_of_a_decoder_is_a_place_in_the_file() {
     let dir = Dir::new();
     let error = pull(&build(Loader::builder(tar(&dir, &[30])).decode_field("text", Ranged)), 0).unwrap_err();
     assert_eq!((error.site().offset, error.site().len), (Some(512 + 3), Some(1)), "{error}");
+    // A verification says the same.
+    let verify = feedline::dataset::Verify::default().decode_field("text", Ranged);
+    let (_, seen) = verify.run(&tar(&dir, &[30]), |_| std::ops::ControlFlow::Continue(())).unwrap();
+    assert_eq!((seen[0].site().offset, seen[0].site().len), (Some(512 + 3), Some(1)), "{:?}", seen[0]);
     // Unpacked bytes have no place.
     let texts = Loader::builder(Texts::new(&dir, Mistake::None)).decode_field("text", Ranged);
     let error = pull(&build(texts.decode_field("copy", Bytes::up_to(9))), 0).unwrap_err();
@@ -432,4 +436,23 @@ fn substitutes_stay_empty_in_packed_rows_of_any_decoder() {
     let loader = build(loader.on_bad_sample(OnBadSample::Substitute { budget: 1 }));
     let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
     assert_eq!(batch.field("text").unwrap().lens().unwrap(), [30, 10, 0, 40]);
+}
+
+#[test]
+fn an_added_field_without_a_length_is_an_error() {
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, 20, 8);
+    let start = |sized: bool| {
+        let map = move |row: &mut Row<'_>, _: &mut Ctx<'_>| {
+            let field = row.index_of("list")?;
+            row.slice_mut::<u8>(field)?[0] = 7;
+            if sized { row.set_len(field, 1) } else { Ok(()) }
+        };
+        build(Loader::builder(records(&path, 8)).batch_size(4).map_adding([Field::up_to("list", DType::U8, 3)], map))
+    };
+    let error = pull(&start(false), 0).unwrap_err();
+    assert_eq!((error.stage(), error.kind()), (Stage::Map, ErrorKind::Shape), "{error}");
+    assert!(error.message().contains("`list` was written, and its length was not set"), "{error}");
+    let batch = start(true).epoch(0).unwrap().next().unwrap().unwrap();
+    assert_eq!(batch.field("list").unwrap().lens().unwrap(), [1; 4]);
 }
