@@ -7,6 +7,7 @@
 //! read: truncated: 4096 bytes expected, 1000 read: path=/data/a.bin offset=8192 len=4096 sample=2 batch=0: <source>
 //! ```
 
+use crate::secret::hidden;
 use std::borrow::Cow;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -239,7 +240,8 @@ struct Inner {
 impl Error {
     /// An error with a message; add the site with the `with_` methods.
     pub fn new(kind: ErrorKind, stage: Stage, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, stage, message: message.into(), site: Site::default(), source: None }))
+        let message = shown(message.into());
+        Self(Box::new(Inner { kind, stage, message, site: Site::default(), source: None }))
     }
 
     /// An operating-system error, which determines the kind (`ENOENT` is [`ErrorKind::NotFound`], for example).
@@ -276,7 +278,10 @@ impl Error {
     /// Adds the path, unless the error has one.
     #[must_use]
     pub fn with_path(mut self, path: impl AsRef<Path>) -> Self {
-        self.0.site.path.get_or_insert_with(|| path.as_ref().to_path_buf());
+        self.0.site.path.get_or_insert_with(|| match hidden(&path.as_ref().to_string_lossy()) {
+            Cow::Owned(safe) => safe.into(),
+            Cow::Borrowed(_) => path.as_ref().to_path_buf(),
+        });
         self
     }
 
@@ -351,14 +356,14 @@ impl Error {
     /// Prefixes the message with the part of the file that it concerns, such as "line 177".
     #[must_use]
     pub fn within(mut self, part: impl fmt::Display) -> Self {
-        self.0.message = format!("{part}: {}", self.0.message);
+        self.0.message = shown(format!("{part}: {}", self.0.message));
         self
     }
 
     /// Appends a note, such as advice, to the message.
     pub(crate) fn with_note(mut self, note: &str) -> Self {
         let link = if self.0.message.is_empty() { "" } else { "; " };
-        self.0.message += &format!("{link}{note}");
+        self.0.message += &hidden(&format!("{link}{note}"));
         self
     }
 
@@ -421,9 +426,17 @@ impl fmt::Display for Error {
             }
         }
         if let Some(source) = source {
-            write!(f, ": {}", one_line(&source.to_string()))?;
+            write!(f, ": {}", one_line(&hidden(&source.to_string())))?;
         }
         Ok(())
+    }
+}
+
+/// The text without secrets.
+fn shown(text: String) -> String {
+    match hidden(&text) {
+        Cow::Owned(safe) => safe,
+        Cow::Borrowed(_) => text,
     }
 }
 

@@ -209,6 +209,7 @@ pub mod order;
 mod pipeline;
 pub mod prepare;
 mod report;
+mod secret;
 mod setting;
 mod state;
 mod stop;

@@ -12,6 +12,7 @@ pub(crate) struct NetworkMeter {
     bytes: Lone<Counter>,
     pub(crate) retries: Counter,
     pub(crate) throttled: Counter,
+    pub(crate) unversioned: Counter,
     first_byte: Histogram,
 }
 
@@ -40,6 +41,7 @@ impl NetworkMeter {
             in_flight_ns: self.in_flight.total_ns(self.clock.now()),
             retries: self.retries.get(),
             throttled: self.throttled.get(),
+            unversioned: self.unversioned.get(),
             first_byte: self.first_byte.read(),
         }
     }

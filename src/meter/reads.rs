@@ -91,6 +91,10 @@ pub struct Network {
     pub retries: u64,
     /// Answers 429 and 503: the store asks for fewer requests.
     pub throttled: u64,
+    /// Requests of objects whose server names no version, neither by `ETag` nor by `Last-Modified`. An object that is
+    /// replaced by one of the same length goes unnoticed.
+    #[serde(default)]
+    pub unversioned: u64,
     /// From the request to the head of its answer, connecting included.
     pub first_byte: Latency,
 }
@@ -106,6 +110,9 @@ impl fmt::Display for Network {
         }
         if self.throttled > 0 {
             write!(f, "; {} throttled by the store", self.throttled)?;
+        }
+        if self.unversioned > 0 {
+            write!(f, "; {} without a version, so a replaced object goes unnoticed", self.unversioned)?;
         }
         Ok(())
     }

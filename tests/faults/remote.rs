@@ -60,6 +60,7 @@ fn passing() -> Vec<Fault> {
     let mut faults = vec![
         Fault::Close,
         Fault::Long,
+        Fault::Announced,
         Fault::OtherRange,
         Fault::Trickle,
         Fault::Status(408, None, ""),
@@ -143,15 +144,6 @@ fn a_dropped_loader_ends_the_downloads_of_its_cache() {
 }
 
 #[test]
-fn a_range_is_whole_with_its_last_byte() {
-    let (server, bytes) = server();
-    let loader = loader(&server).build().unwrap();
-    server.script(|request| is_read(request).then_some(Fault::Announced));
-    epoch(&loader, &bytes).unwrap();
-    assert_eq!(loader.report().reads.retries, 0);
-}
-
-#[test]
 fn a_body_cut_after_any_byte_is_continued() {
     let (server, bytes) = server();
     let kinds: [fn(usize) -> Fault; 3] = [Fault::Reset, Fault::Cut, Fault::Short];
@@ -169,9 +161,9 @@ fn a_body_cut_after_any_byte_is_continued() {
 fn a_fault_that_stays_is_one_error_that_names_the_object() {
     let (server, bytes) = server();
     for (fault, kind, words) in [
-        (Fault::Close, ErrorKind::Io, "tried 6 times"),
+        (Fault::Close, ErrorKind::Io, "tried "),
         (Fault::Cut(0), ErrorKind::Io, "the body was cut"),
-        (Fault::Short(0), ErrorKind::Io, "bytes too early"),
+        (Fault::Short(0), ErrorKind::Io, "announced 0 bytes for a range"),
         (Fault::OtherRange, ErrorKind::Io, "Requested"),
         (Fault::Stall(0), ErrorKind::Stalled, "no byte for 333"),
         (Fault::Whole, ErrorKind::Io, "200"),
@@ -267,7 +259,7 @@ fn a_store_out_of_reach_is_no_samples_fault() {
     let error = epoch(&loader, &bytes).unwrap_err();
     // Stalled, if the machine is too busy for an answer.
     assert!(matches!(error.kind(), ErrorKind::Io | ErrorKind::Stalled), "{error}");
-    assert!(error.to_string().contains("tried 6 times"), "{error}");
+    assert!(error.to_string().contains("; tried "), "{error}");
 }
 
 #[test]

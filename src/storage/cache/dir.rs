@@ -1,15 +1,20 @@
 //! The folder of a cache: who reads which share of it, and how many bytes it holds.
+//!
+//! Each loader books room in a file of its own, which it locks. What the dead have booked comes back with the next count
+//! of all files.
 
 use super::super::fnv;
 use super::super::publish::Held;
 use super::config::{Cache, FREE};
 use super::entry::{is_data_name, is_map, link_name, map_of};
+use super::rights::{NO_LINK, make_folder, new_file, open_lock, rights_below};
 use rustix::fs::{FlockOperation, flock, statvfs};
 use rustix::io::Errno;
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -35,10 +40,17 @@ pub(super) struct Dir {
 
 struct Room {
     used: File,
-    /// Shared by all loaders of the machine. Whoever gets it alone may count the files.
-    loaders: Held,
+    /// Holds `booked` for others, and is locked for the life of the loader. Tools book nothing.
+    booking: Option<Held>,
     /// Bytes of blocks on their way to the disk.
     booked: u64,
+}
+
+impl Room {
+    fn book(&mut self, booked: u64) -> io::Result<()> {
+        self.booked = booked;
+        self.booking.as_ref().map_or(Ok(()), |booking| write_number(&booking.file, 0, booked))
+    }
 }
 
 /// The files of an entry.
@@ -67,20 +79,35 @@ impl Dir {
     /// Errors: the system's.
     pub(super) fn open(cache: &Cache) -> io::Result<Self> {
         let root = std::path::absolute(&cache.dir)?.join("v1");
-        std::fs::create_dir_all(root.join("in-use"))?;
-        std::fs::create_dir_all(root.join("objects"))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&cache.dir)?;
+        make_folder(&root)?;
+        // Earlier versions made it for everyone.
+        if root.metadata()?.mode() & 0o077 & !rights_below(&cache.dir)? != 0 {
+            std::fs::set_permissions(&root, Permissions::from_mode(rights_below(&cache.dir)?))?;
+        }
+        for name in ["in-use", "objects", "booked"] {
+            make_folder(&root.join(name))?;
+        }
         // Programs for backups leave such folders out.
         let tag = "Signature: 8a477f597d28d172789f06886806bc55\n# A cache of feedline; it may be deleted.\n";
         if let Ok(file) = OpenOptions::new().write(true).create_new(true).open(root.join("CACHEDIR.TAG")) {
             let _ = file.write_all_at(tag.as_bytes(), 0);
         }
-        let (used, loaders) = (open_lock(&root.join("used"))?, open_lock(&root.join("loaders"))?);
-        take(&loaders, FlockOperation::NonBlockingLockShared)?;
-        Ok(Self::of(root, cache, used, loaders))
+        let used = open_lock(&root.join("used"))?;
+        take(&used, FlockOperation::NonBlockingLockExclusive)?;
+        let booked = || {
+            let (_, dead) = bookings(&root)?;
+            write_number(&used, USED, read_number(&used, USED)?.saturating_sub(dead))?;
+            // Nobody looks between the file and its lock.
+            new_booking(&root)
+        };
+        let booking = booked();
+        let _ = flock(&used, FlockOperation::Unlock);
+        Ok(Self::of(root, cache, used, Some(booking?)))
     }
 
-    fn of(root: PathBuf, cache: &Cache, used: File, loaders: File) -> Self {
-        let room = Mutex::new(Room { used, loaders: Held::new(loaders), booked: 0 });
+    fn of(root: PathBuf, cache: &Cache, used: File, booking: Option<Held>) -> Self {
+        let room = Mutex::new(Room { used, booking, booked: 0 });
         let leases = Mutex::new((0..SHARES).map(|_| None).collect());
         Self { root, capacity: cache.capacity, room, leases }
     }
@@ -88,10 +115,9 @@ impl Dir {
     /// The folder for a tool, which keeps nothing. Errors: the system's; `NotFound` for a folder that is no cache.
     pub(super) fn existing(cache: &Cache, write: bool) -> io::Result<Self> {
         let root = std::path::absolute(&cache.dir)?.join("v1");
-        let open = |name: &str| OpenOptions::new().read(true).write(write).open(root.join(name));
-        let (used, loaders) = (open("used")?, open("loaders")?);
+        let used = OpenOptions::new().read(true).write(write).custom_flags(NO_LINK).open(root.join("used"))?;
         std::fs::read_dir(root.join("objects"))?;
-        Ok(Self::of(root, cache, used, loaders))
+        Ok(Self::of(root, cache, used, None))
     }
 
     /// The folder for the objects of a store's folder, which nobody empties from now on.
@@ -127,13 +153,16 @@ impl Dir {
 
     /// What [`reserve`](Self::reserve) booked is on the disk.
     pub(super) fn written(&self, bytes: u64) {
-        lock(&self.room).booked -= bytes;
+        let mut room = lock(&self.room);
+        let left = room.booked - bytes;
+        let _ = room.book(left);
     }
 
     /// Gives back what [`reserve`](Self::reserve) booked.
     pub(super) fn release(&self, bytes: u64) {
         let mut room = lock(&self.room);
-        room.booked -= bytes;
+        let left = room.booked - bytes;
+        let _ = room.book(left);
         if take(&room.used, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let used = read_number(&room.used, USED);
             let _ = used.and_then(|used| write_number(&room.used, USED, used.saturating_sub(bytes)));
@@ -147,8 +176,8 @@ impl Dir {
         }
         let used = read_number(&room.used, USED)?;
         if self.fits(used, bytes, 0)? {
+            room.book(room.booked + bytes)?;
             write_number(&room.used, USED, used.saturating_add(bytes))?;
-            room.booked += bytes;
             return Ok(0);
         }
         let full = || io::Error::new(io::ErrorKind::StorageFull, "the cache is full");
@@ -156,11 +185,10 @@ impl Dir {
         if now.abs_diff(read_number(&room.used, SEARCHED)?) < CALM {
             return Err(full());
         }
+        // Killed processes leave the number too high. The living have booked bytes that no file shows.
         let (found, total) = self.all()?;
-        // Killed processes leave the number too high. Others may have booked bytes that no file shows.
-        let alone = flock(&room.loaders.file, FlockOperation::NonBlockingLockExclusive).is_ok();
-        let _ = flock(&room.loaders.file, FlockOperation::NonBlockingLockShared);
-        let mut used = if alone { total + room.booked } else { used };
+        let (living, _) = bookings(&self.root)?;
+        let mut used = total + living;
         let (removed, freed) = self.make_room(used, bytes, found)?;
         used = used.saturating_sub(freed);
         let fits = self.fits(used, bytes, freed)?;
@@ -169,7 +197,7 @@ impl Dir {
             write_number(&room.used, SEARCHED, now)?;
             return Err(full());
         }
-        room.booked += bytes;
+        room.book(room.booked + bytes)?;
         Ok(removed)
     }
 
@@ -224,9 +252,10 @@ impl Dir {
         // So that no one who makes room meets this lock.
         let _ = take(&room.used, FlockOperation::NonBlockingLockExclusive);
         // Readers make the file, and lock it as long as they are there.
-        let read = File::open(self.lease(share))
-            .map(Held::new)
-            .is_ok_and(|held| flock(&held.file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK));
+        let read =
+            OpenOptions::new().read(true).custom_flags(NO_LINK).open(self.lease(share)).map(Held::new).is_ok_and(
+                |held| flock(&held.file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK),
+            );
         let _ = flock(&room.used, FlockOperation::Unlock);
         read
     }
@@ -299,8 +328,31 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn open_lock(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
+/// Bytes that living loaders have booked, and dead ones. The files of the dead go.
+fn bookings(root: &Path) -> io::Result<(u64, u64)> {
+    let (mut living, mut dead) = (0, 0);
+    for entry in std::fs::read_dir(root.join("booked"))?.flatten() {
+        let Ok(file) = OpenOptions::new().read(true).custom_flags(NO_LINK).open(entry.path()) else { continue };
+        let bytes = read_number(&file, 0).unwrap_or_default();
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {
+                std::fs::remove_file(entry.path())?;
+                dead += bytes;
+            }
+            Err(_) => living += bytes,
+        }
+    }
+    Ok((living, dead))
+}
+
+/// A new file for what this loader books, locked.
+fn new_booking(root: &Path) -> io::Result<Held> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
+    let name = format!("{}.{now}.{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let file = new_file(&root.join("booked").join(name))?;
+    take(&file, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(Held::new(file))
 }
 
 /// Waits for a lock, but no longer than [`LOCK`].

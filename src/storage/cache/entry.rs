@@ -11,6 +11,7 @@
 //! written before it. After a boot, in a copy of the folder, and where the stamp is 0, the block itself is compared.
 
 use super::super::{fnv, sys};
+use super::rights::{NO_LINK, make_folder, new_file};
 use rustix::fd::AsFd;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -125,7 +126,7 @@ impl Entry {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a link that leads elsewhere"));
         }
         let path = folder.join(name);
-        let open = |path: &Path| OpenOptions::new().read(true).write(true).custom_flags(NOFOLLOW).open(path);
+        let open = |path: &Path| OpenOptions::new().read(true).write(true).custom_flags(NO_LINK).open(path);
         let (data, map) = match (open(&path), open(&map_of(&path))) {
             (Ok(data), Ok(map)) => (data, map),
             (Err(error), _) | (_, Err(error)) if error.kind() == io::ErrorKind::NotFound => {
@@ -149,7 +150,7 @@ impl Entry {
 
     /// The entry with this data file, its URL and version. `None` if the header is damaged, or of another object.
     pub(super) fn open(path: &Path, write: bool) -> io::Result<Option<(Self, Identity, String, String)>> {
-        let open = |path: &Path| OpenOptions::new().read(true).write(write).custom_flags(NOFOLLOW).open(path);
+        let open = |path: &Path| OpenOptions::new().read(true).write(write).custom_flags(NO_LINK).open(path);
         let (data, map) = (open(path)?, open(&map_of(path))?);
         let mut header = vec![0; HEADER];
         map.read_exact_at(&mut header, 0)?;
@@ -167,15 +168,14 @@ impl Entry {
     /// Makes the files and the link. Another process may be faster; then its entry is the one.
     pub(super) fn make(folder: &Path, identity: &Identity) -> io::Result<(Self, PathBuf)> {
         static MADE: AtomicU64 = AtomicU64::new(0);
-        std::fs::create_dir_all(folder)?;
+        make_folder(folder)?;
         let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
         let number = format!("{} {now:?} {}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
         let link = link_name(identity.hash);
         let name = format!("{link}.{:08x}", fnv(number.as_bytes()) as u32);
         let path = folder.join(&name);
-        let new = |path: &Path| OpenOptions::new().read(true).write(true).create_new(true).open(path);
-        let made = new(&path).and_then(|data| {
-            let map = new(&map_of(&path))?;
+        let made = new_file(&path).and_then(|data| {
+            let map = new_file(&map_of(&path))?;
             map.write_all_at(&identity.header, 0)?;
             data.set_len(identity.len)?;
             std::os::unix::fs::symlink(&name, folder.join(&link))?;
@@ -299,8 +299,6 @@ impl Entry {
     }
 }
 
-const NOFOLLOW: i32 = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
-
 fn crc_in(record: &[u8; RECORD]) -> u32 {
     u32::from_le_bytes([record[20], record[21], record[22], record[23]])
 }
@@ -339,7 +337,8 @@ pub(super) fn map_of(path: &Path) -> PathBuf {
 /// Whether a file is the map of an entry, or was one before a crash of the system.
 pub(super) fn is_map(path: &Path) -> bool {
     let mut magic = [0; 8];
-    File::open(path).is_ok_and(|file| is_blank(&file) || (file.read_exact_at(&mut magic, 0).is_ok() && magic == *MAGIC))
+    let file = OpenOptions::new().read(true).custom_flags(NO_LINK).open(path);
+    file.is_ok_and(|file| is_blank(&file) || (file.read_exact_at(&mut magic, 0).is_ok() && magic == *MAGIC))
 }
 
 /// Whether a map lost its header: the system crashed before the disk had it.

@@ -10,11 +10,12 @@
 //!
 //! Where to start reading: `dir` (folders, names, room), `entry` (the two files of an object), `kept` (blocks that this
 //! process knows), `origin` (object or file that blocks come from), `fill` (queue and threads), `contents` and `warm` (for
-//! tools). `storage::mixed` asks [`Fill::route`]. In all of them a file on a network mount is an object, and the mount is
+//! tools), `rights`. `storage::mixed` asks [`Fill::route`]. In all of them a file on a network mount is an object, and the mount is
 //! the network.
 //!
 //! ```text
 //! DIR/v1/used                 bytes of all files, under a lock
+//! DIR/v1/booked/PID.TIME.N    bytes on their way to the disk, locked by the loader that brings them
 //! DIR/v1/in-use/00 … 3f       shared locks of the processes that read this share of the folders
 //! DIR/v1/objects/2a/HASH      link to the file: a name for one URL, version, length and block size
 //! DIR/v1/objects/2a/HASH.INC      the bytes at the object's own offsets, with holes for missing blocks
@@ -40,6 +41,7 @@ mod entry;
 mod fill;
 mod kept;
 mod origin;
+mod rights;
 mod warm;
 
 pub use config::Cache;

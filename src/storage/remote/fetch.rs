@@ -1,11 +1,16 @@
-//! One range of an object, with retries: short bodies are continued, and every answer is compared with the listing.
+//! One range of an object, with retries. Bytes count only when their answer is right.
 //!
 //! ```text
-//! permit ─► signed request ─► answer: range, length, version? ─► chunks ─► sink
-//!   ▲            │ 429, 503: fewer requests        │ other        │ cut, or silent for PATIENCE
-//!   └── pause ◄──┴─────────────────────────────────┼──────────────┘ the next try asks for the rest
-//!                                                  └─► typed error
+//! permit ─► signed request ─► answer: range, length, coding, version? ─► chunks ─► sink
+//!   ▲            │ 429, 503: fewer requests        │ no      │ the end: as many bytes as asked for? ─► proven
+//!   │            │                                 │         │ more, or fewer ─► none of this try counts
+//!   └── pause ◄──┴─────────────────────────────────┤         │ cut, slow ─► a beginning of the length that was announced
+//!                                                  └─► typed error      counts, and the next try asks for the rest
 //! ```
+//!
+//! Invariant: what is not proven goes into no sample and no cache, also if the read is cancelled or fails.
+//!
+//! Limits: a try ends when [`LEAST`] bytes take longer than the patience, so that no server holds a read for ever.
 
 use super::http::{Answer, Note, cause};
 use super::limit::Permit;
@@ -24,8 +29,11 @@ pub(super) const TRIES: u32 = 6;
 /// A try ends after this time without a byte, or after the share of the stall deadline that leaves time for all tries.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// After a range's last byte, the end of the body is waited for so long: a connection at its end serves the next request.
-const LINGER: Duration = Duration::from_millis(100);
+/// Bytes that must come within the patience.
+const LEAST: u64 = 16 << 10;
+
+/// So many tries are enough after twice the patience: each waits for its patience then, or as the store asks.
+const SLOW_TRIES: u32 = 3;
 
 /// Halves of the patience for which reads of a loader go on without progress, beyond [`TRIES`].
 const AWAY: u32 = 5;
@@ -74,16 +82,20 @@ impl Failed {
 }
 
 /// Counts failed tries.
-#[derive(Default)]
 struct Tries {
     failed: u32,
     refused: bool,
     /// When the first of the failed tries ended, and for how long a store may be away.
     since: Option<Instant>,
+    patience: Duration,
     away: Duration,
 }
 
 impl Tries {
+    fn new(patience: Duration, away: Duration) -> Self {
+        Self { failed: 0, refused: false, since: None, patience, away }
+    }
+
     /// Pauses before the next try. Errors: the failure, if it is the last one.
     async fn after(&mut self, failure: Failed, permit: Permit<'_>) -> Result<()> {
         let Failed { class, error, progress } = failure;
@@ -95,7 +107,10 @@ impl Tries {
         let last = match class {
             Class::Lasting => return Err(error),
             Class::Refused | Class::Expired { .. } => std::mem::replace(&mut self.refused, true),
-            Class::Passing | Class::Throttled(_) | Class::Unanswered => self.failed >= TRIES && away >= self.away,
+            Class::Passing | Class::Throttled(_) | Class::Unanswered => {
+                let slow = self.failed >= SLOW_TRIES && away >= self.patience * 2;
+                away >= self.away && (slow || self.failed >= TRIES)
+            }
         };
         match class {
             Class::Throttled(retry_after) => permit.throttled(retry_after),
@@ -136,7 +151,8 @@ pub(super) async fn asked<T>(
     key: &Key,
     mut ask: impl FnMut(Note) -> BoxFuture<'static, object_store::Result<T>>,
 ) -> Result<T> {
-    let (mut tries, site) = (Tries::default(), |error: Error| error.with_path(store.url(key)));
+    let site = |error: Error| error.with_path(store.url(key));
+    let mut tries = Tries::new(PATIENCE, Duration::ZERO);
     loop {
         let number = ready(store, PATIENCE).await.map_err(site)?;
         let (permit, note) = (store.limit.enter().await, Note::default());
@@ -146,7 +162,7 @@ pub(super) async fn asked<T>(
                 return Ok(answer);
             }
             Ok(Err(error)) => failed(store, &error, &note.answer()),
-            Err(_) => silent(&note.answer(), PATIENCE),
+            Err(_) => silent(&note.answer(), 0, PATIENCE),
         };
         refuse(store, number, failure.class, &tries);
         tries.after(failure, permit).await.map_err(site)?;
@@ -155,21 +171,33 @@ pub(super) async fn asked<T>(
 
 /// The destination of a range.
 pub(super) trait Sink: Send {
-    /// The next bytes.
-    fn take(&mut self, chunk: &[u8]);
+    /// Bytes from `at` on. After a wrong answer, `at` is again the end of what is proven.
+    fn take(&mut self, at: u64, chunk: &[u8]);
 
-    /// The rest is asked for again.
+    /// All bytes before `end` are the object's.
+    fn prove(&mut self, end: u64);
+
+    /// Another try begins.
     fn retried(&mut self) {}
 }
 
-impl Sink for Vec<u8> {
-    fn take(&mut self, chunk: &[u8]) {
-        self.extend_from_slice(chunk);
-    }
+/// A whole range in memory.
+pub(super) struct Held {
+    pub(super) start: u64,
+    pub(super) bytes: Vec<u8>,
 }
 
-/// Brings `range`, which is not empty, of an object: `sink` gets its bytes in order, each once. If it fails, `sink` has
-/// got a correct beginning. A try ends after `patience` without a byte; the store may be away for `away`.
+impl Sink for Held {
+    fn take(&mut self, at: u64, chunk: &[u8]) {
+        self.bytes.truncate((at - self.start) as usize);
+        self.bytes.extend_from_slice(chunk);
+    }
+
+    fn prove(&mut self, _: u64) {}
+}
+
+/// Brings `range`, which is not empty, of an object: `sink` gets its bytes in order. A try ends when [`LEAST`] bytes take
+/// longer than `patience`; the store may be away for `away`.
 ///
 /// Errors name the object and the range: [`ErrorKind::Changed`] for another version, [`ErrorKind::NotFound`],
 /// [`ErrorKind::Permission`], [`ErrorKind::Stalled`] for a silent store, [`ErrorKind::Io`].
@@ -179,7 +207,7 @@ pub(super) async fn fetch(
     (patience, away): (Duration, Duration),
     sink: &mut impl Sink,
 ) -> Result<()> {
-    let (mut at, mut tries, store) = (range.start, Tries { away, ..Tries::default() }, &object.store);
+    let (mut at, mut tries, store) = (range.start, Tries::new(patience, away), &object.store);
     let site = |error: Error| error.with_path(object.url()).with_range(range.start, range.end - range.start);
     loop {
         let number = ready(store, patience).await.map_err(site)?;
@@ -202,7 +230,7 @@ pub(super) async fn fetch(
     }
 }
 
-/// One try. `at` moves with the bytes that came.
+/// One try. `at` moves to the end of what it proves.
 async fn attempt(
     object: &Object,
     at: &mut u64,
@@ -219,42 +247,60 @@ async fn attempt(
         ..GetOptions::default()
     };
     let got = tokio::time::timeout(patience, object.store.client.get_opts(&object.key, options)).await;
-    let got = got.map_err(|_| silent(&note.answer(), patience))?;
+    let got = got.map_err(|_| silent(&note.answer(), 0, patience))?;
     let got = got.map_err(|error| failed(&object.store, &error, &note.answer()))?;
     if let Some(request) = &request {
         request.answered();
     }
+    if let Some(meter) = object.meter.as_ref().filter(|_| object.pin.is_empty()) {
+        meter.unversioned.add(1);
+    }
     permit.answered(patience);
-    let wrong = |class, kind, what: String| Failed::new(class, kind, format!("{}, and {what}", note.answer().said()));
-    same(object, &got, *at..end).map_err(|(class, kind, what)| wrong(class, kind, what))?;
+    let answer = note.answer();
+    let wrong = |class, kind, what: String| Failed::new(class, kind, format!("{}, and {what}", answer.said()));
+    same(object, &got, &answer, *at..end).map_err(|(class, kind, what)| wrong(class, kind, what))?;
     let broken = |what: String| wrong(Class::Passing, ErrorKind::Io, what);
-    let mut body = got.into_stream();
-    loop {
-        let whole = *at == end;
-        let next = match tokio::time::timeout(if whole { LINGER } else { patience }, body.next()).await {
-            Err(_) | Ok(Some(Err(_))) if whole => return Ok(()),
-            next => next.map_err(|_| silent(&note.answer(), patience))?,
-        };
-        match next {
-            Some(Ok(chunk)) => {
-                if chunk.len() as u64 > end - *at {
-                    return Err(broken("sent more bytes than the range has".into()));
+    let (mut body, mut here) = (got.into_stream(), *at);
+    let (mut due, mut goal) = (Instant::now() + patience, here + LEAST);
+    let failure = loop {
+        match tokio::time::timeout_at(due.into(), body.next()).await {
+            Ok(Some(Ok(chunk))) if chunk.len() as u64 > end - here => {
+                return Err(broken("sent more bytes than the range has".into()));
+            }
+            Ok(Some(Ok(chunk))) => {
+                sink.take(here, &chunk);
+                here += chunk.len() as u64;
+                if here >= goal {
+                    (due, goal) = (Instant::now() + patience, here + LEAST);
                 }
-                sink.take(&chunk);
-                *at += chunk.len() as u64;
                 if let Some(request) = &request {
                     request.brought(chunk.len());
                 }
             }
-            Some(Err(error)) => return Err(broken(format!("the body was cut: {}", cause(&error)))),
-            None if whole => return Ok(()),
-            None => return Err(broken(format!("the body ended {} bytes too early", end - *at))),
+            Ok(None) if here == end => {
+                sink.prove(end);
+                return Ok(());
+            }
+            Ok(None) => return Err(broken(format!("the body ended {} bytes too early", end - here))),
+            Ok(Some(Err(error))) => break broken(format!("the body was cut: {}", cause(&error))),
+            Err(_) => break silent(&answer, here + LEAST - goal, patience),
         }
+    };
+    // Of an announced length, what came before the cut is right. A body in chunks is right when it ends.
+    if answer.len.is_some() {
+        *at = here;
+        sink.prove(here);
     }
+    if *at == end { Ok(()) } else { Err(failure) }
 }
 
 /// Compares an answer with the request and the listing.
-fn same(object: &Object, got: &GetResult, range: Range<u64>) -> std::result::Result<(), (Class, ErrorKind, String)> {
+fn same(
+    object: &Object,
+    got: &GetResult,
+    answer: &Answer,
+    range: Range<u64>,
+) -> std::result::Result<(), (Class, ErrorKind, String)> {
     let changed = |message: String| Err((Class::Lasting, ErrorKind::Changed, message));
     let pin = pin_of(&got.meta);
     if got.meta.size != object.len {
@@ -263,21 +309,30 @@ fn same(object: &Object, got: &GetResult, range: Range<u64>) -> std::result::Res
     if pin != *object.pin && !object.pin.is_empty() {
         return changed(format!("the object has version {pin} now, {} when it was listed", object.pin));
     }
+    let wrong = |message: String| Err((Class::Passing, ErrorKind::Io, message));
     if got.range != range {
-        let message = format!("sent bytes {:?} for a request of bytes {range:?}", got.range);
-        return Err((Class::Passing, ErrorKind::Io, message));
+        return wrong(format!("sent bytes {:?} for a request of bytes {range:?}", got.range));
+    }
+    let asked = range.end - range.start;
+    if let Some(len) = answer.len.filter(|len| *len != asked) {
+        return wrong(format!("announced {len} bytes for a range of {asked}"));
+    }
+    if let Some(coding) = &answer.coding {
+        return wrong(format!("sent the range with the content coding {coding}; store the object without one"));
     }
     Ok(())
 }
 
-fn silent(answer: &Answer, patience: Duration) -> Failed {
+/// `came`: bytes within the patience.
+fn silent(answer: &Answer, came: u64, patience: Duration) -> Failed {
     match answer.status {
         0 => {
             let message = format!("the store sent no answer for {patience:?}");
             Failed::new(Class::Unanswered, ErrorKind::Stalled, message)
         }
         _ => {
-            let message = format!("{}, and no byte for {patience:?}", answer.said());
+            let bytes = if came == 0 { "no byte".into() } else { format!("only {came} bytes") };
+            let message = format!("{}, and {bytes} for {patience:?}", answer.said());
             Failed::new(Class::Passing, ErrorKind::Stalled, message)
         }
     }
@@ -324,7 +379,10 @@ fn failed(store: &Store, error: &object_store::Error, answer: &Answer) -> Failed
         300..=399 => (Class::Lasting, ErrorKind::Config, format!("{said}; check region and endpoint")),
         // Another range than asked for, or a malformed one.
         206 => (Class::Passing, ErrorKind::Io, format!("{said}: {}", cause(error))),
-        200..=299 => (Class::Lasting, ErrorKind::Io, format!("{said} to a request for a range: {}", cause(error))),
+        200..=299 => {
+            let asked = if answer.is_range { " to a request for a range" } else { "" };
+            (Class::Lasting, ErrorKind::Io, format!("{said}{asked}: {}", cause(error)))
+        }
         _ => (Class::Lasting, ErrorKind::Io, said),
     };
     Failed::new(class, kind, message)

@@ -1,11 +1,14 @@
 //! One HTTP exchange: the client with its time limits, and the note of what a store answered.
 //!
 //! The client library reduces answers to a few error kinds. [`Note`] keeps what retries and messages need: status,
-//! request id, `Retry-After`, or why there was no answer.
+//! request id, `Retry-After`, length and coding of the body, or why there was no answer.
+//!
+//! Limits: [`HELD`] bytes of a body that the library holds in memory, [`REFUSAL`] bytes of an error's.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use futures_util::StreamExt;
 use object_store::client::{
-    ClientOptions, HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService,
+    ClientOptions, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
 };
 use object_store::{Extensions, HeaderMap};
 use reqwest::redirect::Policy;
@@ -18,6 +21,13 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// A connection that is idle for longer is closed. S3 closes after some 20 s itself.
 const IDLE: Duration = Duration::from_secs(15);
 
+/// Limit for a body that is no range: a page of a listing has at most 5,000 keys of 1 KiB.
+const HELD: usize = 32 << 20;
+
+/// Bytes of an error's body that are read, and the time for them. Stores say all in less.
+const REFUSAL: usize = 64 << 10;
+const REFUSAL_TIME: Duration = Duration::from_secs(1);
+
 /// The answer to one request.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Note(Arc<Mutex<Answer>>);
@@ -28,6 +38,12 @@ pub(super) struct Answer {
     pub(super) status: u16,
     pub(super) request_id: Option<String>,
     pub(super) retry_after: Option<Duration>,
+    /// A range was asked for.
+    pub(super) is_range: bool,
+    /// Length of the body by `Content-Length`.
+    pub(super) len: Option<u64>,
+    /// `Content-Encoding`, unless the body is as it is stored.
+    pub(super) coding: Option<String>,
     /// Why there was no answer, without the URL.
     pub(super) failure: Option<String>,
     /// No other try will work.
@@ -53,16 +69,23 @@ impl Note {
 }
 
 impl Answer {
-    fn of(response: &HttpResponse) -> Self {
+    fn of(response: &HttpResponse, is_range: bool) -> Self {
         let headers = response.headers();
         let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
+        // A server may send anything here.
+        let short = |text: &str| text.chars().filter(|c| c.is_ascii_graphic()).take(64).collect::<String>();
+        // Some stores keep the framing of an upload as if it were a coding.
+        let plain = |coding: &str| ["", "identity", "aws-chunked"].contains(&coding.to_ascii_lowercase().as_str());
+        let coding = headers.get("content-encoding").map(|_| text("content-encoding").unwrap_or("unreadable"));
         let id =
             ["x-amz-request-id", "x-ms-request-id", "x-guploader-uploadid", "x-request-id"].into_iter().find_map(text);
         Self {
             status: response.status().as_u16(),
-            // A server may send anything here.
-            request_id: id.map(|id| id.chars().filter(|c| c.is_ascii_graphic()).take(64).collect()),
-            retry_after: text("retry-after").and_then(|text| text.parse().ok()).map(Duration::from_secs),
+            request_id: id.map(short),
+            retry_after: text("retry-after").and_then(after),
+            is_range,
+            len: text("content-length").and_then(|len| len.parse().ok()),
+            coding: coding.filter(|coding| !plain(coding)).map(short),
             ..Self::default()
         }
     }
@@ -75,6 +98,16 @@ impl Answer {
             (None, None) => format!("the store answered {}", self.status),
         }
     }
+}
+
+/// The pause that a server asks for: seconds, or the time of its end.
+fn after(text: &str) -> Option<Duration> {
+    if let Ok(seconds) = text.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let end = chrono::DateTime::parse_from_rfc2822(text).ok()?.timestamp();
+    let now = std::time::UNIX_EPOCH.elapsed().ok()?.as_secs();
+    Some(Duration::from_secs(u64::try_from(end).ok()?.saturating_sub(now)))
 }
 
 /// The innermost cause of an error; outer ones may show the URL.
@@ -113,23 +146,63 @@ struct Service(reqwest::Client);
 #[async_trait::async_trait]
 impl HttpService for Service {
     async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
-        let note = request.extensions().get::<Note>().cloned();
+        let note = request.extensions().get::<Note>().cloned().unwrap_or_default();
         let asked = request.headers().get("range").map(|range| range.to_str().ok().and_then(whole));
-        let mut response = self.0.call(request).await;
-        if let Some(note) = note {
-            note.set(match &response {
-                Ok(response) => Answer::of(response),
-                Err(error) => Answer { failure: Some(cause(error)), lasting: is_lasting(error), ..Answer::default() },
-            });
+        let is_head = request.method().as_str() == "HEAD";
+        let answered = self.0.call(request).await;
+        note.set(match &answered {
+            Ok(response) => Answer::of(response, asked.is_some()),
+            Err(error) => Answer { failure: Some(cause(error)), lasting: is_lasting(error), ..Answer::default() },
+        });
+        let mut response = answered?;
+        if is_head {
+            return Ok(response);
         }
-        if let (Ok(response), Some(whole)) = (&mut response, asked) {
-            accept_ok(response, whole);
+        if !response.status().is_success() {
+            return Ok(refusal(response).await);
         }
-        if let Ok(response) = &mut response {
-            add_length(response);
-        }
-        response
+        let Some(whole) = asked else { return held(response).await };
+        drop_odd_range(&mut response);
+        accept_ok(&mut response, whole);
+        add_length(&mut response);
+        Ok(response)
     }
+}
+
+/// An error's answer with at most [`REFUSAL`] bytes of its body.
+async fn refusal(response: HttpResponse) -> HttpResponse {
+    let (parts, body) = response.into_parts();
+    let (mut pieces, mut text) = (body.bytes_stream(), Vec::new());
+    let read = async {
+        while let Some(Ok(piece)) = pieces.next().await {
+            text.extend_from_slice(&piece[..piece.len().min(REFUSAL - text.len())]);
+            if text.len() == REFUSAL {
+                break;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(REFUSAL_TIME, read).await;
+    HttpResponse::from_parts(parts, String::from_utf8_lossy(&text).into_owned().into())
+}
+
+/// An answer that the library reads whole, such as a page of a listing.
+async fn held(response: HttpResponse) -> std::result::Result<HttpResponse, HttpError> {
+    let wrong = |what: &str| HttpError::new(HttpErrorKind::Decode, std::io::Error::other(what.to_string()));
+    let (parts, body) = response.into_parts();
+    // A proxy's page for people would be read as an empty listing.
+    let kind = parts.headers.get("content-type").and_then(|kind| kind.to_str().ok()).unwrap_or("");
+    if kind.trim_start().to_ascii_lowercase().starts_with("text/html") {
+        return Err(wrong("the answer is a web page; check the endpoint and its login"));
+    }
+    let (mut pieces, mut bytes) = (body.bytes_stream(), Vec::new());
+    while let Some(piece) = pieces.next().await {
+        let piece = piece?;
+        if bytes.len() + piece.len() > HELD {
+            return Err(wrong(&format!("the answer has more than {HELD} bytes")));
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(HttpResponse::from_parts(parts, bytes.into()))
 }
 
 /// Length of a range that starts at 0.
@@ -153,6 +226,14 @@ fn accept_ok(response: &mut HttpResponse, whole: Option<u64>) {
     }
     if let Ok(partial) = 206.try_into() {
         *response.status_mut() = partial;
+    }
+}
+
+/// The client adds 1 to the last byte, and takes the first of several ranges.
+fn drop_odd_range(response: &mut HttpResponse) {
+    let headers: &HeaderMap = response.headers();
+    if headers.get_all("content-range").iter().count() > 1 || span(headers).is_none() {
+        response.headers_mut().remove("content-range");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Questions to a store: single reads, looks, listings, patterns.
 
-use super::fetch;
+use super::fetch::{self, Held};
 use super::http::Note;
 use super::store::{Object, Store, lock, lost, pin_of, runtime, store, wait};
 use super::url::Url;
@@ -8,7 +8,8 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::meta::{Kind, Meta};
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path as Key;
-use object_store::{GetOptions, ObjectMeta};
+use object_store::{GetOptions, GetRange, ObjectMeta};
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,9 @@ const FRESH: Duration = Duration::from_secs(60);
 
 /// A download looks so often whether its loader ends.
 const STOP: Duration = Duration::from_millis(50);
+
+/// Pages in a row without an object, as stores send after many deletions.
+const EMPTY_PAGES: usize = 1000;
 
 /// Requests for metadata at a time.
 const LOOKS: usize = 64;
@@ -47,7 +51,14 @@ impl Store {
             let (client, key) = (self.client.clone(), key.clone());
             Box::pin(async move {
                 let options = GetOptions { head: true, extensions: note.extensions(), ..GetOptions::default() };
-                client.get_opts(&key, options).await.map(|got| got.meta)
+                let head = client.get_opts(&key, options).await;
+                if !matches!(note.answer().status, 403 | 405 | 501) {
+                    return head.map(|got| got.meta);
+                }
+                // Some servers, and some signed URLs, allow GET alone. The first byte tells the length, too.
+                let first = GetOptions { range: Some(GetRange::Bounded(0..1)), ..GetOptions::default() };
+                let got = client.get_opts(&key, first).await;
+                got.or(head).map(|got| got.meta)
             })
         });
         let meta = asked.await?;
@@ -61,6 +72,7 @@ impl Store {
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(&self.name));
         };
         let (mut objects, mut folders, mut page_token) = (Vec::new(), Vec::new(), None);
+        let (mut tokens, mut empty) = (HashSet::new(), 0);
         let shown = Key::from(prefix.as_str());
         loop {
             let page = fetch::asked(&self, &shown, |note: Note| {
@@ -73,14 +85,17 @@ impl Store {
                 };
                 Box::pin(async move { lists.list_paginated(prefix.as_deref(), options).await })
             });
-            let page = page.await?;
+            let (page, found) = (page.await?, objects.len() + folders.len());
             page.result.objects.iter().for_each(|meta| drop(self.remember(meta)));
             objects.extend(page.result.objects.into_iter().map(|meta| meta.location));
             folders.extend(page.result.common_prefixes);
-            page_token = page.page_token;
-            if page_token.is_none() {
-                return Ok((objects, folders));
+            let Some(token) = page.page_token else { return Ok((objects, folders)) };
+            empty = if found == objects.len() + folders.len() { empty + 1 } else { 0 };
+            if empty > EMPTY_PAGES || !tokens.insert(token.clone()) {
+                let message = format!("the listing does not end: page {} leads on to the same place", tokens.len() + 1);
+                return Err(Error::new(ErrorKind::Io, Stage::Index, message).with_path(self.url(&shown)));
             }
+            page_token = Some(token);
         }
     }
 }
@@ -94,11 +109,13 @@ impl Object {
         let (object, range) = (self.clone(), offset..offset + out.len() as u64);
         // A task of the network threads cannot borrow `out`. Metadata is small, so it may be copied.
         let bytes = wait(async move {
-            let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
+            let bytes = Vec::with_capacity((range.end - range.start) as usize);
+            let mut held = Held { start: range.start, bytes };
             // A wrong URL is named at once.
-            fetch::fetch(&object, range, (fetch::PATIENCE, Duration::ZERO), &mut bytes).await?;
-            Ok(bytes)
-        })?;
+            fetch::fetch(&object, range, (fetch::PATIENCE, Duration::ZERO), &mut held).await?;
+            Ok(held.bytes)
+        });
+        let bytes = bytes.map_err(|error| error.with_path(self.url()))?;
         out.copy_from_slice(&bytes);
         Ok(())
     }
@@ -118,8 +135,9 @@ impl Object {
         buffer.reserve_exact((range.end - range.start) as usize);
         let patience = patience.map_or(fetch::PATIENCE, |patience| patience.min(fetch::PATIENCE));
         let task = runtime()?.spawn(async move {
-            let done = fetch::fetch(&self, range, fetch::of_run(patience), &mut buffer).await;
-            let _ = send.send(done.map(|()| buffer));
+            let mut held = Held { start: range.start, bytes: buffer };
+            let done = fetch::fetch(&self, range, fetch::of_run(patience), &mut held).await;
+            let _ = send.send(done.map(|()| held.bytes));
         });
         loop {
             match receive.recv_timeout(STOP) {

@@ -15,6 +15,7 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Bytes of a command's output.
@@ -122,6 +123,21 @@ impl Profile {
 
     /// Credentials of these settings. Errors: [`ErrorKind::Permission`], with the profile and the command.
     fn credentials(&self, settings: &Settings) -> Result<Fresh<AwsCredential>> {
+        self.plain(self.first_of(settings)?)
+    }
+
+    /// Errors: a control character, which no header may hold; a line end after a value is left out.
+    fn plain(&self, Fresh { value, life }: Fresh<AwsCredential>) -> Result<Fresh<AwsCredential>> {
+        let trimmed = |text: &String| text.trim().to_string();
+        let (key_id, secret_key) = (trimmed(&value.key_id), trimmed(&value.secret_key));
+        let token = value.token.as_ref().map(trimmed);
+        if [Some(&key_id), token.as_ref()].into_iter().flatten().any(|text| text.contains(char::is_control)) {
+            return Err(refused(format!("profile {:?} gives a key or token with a control character", self.name)));
+        }
+        Ok(Fresh { value: Arc::new(AwsCredential { key_id, secret_key, token }), life })
+    }
+
+    fn first_of(&self, settings: &Settings) -> Result<Fresh<AwsCredential>> {
         // The order of AWS's own tools: keys of the credentials file, the command, keys of the other file.
         if let Some(found) = self.keys(&settings.keys)? {
             return Ok(Fresh::new(found, None));

@@ -9,7 +9,7 @@
 
 use super::fetch::{PATIENCE, Sink, fetch, of_run};
 use super::limit::REQUESTS_MAX;
-use super::store::runtime;
+use super::store::{lost, runtime};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Region;
 use crate::meter::NetworkMeter;
@@ -18,6 +18,8 @@ use crate::storage::{
     Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, ReaderOptions, Sealed, SourceId,
     Sources, Waker, add, count_leaked,
 };
+use futures_util::FutureExt;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -186,11 +188,11 @@ impl Shared {
                 () = cancel => Err(cancelled()),
             },
         };
-        add(&self.counters.bytes_moved, reads.at - reads.start);
+        add(&self.counters.bytes_moved, reads.proven - reads.start);
         add(&self.counters.retries, reads.retries);
         let waiting = self.done.add(reads.ops.into_iter().map(|mut op| {
-            // What came before a failure is whole.
-            let whole = end_of(&op.extent) <= reads.at;
+            // What was proven before a failure is whole.
+            let whole = end_of(&op.extent) <= reads.proven;
             if whole && let Some(keep) = self.keep.get() {
                 keep(&op.extent, &op.buf.as_mut_slice()[..op.extent.len as usize]);
             }
@@ -210,7 +212,9 @@ impl Shared {
     async fn bring(&self, reads: &mut Reads) -> Result<()> {
         let object = self.sources.object(reads.source)?.metered(&self.meter);
         let range = reads.start..reads.end;
-        fetch(&object, range, of_run(self.patience), reads).await
+        // A task that dies would keep the buffers of its reads.
+        let fetched = AssertUnwindSafe(fetch(&object, range, of_run(self.patience), reads)).catch_unwind().await;
+        fetched.unwrap_or_else(|_| Err(lost()))
     }
 }
 
@@ -224,9 +228,10 @@ struct Reads {
     source: SourceId,
     start: u64,
     end: u64,
-    /// Offset in the object of the next chunk.
+    /// All bytes before this offset in the object came, and are right.
+    proven: u64,
+    /// End of the last chunk, and the first read that is not whole before it.
     at: u64,
-    /// All reads before this one are whole.
     first: usize,
     retries: u64,
 }
@@ -234,7 +239,7 @@ struct Reads {
 impl Reads {
     fn new(op: ReadOp) -> Self {
         let (source, start, end) = (op.extent.source, op.extent.offset, end_of(&op.extent));
-        Self { ops: vec![op], source, start, end, at: start, first: 0, retries: 0 }
+        Self { ops: vec![op], source, start, end, proven: start, at: start, first: 0, retries: 0 }
     }
 
     /// Whether a read that begins no earlier than the others shares their request.
@@ -252,9 +257,12 @@ impl Reads {
 
 impl Sink for Reads {
     /// Copies a chunk into every read that it belongs to.
-    fn take(&mut self, chunk: &[u8]) {
-        let end = self.at + chunk.len() as u64;
-        while self.ops.get(self.first).is_some_and(|op| end_of(&op.extent) <= self.at) {
+    fn take(&mut self, at: u64, chunk: &[u8]) {
+        let end = at + chunk.len() as u64;
+        if at < self.at {
+            self.first = 0;
+        }
+        while self.ops.get(self.first).is_some_and(|op| end_of(&op.extent) <= at) {
             self.first += 1;
         }
         for op in &mut self.ops[self.first..] {
@@ -262,13 +270,17 @@ impl Sink for Reads {
             if offset >= end {
                 break;
             }
-            let (from, to) = (offset.max(self.at), (offset + len).min(end));
+            let (from, to) = (offset.max(at), (offset + len).min(end));
             if from < to {
-                let piece = &chunk[(from - self.at) as usize..(to - self.at) as usize];
+                let piece = &chunk[(from - at) as usize..(to - at) as usize];
                 op.buf.as_mut_slice()[(from - offset) as usize..][..piece.len()].copy_from_slice(piece);
             }
         }
         self.at = end;
+    }
+
+    fn prove(&mut self, end: u64) {
+        self.proven = end;
     }
 
     fn retried(&mut self) {

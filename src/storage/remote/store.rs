@@ -17,6 +17,7 @@ use object_store::list::PaginatedListStore;
 use object_store::path::Path as Key;
 use object_store::{ClientOptions, ObjectMeta, ObjectStore, RetryConfig};
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -143,15 +144,47 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 // The library's three builders have the same methods and no common trait.
 
-/// Adds options to a builder of buckets. A redirected request would lack its signature.
+/// A builder of buckets with the environment's settings and the user's. A redirected request would lack its signature.
 macro_rules! bucket {
-    ($builder:expr, $options:expr) => {{
+    ($builder:ty, $prefixes:expr, $name:expr, $options:expr) => {{
         let connector = Connector { follow: false, shared: &net().clients[0] };
-        let builder = $builder.with_client_options(plain()).with_retry(no_retries()).with_http_connector(connector);
-        $options.iter().try_fold(builder, |builder, (key, value)| {
+        let builder = <$builder>::new().with_client_options(plain()).with_retry(no_retries());
+        // Variables of other programs share the prefix.
+        let builder = environment(&$prefixes)?.iter().fold(builder, |builder, (key, value)| match key.parse() {
+            Ok(key) => builder.with_config(key, value),
+            Err(_) => builder,
+        });
+        let builder = $name(builder.with_http_connector(connector));
+        clean($options)?.iter().try_fold(builder, |builder, (key, value)| {
             key.parse().map(|key| builder.with_config(key, value)).map_err(refused)
         })?
     }};
+}
+
+/// Variables of the environment with these beginnings; those of the last one win.
+fn environment(prefixes: &[&str]) -> Result<Options> {
+    let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+    let of = |prefix: &'_ str| {
+        let prefix = prefix.to_string();
+        std::env::vars_os().filter_map(text).filter(move |(name, _)| name.starts_with(&prefix))
+    };
+    let found: Options = prefixes.iter().flat_map(|prefix| of(prefix)).collect();
+    Ok(clean(&found)?.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), value)).collect())
+}
+
+/// Values without blanks and line ends around them, as files leave them; empty ones count as absent.
+///
+/// Errors: [`ErrorKind::Config`] for a character that no header may hold.
+fn clean(options: &Options) -> Result<Options> {
+    let trimmed = options.iter().map(|(name, value)| (name, value.trim())).filter(|(_, value)| !value.is_empty());
+    let plain = trimmed.map(|(name, value)| match value.contains(char::is_control) {
+        false => Ok((name.clone(), value.to_string())),
+        true => {
+            let message = format!("{name} has a line break or another control character in its value");
+            Err(Error::new(ErrorKind::Config, Stage::Index, message))
+        }
+    });
+    plain.collect()
 }
 
 /// The library's own provider of a builder's credentials.
@@ -176,14 +209,14 @@ impl Store {
     }
 
     fn s3(url: &Url, options: &Options) -> Result<Client> {
-        let (named, options) = options.iter().cloned().partition::<Options, _>(|(name, _)| name == "profile");
-        let profile = Profile::of_env(named.last().map(|(_, name)| name.as_str()));
-        let builder = AmazonS3Builder::from_env().with_bucket_name(&url.bucket);
-        let builder = profile.place(bucket!(builder, options))?;
+        let (chosen, options) = options.iter().cloned().partition::<Options, _>(|(name, _)| name == "profile");
+        let profile = Profile::of_env(chosen.last().map(|(_, name)| name.as_str()));
+        let named = |builder: AmazonS3Builder| builder.with_bucket_name(&url.bucket);
+        let builder = profile.place(bucket!(AmazonS3Builder, ["AWS_"], named, &options))?;
         if is_true(builder.get_config_value(&AmazonS3ConfigKey::SkipSignature)) {
             return unsigned(builder.build());
         }
-        let credentials = match profile.gives_credentials(&builder, !named.is_empty())? {
+        let credentials = match profile.gives_credentials(&builder, !chosen.is_empty())? {
             true => Credentials::new(profile),
             false => Credentials::new(library!(builder)?),
         };
@@ -191,8 +224,8 @@ impl Store {
     }
 
     fn gcs(url: &Url, options: &Options) -> Result<Client> {
-        let builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(&url.bucket);
-        let builder = bucket!(builder, options);
+        let named = |builder: GoogleCloudStorageBuilder| builder.with_bucket_name(&url.bucket);
+        let builder = bucket!(GoogleCloudStorageBuilder, ["SERVICE_ACCOUNT", "GOOGLE_"], named, options);
         if is_true(builder.get_config_value(&GoogleConfigKey::SkipSignature)) {
             return unsigned(builder.build());
         }
@@ -201,8 +234,8 @@ impl Store {
     }
 
     fn azure(url: &Url, options: &Options) -> Result<Client> {
-        let builder = MicrosoftAzureBuilder::from_env().with_container_name(&url.bucket);
-        let builder = bucket!(builder, options);
+        let named = |builder: MicrosoftAzureBuilder| builder.with_container_name(&url.bucket);
+        let builder = bucket!(MicrosoftAzureBuilder, ["AZURE_", "IDENTITY_ENDPOINT"], named, options);
         if is_true(builder.get_config_value(&AzureConfigKey::SkipSignature)) {
             return unsigned(builder.build());
         }
@@ -271,10 +304,12 @@ fn few_retries() -> RetryConfig {
     RetryConfig { max_retries: 3, retry_timeout: Duration::from_secs(4), ..RetryConfig::default() }
 }
 
-/// The version of an object: its etag without quotes, or else the time of its last change.
+/// The version of an object: its etag without quotes, or else the time of its last change. Empty if it has neither.
 pub(super) fn pin_of(meta: &ObjectMeta) -> String {
-    match &meta.e_tag {
-        Some(etag) => etag.replace('"', ""),
+    match meta.e_tag.as_ref().map(|etag| etag.replace('"', "")).filter(|etag| !matches!(etag.trim(), "" | "W/")) {
+        Some(etag) => etag,
+        // The client's word for no time.
+        None if meta.last_modified.timestamp() == 0 => String::new(),
         None => format!("modified {}", meta.last_modified.to_rfc3339()),
     }
 }

@@ -1,6 +1,7 @@
 //! URLs of objects: `s3://bucket/key`, `gs://bucket/key`, `az://container/key`, `https://host/key`.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::secret::at_query;
 use object_store::path::Path as Key;
 use std::path::Path;
 
@@ -56,9 +57,15 @@ impl Url {
             return Err(bad(message).with_path(path));
         };
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
-        if scheme.is_http() && (key.contains(['?', '#']) || bucket.contains(['@', '?', '#'])) {
-            // The URL itself may hold a secret, so no message shows it.
-            return Err(bad("a URL with a query, a fragment or a user name; use the plain URL of the object"));
+        let has_port = |port: &str| scheme.is_http() && port.bytes().all(|byte| byte.is_ascii_digit());
+        let is_port = bucket.rsplit_once(':').is_none_or(|(host, port)| host.starts_with('[') || has_port(port));
+        let query = key.contains(['?', '#']) && scheme.is_http() || at_query(rest).1;
+        if query || bucket.contains(['@', '?', '#', '%']) || !is_port {
+            let message = "a URL with a user name, a password, a query or a fragment; use the plain URL of the object";
+            return Err(bad(message).with_path(path));
+        }
+        if scheme.is_http() && key.to_ascii_lowercase().contains("%2f") {
+            return Err(bad("an encoded slash (%2F) in a URL: the server would get a plain one").with_path(path));
         }
         if bucket.is_empty() {
             return Err(bad("the URL names no bucket or host").with_path(path));
@@ -108,8 +115,19 @@ mod tests {
     }
 
     #[test]
-    fn urls_that_hide_secrets_or_name_nothing_are_refused() {
-        for text in ["ftp://b/k", "s3:///k", "https://h/k?X-Amz-Signature=secret", "https://user:secret@h/k"] {
+    fn urls_with_secrets_or_without_names_are_refused() {
+        for text in [
+            "ftp://b/k",
+            "HTTP://user:secret@h/k",
+            "s3:///k",
+            "https://h/k?X-Amz-Signature=secret",
+            "https://user:secret@h/k",
+            "https://user:secret%40h/k",
+            "s3://KEY:secret@b/k",
+            "s3://b/k?X-Amz-Signature=secret",
+            "s3://b:secret/k",
+            "https://h/n%2Fa.bin",
+        ] {
             let error = Url::parse(Path::new(text)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");
             assert!(!error.to_string().contains("secret"), "{error}");

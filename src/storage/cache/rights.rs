@@ -1,0 +1,46 @@
+//! Who may read a cache: its files have their owner's rights, 0700 and 0600. In a folder that its group may write to, the
+//! group has them, too: 0770 and 0660. No file is opened through a link.
+
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+/// Flags of every open: no link, and a pipe must not hold the open.
+pub(super) const NO_LINK: i32 = rustix::fs::OFlags::NOFOLLOW.union(rustix::fs::OFlags::NONBLOCK).bits() as i32;
+
+/// Rights of a folder for its owner, and of its group if the folder above is the group's to write.
+pub(super) fn rights_below(above: &Path) -> io::Result<u32> {
+    Ok(if above.metadata()?.mode() & 0o020 == 0 { 0o700 } else { 0o770 })
+}
+
+/// Makes a folder, unless it is there, with the rights that its files get.
+pub(super) fn make_folder(path: &Path) -> io::Result<()> {
+    let rights = rights_below(path.parent().unwrap_or(path))?;
+    match DirBuilder::new().mode(rights).create(path) {
+        // The process's mask may take away what the group has.
+        Ok(()) if rights != 0o700 => std::fs::set_permissions(path, Permissions::from_mode(rights)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
+/// Makes a file that must not be there yet.
+pub(super) fn new_file(path: &Path) -> io::Result<File> {
+    let rights = rights_below(path.parent().unwrap_or(path))? & 0o660;
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(rights).open(path)?;
+    if rights != 0o600 {
+        file.set_permissions(Permissions::from_mode(rights))?;
+    }
+    Ok(file)
+}
+
+/// Opens a file for its locks and numbers, or makes it.
+pub(super) fn open_lock(path: &Path) -> io::Result<File> {
+    match new_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            OpenOptions::new().read(true).write(true).custom_flags(NO_LINK).open(path)
+        }
+        made => made,
+    }
+}
