@@ -145,6 +145,13 @@ pub fn configure(
     remote::configure(store, options.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
 }
 
+/// For tests: the time without bytes after which a request to a store is tried again.
+#[cfg(all(feature = "remote", feature = "unstable"))]
+#[doc(hidden)]
+pub fn set_patience(patience: std::time::Duration) {
+    remote::set_patience(patience);
+}
+
 pub use blob::Blob;
 pub use cache::{Cache, CacheEntry, CacheWarmed};
 pub(crate) use choice::{Choice, Opened, RemoteCounts, open};

@@ -14,6 +14,8 @@ pub mod formats;
 pub mod gate;
 pub mod got;
 pub mod kernels;
+#[cfg(feature = "remote")]
+pub mod lie;
 pub mod naive_jpeg;
 pub mod numeric;
 pub mod runs;

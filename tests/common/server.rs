@@ -1,5 +1,6 @@
 //! A server on loopback for tests: HTTP with ranges, and listings as of S3. It follows a script of faults.
 
+use super::lie::{Lie, Version};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -45,6 +46,8 @@ pub enum Fault {
     Delay(Duration),
     /// Answers 302 with this `Location`.
     Redirect(String),
+    /// An answer that is wrong in several ways.
+    Lie(Lie),
 }
 
 /// One request.
@@ -253,6 +256,9 @@ impl Inner {
         out: &mut TcpStream,
     ) -> std::io::Result<bool> {
         let id = "x-amz-request-id: REQ-1\r\n";
+        if let Some(Fault::Lie(lie)) = &fault {
+            return self.lie(head, range, lie, out);
+        }
         match fault.clone() {
             Some(Fault::Close) => return Ok(false),
             Some(Fault::Delay(delay)) => std::thread::sleep(delay),
@@ -273,18 +279,11 @@ impl Inner {
             _ => {}
         }
         if head.query.contains("list-type=2") {
-            let body = self.listing(head);
+            let body = self.listing(head, false);
             write!(out, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())?;
             return Ok(true);
         }
-        let name = head.path.trim_start_matches('/');
-        // A bucket of S3 has the port in its name.
-        let name = match name.split_once('/') {
-            Some((bucket, key)) if bucket.starts_with("bucket-") => format!("bucket/{key}"),
-            _ => name.to_string(),
-        };
-        let found = self.objects.lock().unwrap().get(&name).cloned();
-        let Some((bytes, mut version)) = found else {
+        let Some((bytes, mut version)) = self.object(head) else {
             write!(out, "HTTP/1.1 404 Not Found\r\n{id}content-length: 0\r\n\r\n")?;
             return Ok(true);
         };
@@ -378,8 +377,31 @@ impl Inner {
         }
     }
 
-    /// A page of at most 1,000 keys.
-    fn listing(&self, head: &Head) -> String {
+    /// The object that a request names. A bucket of S3 has the port in its name.
+    fn object(&self, head: &Head) -> Option<Object> {
+        let name = head.path.trim_start_matches('/');
+        let name = match name.split_once('/') {
+            Some((bucket, key)) if bucket.starts_with("bucket-") => format!("bucket/{key}"),
+            _ => name.to_string(),
+        };
+        self.objects.lock().unwrap().get(&name).cloned()
+    }
+
+    /// Answers with a lie; false if the connection ends.
+    fn lie(&self, head: &Head, range: Option<(u64, u64)>, lie: &Lie, out: &mut TcpStream) -> std::io::Result<bool> {
+        let lists = head.query.contains("list-type=2");
+        let (bytes, version) = match lists {
+            true => (Arc::new(self.listing(head, lie.version == Version::Other).into_bytes()), 1),
+            false => match self.object(head) {
+                Some(object) => object,
+                None => return write!(out, "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n").map(|()| true),
+            },
+        };
+        lie.answer(&bytes, version, range.filter(|_| !lists), head.method == "HEAD", out)
+    }
+
+    /// A page of at most 1,000 keys; with `again`, one that leads to itself.
+    fn listing(&self, head: &Head, again: bool) -> String {
         let value = |name: &str| {
             let found = head.query.split('&').find_map(|pair| pair.strip_prefix(&format!("{name}=")));
             found.map(|text| decoded(&text.replace('+', " ")))
@@ -412,10 +434,11 @@ impl Inner {
                 bytes.len()
             );
         }
-        let more = if count == 1000 {
-            format!("<NextContinuationToken>{}</NextContinuationToken>", next.unwrap_or_default())
-        } else {
-            String::new()
+        let token = |token: &str| format!("<NextContinuationToken>{token}</NextContinuationToken>");
+        let more = match (again, count == 1000) {
+            (true, _) => token("again"),
+            (false, true) => token(&next.unwrap_or_default()),
+            (false, false) => String::new(),
         };
         let folders: String = folders
             .iter()
@@ -423,7 +446,7 @@ impl Inner {
             .collect();
         format!(
             "<ListBucketResult><IsTruncated>{}</IsTruncated>{keys}{folders}{more}</ListBucketResult>",
-            count == 1000
+            count == 1000 || again
         )
     }
 }

@@ -7,7 +7,7 @@ use crate::common::{Dir, noise, sweep};
 use feedline::dataset::Records;
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{Loader, Order};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -468,4 +468,109 @@ fn eight_processes_on_one_cache_download_each_block_once() {
     children.into_iter().for_each(|mut child| assert!(child.wait().unwrap().success()));
     let downloads = bucket.downloads();
     assert!((1..=BLOCKS + BLOCKS / 20).contains(&downloads), "{downloads} downloads of {BLOCKS} blocks");
+}
+
+/// The rights of all that a cache holds.
+fn rights(dir: &std::path::Path, found: &mut Vec<(PathBuf, u32)>) {
+    for entry in std::fs::read_dir(dir).unwrap().flatten() {
+        let (path, meta) = (entry.path(), entry.path().symlink_metadata().unwrap());
+        if meta.is_dir() {
+            rights(&path, found);
+        }
+        if !meta.is_symlink() {
+            found.push((path, meta.permissions().mode() & 0o777));
+        }
+    }
+}
+
+#[test]
+fn a_cache_belongs_to_its_owner_or_to_the_group_of_its_folder() {
+    for (folder, file, made) in [(0o700, 0o600, None), (0o700, 0o600, Some(0o755)), (0o770, 0o660, Some(0o2770))] {
+        let bucket = Bucket::new();
+        let cache = bucket.dir.path("cache");
+        if let Some(mode) = made {
+            std::fs::create_dir(&cache).unwrap();
+            std::fs::set_permissions(&cache, std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+        fill(&bucket.loader(Order::sequential(), bucket.cache()));
+        let mut found = Vec::new();
+        rights(&cache, &mut found);
+        assert!(found.len() > 8, "{found:?}");
+        for (path, mode) in found {
+            assert_eq!(mode, if path.is_dir() { folder } else { file }, "{} of {made:?}", path.display());
+        }
+    }
+}
+
+#[test]
+fn a_folder_that_everyone_could_read_is_closed() {
+    let bucket = Bucket::new();
+    fill(&bucket.loader(Order::sequential(), bucket.cache()));
+    let root = bucket.dir.path("cache/v1");
+    std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o755)).unwrap();
+    drop(bucket.loader(Order::sequential(), bucket.cache()));
+    assert_eq!(root.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn links_and_pipes_in_a_cache_hold_nothing_and_lead_nowhere() {
+    let bucket = Bucket::new();
+    let expected = bucket.expected(Order::sequential());
+    fill(&bucket.loader(Order::sequential(), bucket.cache()));
+    let (victim, root) = (bucket.dir.write("victim", b"untouched bytes"), bucket.dir.path("cache/v1"));
+    let pipe = |path: &std::path::Path| {
+        let done = Command::new("mkfifo").arg(path).status().unwrap();
+        assert!(done.success());
+    };
+    // Beside the entries, in the place of their maps, and among the loaders' bookings.
+    let map = bucket.files(".map").remove(0);
+    std::fs::remove_file(&map).unwrap();
+    pipe(&map);
+    pipe(&map.with_file_name("0123456789abcdef.01234567.map"));
+    std::fs::write(map.with_file_name("0123456789abcdef.01234567"), b"x").unwrap();
+    pipe(&root.join("booked/pipe"));
+    assert_eq!(bucket.cache().entries().unwrap().len(), 1);
+    bucket.cache().verify(|_| std::ops::ControlFlow::Continue(())).unwrap();
+    same(&Got::epoch(&bucket.loader(Order::sequential(), bucket.cache()), 0), &expected, "beside pipes");
+    for name in ["used", "in-use/00"] {
+        let _ = std::fs::remove_file(root.join(name));
+        std::os::unix::fs::symlink(&victim, root.join(name)).unwrap();
+    }
+    let error = Loader::builder(bucket.records()).batch_size(7).cache(bucket.cache()).build().unwrap_err();
+    assert!(error.to_string().contains("cannot be a cache"), "{error}");
+    assert!(bucket.cache().entries().is_err());
+    assert_eq!(std::fs::read(&victim).unwrap(), b"untouched bytes");
+}
+
+#[test]
+fn room_that_the_dead_have_booked_comes_back_while_others_live() {
+    let bucket = Bucket::new();
+    let living = bucket.loader(Order::sequential(), bucket.cache());
+    fill(&living);
+    let root = bucket.dir.path("cache/v1");
+    let used = std::fs::OpenOptions::new().read(true).write(true).open(root.join("used")).unwrap();
+    let number = |file: &std::fs::File, at: u64| {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, at).unwrap();
+        u64::from_le_bytes(bytes)
+    };
+    // As a killed loader leaves it: a file without a lock, and its bytes in the sum.
+    let (before, lost) = (number(&used, 0), 1_u64 << 20);
+    std::fs::write(root.join("booked/1.2.3"), lost.to_le_bytes()).unwrap();
+    used.write_all_at(&(before + lost).to_le_bytes(), 0).unwrap();
+    let other = bucket.loader(Order::sequential(), bucket.cache());
+    assert_eq!(number(&used, 0), before, "a loader that starts gives it back");
+    std::fs::write(root.join("booked/1.2.3"), lost.to_le_bytes()).unwrap();
+    used.write_all_at(&(before + lost).to_le_bytes(), 0).unwrap();
+    // Also where nobody starts: the count that looks for room.
+    let (server, bytes) = (Server::new(), noise(RECORD * 20, 3));
+    server.put("bucket/c.bin", bytes);
+    let late = Records::builder(RECORD).open_files(&[server.s3("c.bin")]).unwrap();
+    used.write_all_at(&(before + lost).to_le_bytes(), 0).unwrap();
+    let late = Loader::builder(late).order(Order::sequential()).batch_size(5);
+    let late = late.cache(bucket.cache().capacity(before + lost / 2)).build().unwrap();
+    assert!(late.epoch(0).unwrap().all(|batch| batch.is_ok()));
+    wait_for_blocks(&late, 2);
+    assert!(!root.join("booked/1.2.3").exists());
+    drop((living, other, late));
 }

@@ -10,6 +10,8 @@ mod connections;
 mod credentials;
 mod hostile;
 mod injected;
+#[cfg(feature = "remote")]
+mod lies;
 mod real;
 #[cfg(feature = "remote")]
 mod remote;

@@ -167,7 +167,7 @@ fn verify_entry(
         let is_wrong =
             entry.checksum(&identity, block)? == Some(crc) && !entry.compare(&identity, block, crc, &mut buffer);
         if is_wrong {
-            entry.refuse(&identity, block, crc)?;
+            entry.refuse(&identity, &old.data, block, crc)?;
             let message =
                 format!("block {block} of {url} differs from its checksum; it is fetched again when it is used");
             let error = Error::new(ErrorKind::Io, Stage::Read, message).with_path(&old.data);

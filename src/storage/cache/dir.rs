@@ -8,6 +8,7 @@ use super::super::publish::Held;
 use super::config::{Cache, FREE};
 use super::entry::{is_data_name, is_map, link_name, map_of};
 use super::rights::{NO_LINK, make_folder, new_file, open_lock, rights_below};
+use super::units::units_file;
 use rustix::fs::{FlockOperation, flock, statvfs};
 use rustix::io::Errno;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -90,7 +91,7 @@ impl Dir {
         }
         // Programs for backups leave such folders out.
         let tag = "Signature: 8a477f597d28d172789f06886806bc55\n# A cache of feedline; it may be deleted.\n";
-        if let Ok(file) = OpenOptions::new().write(true).create_new(true).open(root.join("CACHEDIR.TAG")) {
+        if let Ok(file) = new_file(&root.join("CACHEDIR.TAG")) {
             let _ = file.write_all_at(tag.as_bytes(), 0);
         }
         let used = open_lock(&root.join("used"))?;
@@ -296,7 +297,8 @@ impl Dir {
             let Some(name) = name.to_str().filter(|name| is_data_name(name)) else { continue };
             let data = folder.join(name);
             let (Ok(meta), Ok(map)) = (data.symlink_metadata(), map_of(&data).symlink_metadata()) else { continue };
-            let bytes = (meta.blocks() + map.blocks()) * 512;
+            let units = units_file(&data).symlink_metadata().map_or(0, |units| units.blocks());
+            let bytes = (meta.blocks() + map.blocks() + units) * 512;
             total += bytes;
             let link = folder.join(&name[..link_name(0).len()]);
             let link = Some(link).filter(|link| leads_to(link, &data));
@@ -317,6 +319,7 @@ fn remove(old: &Old) -> bool {
     }
     let gone = std::fs::remove_file(&old.data).is_ok();
     let _ = std::fs::remove_file(map_of(&old.data));
+    let _ = std::fs::remove_file(units_file(&old.data));
     gone
 }
 

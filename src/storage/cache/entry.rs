@@ -12,6 +12,7 @@
 
 use super::super::{fnv, sys};
 use super::rights::{NO_LINK, make_folder, new_file};
+use super::units::{UNIT, Units, units_of};
 use rustix::fd::AsFd;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -109,8 +110,7 @@ impl Drop for Entry {
 impl Entry {
     fn of(data: File, map: File) -> io::Result<Self> {
         let inode = data.metadata()?.ino();
-        let stamp = fnv(format!("{} {inode}", BOOT.trim()).as_bytes());
-        Ok(Self { data, map, inode, stamp })
+        Ok(Self { data, map, inode, stamp: stamp_of(inode) })
     }
 
     /// The entry that a link in `folder` names; `None` if there is none. Errors: the system's; `InvalidData` for
@@ -273,7 +273,10 @@ impl Entry {
 
     /// Makes a block unproven for all who meet its record from now on. They compare it, and download it if it is wrong,
     /// into the room that it has.
-    pub(super) fn refuse(&self, identity: &Identity, block: u64, crc: u32) -> io::Result<()> {
+    pub(super) fn refuse(&self, identity: &Identity, path: &Path, block: u64, crc: u32) -> io::Result<()> {
+        if let Some(units) = Units::find(path, self.stamp) {
+            units.mark(&units_of(block * identity.block, identity.block_len(block)), false)?;
+        }
         self.record(identity, block, crc, REFUSED)
     }
 
@@ -289,6 +292,36 @@ impl Entry {
         self.record(identity, block, crc32c::crc32c(bytes), self.stamp)
     }
 
+    /// Writes a piece of whole units, and marks them.
+    pub(super) fn put(&self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.data.write_all_at(bytes, offset)?;
+        Units::make(path, self.stamp)?.mark(&units_of(offset, bytes.len() as u64), true)
+    }
+
+    /// Bytes of a block that pieces have brought.
+    pub(super) fn brought(&self, identity: &Identity, path: &Path, (offset, len): (u64, u64)) -> u64 {
+        let count = |units: Units| units.count(&units_of(offset, len.min(identity.len - offset)));
+        Units::find(path, self.stamp).map_or(0, count) * UNIT
+    }
+
+    /// Gives a block its record if pieces have brought all of it; false if they have not.
+    pub(super) fn complete(
+        &self,
+        identity: &Identity,
+        path: &Path,
+        block: u64,
+        bytes: &mut Vec<u8>,
+    ) -> io::Result<bool> {
+        let (offset, len) = (block * identity.block, identity.block_len(block));
+        if !Units::find(path, self.stamp).is_some_and(|units| units.has(&units_of(offset, len))) {
+            return Ok(false);
+        }
+        bytes.resize(len as usize, 0);
+        self.data.read_exact_at(bytes, offset)?;
+        self.data.sync_data()?;
+        self.record(identity, block, crc32c::crc32c(bytes), self.stamp).map(|()| true)
+    }
+
     fn record(&self, identity: &Identity, block: u64, crc: u32, stamp: u64) -> io::Result<()> {
         self.map.write_all_at(&record_of(identity, block, crc, stamp), place_of(block))
     }
@@ -297,6 +330,11 @@ impl Entry {
     pub(super) fn touch(&self) {
         let _ = self.map.set_modified(std::time::SystemTime::now());
     }
+}
+
+/// Stands for this boot and a data file.
+pub(super) fn stamp_of(inode: u64) -> u64 {
+    fnv(format!("{} {inode}", BOOT.trim()).as_bytes())
 }
 
 fn crc_in(record: &[u8; RECORD]) -> u32 {

@@ -2,6 +2,8 @@
 //! lock.
 
 use super::config::{Cache, QUEUE};
+use super::entry::stamp_of;
+use super::units::{Units, units_of};
 use crate::meter::CacheReads;
 use crate::storage::Sources;
 use crate::storage::meta::Version;
@@ -211,6 +213,16 @@ impl Kept {
         self.counts.bytes.fetch_add(len, Ordering::Relaxed);
     }
 
+    /// Pieces of this length were written.
+    pub(super) fn wrote_piece(&self, len: u64) {
+        self.counts.bytes.fetch_add(len, Ordering::Relaxed);
+    }
+
+    /// Pieces completed a block.
+    pub(super) fn completed(&self) {
+        self.counts.blocks.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// A block or object was not kept.
     pub(super) fn dropped(&self, why: String) {
         self.counts.not_kept.fetch_add(1, Ordering::Relaxed);
@@ -243,6 +255,23 @@ impl Kept {
         let Some(Object { name, .. }) = object else { return false };
         out.extend_from_slice(self.root.as_os_str().as_bytes());
         write!(out, "/{:02x}/{:016x}.{:08x}", name.share, name.hash, name.number).is_ok()
+    }
+
+    /// Whether pieces of an object have brought all of a range. Asks the system, for all processes bring some.
+    pub(super) fn has_pieces(&self, source: usize, object: &Object, offset: u64, len: u64) -> bool {
+        let mut path = Vec::with_capacity(128);
+        let found = self.path_into(source, &mut path);
+        let path = Path::new(std::ffi::OsStr::from_bytes(&path));
+        let units = if found { Units::find(path, stamp_of(object.inode)) } else { None };
+        let Some(units) = units else { return false };
+        let missing = self.blocks(offset, len).filter(|block| !object.has(*block));
+        // Whole blocks have no marks.
+        missing
+            .map(|block| {
+                let (start, end) = (offset.max(block * self.block), (offset + len).min((block + 1) * self.block));
+                units_of(start, end - start)
+            })
+            .all(|range| units.has(&range))
     }
 
     /// The folder of an object's file.

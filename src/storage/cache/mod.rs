@@ -3,14 +3,16 @@
 //! ```text
 //! read of an object ──► route ─┬─ all blocks are here ─► reader of files (page cache, io_uring, O_DIRECT)
 //!                              ├─ dense order, or most of a block ─► waits ─┐
-//!                              └─ else ─► network, at once;  block ─────────┤ queue
+//!                              ├─ else ─► network, at once ─► piece ────────┤ queue
+//!                              └─ the same, small ranges ─────► block ──────┤
 //!                                                                           ▼
 //!             feedline-fill threads: claim ─► room ─► download a block ─► waiting reads ─► write, sync ─► record
+//!                                    piece ─► room ─► write, mark ─► all of a block is here? ─► sync ─► record
 //! ```
 //!
 //! Where to start reading: `dir` (folders, names, room), `entry` (the two files of an object), `kept` (blocks that this
 //! process knows), `origin` (object or file that blocks come from), `fill` (queue and threads), `contents` and `warm` (for
-//! tools), `rights`. `storage::mixed` asks [`Fill::route`]. In all of them a file on a network mount is an object, and the mount is
+//! tools), `units` (pieces of blocks), `rights`. `storage::mixed` asks [`Fill::route`]. In all of them a file on a network mount is an object, and the mount is
 //! the network.
 //!
 //! ```text
@@ -20,6 +22,7 @@
 //! DIR/v1/objects/2a/HASH      link to the file: a name for one URL, version, length and block size
 //! DIR/v1/objects/2a/HASH.INC      the bytes at the object's own offsets, with holes for missing blocks
 //! DIR/v1/objects/2a/HASH.INC.map  URL and version, then a record of 32 bytes for each block that is whole
+//! DIR/v1/objects/2a/HASH.INC.units  which units of 4 KiB of other blocks are here, until the next boot
 //! ```
 //!
 //! Limits: [`BLOCK`](config::BLOCK) bytes per download and thread; one download per block and machine, as a rule; [`FREE`](config::FREE) of the file
@@ -42,6 +45,7 @@ mod fill;
 mod kept;
 mod origin;
 mod rights;
+mod units;
 mod warm;
 
 pub use config::Cache;

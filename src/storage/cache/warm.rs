@@ -234,8 +234,10 @@ impl Warm<'_> {
                 self.route(op)?;
                 continue;
             }
-            // The store failed, or another process holds the block. The store itself, or the mount, says which.
-            match Blob::of_source(self.sources, job.0).and_then(|blob| blob.read_at(op.extent.offset, &mut [0])) {
+            // The store failed, or another process holds the block. The store itself, or the mount, says which. One byte
+            // may come where a block does not.
+            let mut block = vec![0; self.len_of(job) as usize];
+            match Blob::of_source(self.sources, job.0).and_then(|blob| blob.read_at(op.extent.offset, &mut block)) {
                 Ok(()) => self.again.push_back(job),
                 Err(error) => self.fail(job.0, self.sources.at(error, &op.extent))?,
             }

@@ -21,13 +21,27 @@ use futures_util::future::BoxFuture;
 use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange, GetResult};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Tries in a row that bring nothing, at least.
 pub(super) const TRIES: u32 = 6;
 
 /// A try ends after this time without a byte, or after the share of the stall deadline that leaves time for all tries.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Milliseconds of the patience, which tests shorten.
+static PATIENCE_MS: AtomicU64 = AtomicU64::new(PATIENCE.as_millis() as u64);
+
+pub(crate) fn patience() -> Duration {
+    Duration::from_millis(PATIENCE_MS.load(Ordering::Relaxed))
+}
+
+/// For tests: another patience, for the whole process.
+#[cfg(feature = "unstable")]
+pub(crate) fn set_patience(patience: Duration) {
+    PATIENCE_MS.store(patience.as_millis() as u64, Ordering::Relaxed);
+}
 
 /// Bytes that must come within the patience.
 const LEAST: u64 = 16 << 10;
@@ -152,17 +166,17 @@ pub(super) async fn asked<T>(
     mut ask: impl FnMut(Note) -> BoxFuture<'static, object_store::Result<T>>,
 ) -> Result<T> {
     let site = |error: Error| error.with_path(store.url(key));
-    let mut tries = Tries::new(PATIENCE, Duration::ZERO);
+    let mut tries = Tries::new(patience(), Duration::ZERO);
     loop {
-        let number = ready(store, PATIENCE).await.map_err(site)?;
+        let number = ready(store, patience()).await.map_err(site)?;
         let (permit, note) = (store.limit.enter().await, Note::default());
-        let failure = match tokio::time::timeout(PATIENCE, ask(note.clone())).await {
+        let failure = match tokio::time::timeout(patience(), ask(note.clone())).await {
             Ok(Ok(answer)) => {
                 permit.done();
                 return Ok(answer);
             }
             Ok(Err(error)) => failed(store, &error, &note.answer()),
-            Err(_) => silent(&note.answer(), 0, PATIENCE),
+            Err(_) => silent(&note.answer(), 0, patience()),
         };
         refuse(store, number, failure.class, &tries);
         tries.after(failure, permit).await.map_err(site)?;

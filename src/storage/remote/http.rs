@@ -249,7 +249,7 @@ fn add_length(response: &mut HttpResponse) {
 fn span(headers: &HeaderMap) -> Option<u64> {
     let range = headers.get("content-range")?.to_str().ok()?.strip_prefix("bytes ")?;
     let (first, last) = range.split_once('/')?.0.split_once('-')?;
-    last.parse::<u64>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
+    last.parse::<u64>().ok()?.checked_add(1)?.checked_sub(first.parse().ok()?)
 }
 
 /// Connects stores to the process's clients; a client shares its connections.

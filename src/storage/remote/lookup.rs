@@ -89,7 +89,14 @@ impl Store {
             page.result.objects.iter().for_each(|meta| drop(self.remember(meta)));
             objects.extend(page.result.objects.into_iter().map(|meta| meta.location));
             folders.extend(page.result.common_prefixes);
-            let Some(token) = page.page_token else { return Ok((objects, folders)) };
+            let Some(token) = page.page_token else {
+                // Pages that overlap name an object twice.
+                for names in [&mut objects, &mut folders] {
+                    names.sort_unstable();
+                    names.dedup();
+                }
+                return Ok((objects, folders));
+            };
             empty = if found == objects.len() + folders.len() { empty + 1 } else { 0 };
             if empty > EMPTY_PAGES || !tokens.insert(token.clone()) {
                 let message = format!("the listing does not end: page {} leads on to the same place", tokens.len() + 1);
@@ -112,7 +119,7 @@ impl Object {
             let bytes = Vec::with_capacity((range.end - range.start) as usize);
             let mut held = Held { start: range.start, bytes };
             // A wrong URL is named at once.
-            fetch::fetch(&object, range, (fetch::PATIENCE, Duration::ZERO), &mut held).await?;
+            fetch::fetch(&object, range, (fetch::patience(), Duration::ZERO), &mut held).await?;
             Ok(held.bytes)
         });
         let bytes = bytes.map_err(|error| error.with_path(self.url()))?;
@@ -133,7 +140,7 @@ impl Object {
         let (send, receive) = mpsc::sync_channel(1);
         buffer.clear();
         buffer.reserve_exact((range.end - range.start) as usize);
-        let patience = patience.map_or(fetch::PATIENCE, |patience| patience.min(fetch::PATIENCE));
+        let patience = patience.map_or(fetch::patience(), |patience| patience.min(fetch::patience()));
         let task = runtime()?.spawn(async move {
             let mut held = Held { start: range.start, bytes: buffer };
             let done = fetch::fetch(&self, range, fetch::of_run(patience), &mut held).await;

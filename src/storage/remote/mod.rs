@@ -12,14 +12,16 @@
 //! (clients), `credentials`, `lookup` (listings), `fetch` (one range, with retries), `reader`.
 //!
 //! Limits: requests in flight per store (`limit`, additive increase and multiplicative decrease); [`fetch::TRIES`] tries
-//! in a row without progress; [`fetch::PATIENCE`] without a byte ends a try; one body chunk in memory per request.
+//! in a row without progress; [`fetch::patience`] without 16 KiB ends a try; one body chunk in memory per request.
 //!
 //! Invariants:
 //! * Every byte comes from the version that was listed. Each request asks for it (`If-Match`), and each answer is
 //!   compared: the range, the object's length, the etag. So a server that ignores the condition is noticed.
-//! * A body that is too short is continued; one that is too long is refused.
+//! * Bytes count when range, length, coding and body of their answer agree. What a cut leaves of an announced length
+//!   counts, and is continued; of any other wrong answer nothing does (`fetch`).
 //! * Each request is signed when it is sent, with credentials that are valid then.
-//! * Messages name store, key, range, status and request id. They never hold a query, a header or a credential.
+//! * Messages name store, key, range, status and request id. They never hold a query, a header or a credential. A URL with
+//!   a user name or a query is refused.
 //!
 //! Threads: a runtime of two threads for all loaders of the process (`feedline-net`), and one more while the command of a
 //! profile runs. A forked child has its own.
@@ -35,6 +37,8 @@ mod store;
 mod url;
 
 pub(crate) use crate::meter::NetworkMeter as Meter;
+#[cfg(feature = "unstable")]
+pub(crate) use fetch::set_patience;
 pub(crate) use lookup::{children, expand, look};
 pub(crate) use reader::{Keep, Remote};
 pub(crate) use store::{Object, configure};

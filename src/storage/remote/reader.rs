@@ -7,7 +7,7 @@
 //! Limits: `depth` reads in flight; gaps of at most [`GAP`] are read and dropped. A task owns the buffers of its reads. An
 //! aborted task ends at its next chunk, and its reads complete as cancelled.
 
-use super::fetch::{PATIENCE, Sink, fetch, of_run};
+use super::fetch::{self, Sink, of_run};
 use super::limit::REQUESTS_MAX;
 use super::store::{lost, runtime};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -19,6 +19,7 @@ use crate::storage::{
     Sources, Waker, add, count_leaked,
 };
 use futures_util::FutureExt;
+use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -64,12 +65,19 @@ struct Shared {
     /// Number of cancellations; a task of an earlier number ends.
     cancels: AtomicU64,
     cancelled: Notify,
-    keep: OnceLock<Keep>,
+    keep: OnceLock<Arc<dyn Keep>>,
     meter: Arc<NetworkMeter>,
 }
 
-/// Gets each extent that came, and its bytes.
-pub(crate) type Keep = Box<dyn Fn(&Extent, &[u8]) + Send + Sync>;
+/// Keeps what requests bring.
+pub(crate) trait Keep: Send + Sync {
+    /// The range to ask for in place of this one, if its bytes are to be kept: it begins and ends as the keeper needs it.
+    /// Then [`keep`](Self::keep) follows.
+    fn wants(&self, source: SourceId, offset: u64, len: u64) -> Option<Range<u64>>;
+
+    /// Takes the bytes of such a range that came, and are right: all of them, or a beginning.
+    fn keep(&self, source: SourceId, range: Range<u64>, bytes: Vec<u8>);
+}
 
 impl Remote {
     /// A reader for the objects of `sources`. `files`: wakes the driver, which sleeps in another reader.
@@ -90,7 +98,7 @@ impl Remote {
             done: Done::new(depth, files),
             requests: AtomicUsize::new(0),
             gathers: AtomicBool::new(false),
-            patience: options.patience.map_or(PATIENCE, |patience| patience.min(PATIENCE)),
+            patience: options.patience.map_or(fetch::patience(), |own| own.min(fetch::patience())),
             cancels: AtomicU64::new(0),
             cancelled: Notify::new(),
             keep: OnceLock::new(),
@@ -100,7 +108,7 @@ impl Remote {
     }
 
     /// As it is, and `keep` gets what is read, on the network's threads.
-    pub(crate) fn keeping(self, keep: Keep) -> Self {
+    pub(crate) fn keeping(self, keep: Arc<dyn Keep>) -> Self {
         let _ = self.shared.keep.set(keep);
         self
     }
@@ -179,6 +187,10 @@ impl Shared {
 
     async fn run(self: Arc<Self>, mut reads: Reads, cancels: u64) {
         let mut cancel = std::pin::pin!(self.cancelled.notified());
+        let keep = self.keep.get();
+        if let Some(range) = keep.and_then(|keep| keep.wants(reads.source, reads.start, reads.end - reads.start)) {
+            reads.widen(range);
+        }
         // Listens before it looks, so that no cancellation is missed.
         cancel.as_mut().enable();
         let brought = match self.cancels.load(Ordering::Acquire) == cancels {
@@ -190,12 +202,13 @@ impl Shared {
         };
         add(&self.counters.bytes_moved, reads.proven - reads.start);
         add(&self.counters.retries, reads.retries);
-        let waiting = self.done.add(reads.ops.into_iter().map(|mut op| {
+        if let (Some(keep), Some(mut bytes)) = (keep, reads.held.take()) {
+            bytes.truncate((reads.proven - reads.start) as usize);
+            keep.keep(reads.source, reads.start..reads.end, bytes);
+        }
+        let waiting = self.done.add(reads.ops.into_iter().map(|op| {
             // What was proven before a failure is whole.
             let whole = end_of(&op.extent) <= reads.proven;
-            if whole && let Some(keep) = self.keep.get() {
-                keep(&op.extent, &op.buf.as_mut_slice()[..op.extent.len as usize]);
-            }
             let result = if whole { Ok(0) } else { brought.as_ref().map(|()| 0).map_err(Error::clone_lossy) };
             self.end(op, result)
         }));
@@ -213,7 +226,7 @@ impl Shared {
         let object = self.sources.object(reads.source)?.metered(&self.meter);
         let range = reads.start..reads.end;
         // A task that dies would keep the buffers of its reads.
-        let fetched = AssertUnwindSafe(fetch(&object, range, of_run(self.patience), reads)).catch_unwind().await;
+        let fetched = AssertUnwindSafe(fetch::fetch(&object, range, of_run(self.patience), reads)).catch_unwind().await;
         fetched.unwrap_or_else(|_| Err(lost()))
     }
 }
@@ -234,12 +247,14 @@ struct Reads {
     at: u64,
     first: usize,
     retries: u64,
+    /// All bytes of the request, if they are to be kept.
+    held: Option<Vec<u8>>,
 }
 
 impl Reads {
     fn new(op: ReadOp) -> Self {
         let (source, start, end) = (op.extent.source, op.extent.offset, end_of(&op.extent));
-        Self { ops: vec![op], source, start, end, proven: start, at: start, first: 0, retries: 0 }
+        Self { ops: vec![op], source, start, end, proven: start, at: start, first: 0, retries: 0, held: None }
     }
 
     /// Whether a read that begins no earlier than the others shares their request.
@@ -247,6 +262,12 @@ impl Reads {
         self.source == next.source
             && next.offset <= self.end.saturating_add(GAP)
             && end_of(next).saturating_sub(self.start) <= RUN
+    }
+
+    /// Asks for more bytes, and holds them all.
+    fn widen(&mut self, range: Range<u64>) {
+        (self.start, self.end, self.proven, self.at) = (range.start, range.end, range.start, range.start);
+        self.held = Some(Vec::with_capacity((range.end - range.start) as usize));
     }
 
     fn push(&mut self, op: ReadOp) {
@@ -259,6 +280,10 @@ impl Sink for Reads {
     /// Copies a chunk into every read that it belongs to.
     fn take(&mut self, at: u64, chunk: &[u8]) {
         let end = at + chunk.len() as u64;
+        if let Some(held) = &mut self.held {
+            held.truncate((at - self.start) as usize);
+            held.extend_from_slice(chunk);
+        }
         if at < self.at {
             self.first = 0;
         }

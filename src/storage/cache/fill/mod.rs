@@ -3,14 +3,18 @@
 //! ```text
 //! route ─┬─ first read of an object ────────────────► waits ──► a thread looks the object up ──► route again
 //!        ├─ missing block, and most of it is wanted ► waits ──► download ──► completed from memory ──► kept
-//!        ├─ the same, but all threads download ──────► network; whole blocks that it brings ────────► kept
-//!        └─ missing block, and little of it is wanted ► network; the block is downloaded when no read waits
+//!        ├─ the same, but all threads download ──────► network; what it brings ─────────────────────► kept
+//!        ├─ missing block, and little of it is wanted ► network; the same
+//!        └─ the same, and ranges are small ──────────► network; the block is downloaded when no read waits
 //! ```
 //!
 //! In a dense order, threads download ahead of the reads: as many blocks of an object as there are threads.
 //!
-//! Limits: a thread holds one block in memory; blocks that reads brought, and no thread has written, have one block's bytes
-//! together. A read waits at most 4 × [`PATIENCE`](super::config::PATIENCE) for disks and other processes; then it goes to
+//! So each byte comes once: as a piece of a range, or with its block. Ranges of less than [`SMALL`] bytes in the mean would
+//! take longer than their blocks, and there each byte may come twice.
+//!
+//! Limits: a thread holds one block in memory; pieces that reads bring, and no thread has written, have the bytes of
+//! [`PIECES`] blocks together, or of one under a limit of memory. A read waits at most 4 × [`PATIENCE`](super::config::PATIENCE) for disks and other processes; then it goes to
 //! the network.
 
 mod work;
@@ -18,13 +22,19 @@ mod work;
 use super::config::{Cache, QUEUE};
 use super::dir::Dir;
 use super::kept::{Kept, Object};
+#[cfg(feature = "remote")]
+use super::units::{UNIT, units_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::done::Done;
 use crate::storage::mounts::Mounts;
+#[cfg(feature = "remote")]
+use crate::storage::remote::Keep;
 use crate::storage::remote::Meter;
 use crate::storage::{Completion, DROP_DEADLINE, Extent, ReadOp, ReaderOptions, SourceId, Sources, Waker};
 use std::collections::{HashMap, VecDeque};
 use std::io;
+#[cfg(feature = "remote")]
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -33,6 +43,17 @@ use work::Work;
 
 /// Downloads at a time, without a limit of memory.
 const THREADS: usize = 8;
+
+/// Blocks of memory for pieces, without a limit of memory: a shuffled order has some hundred of them in flight.
+const PIECES: usize = 4;
+
+/// Bytes of a request for a range, in the mean, below which its block is downloaded as well.
+#[cfg(feature = "remote")]
+const SMALL: u64 = 32 << 10;
+
+/// Requests whose bytes tell the mean.
+#[cfg(feature = "remote")]
+const FIRST: u64 = 64;
 
 /// After a block was not kept, none is asked for for so long.
 const REST: Duration = Duration::from_secs(10);
@@ -60,6 +81,13 @@ pub(crate) struct Fill {
 /// A block, or [`LOOKUP`] of an object.
 type Job = (SourceId, u64);
 
+/// Bytes from an offset on, that a read has brought.
+struct Piece {
+    source: SourceId,
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
 /// In place of a block: find or make the object's files, or compare the file on the mount.
 const LOOKUP: u64 = u64::MAX;
 
@@ -85,8 +113,13 @@ struct Shared {
     downloads: usize,
     busy: AtomicUsize,
     writers: AtomicUsize,
-    /// Bytes of blocks in [`Queue::brought`] and in the hands of their writers.
+    /// Bytes of pieces on their way: in requests, in [`Queue::pieces`], and in the hands of their writers.
     brought: AtomicUsize,
+    /// Limit of them.
+    brought_max: usize,
+    /// Requests of reads so far, and their bytes.
+    #[cfg(feature = "remote")]
+    asked: (AtomicU64, AtomicU64),
     /// When the disk may be asked again after it was full, and after it failed, in milliseconds from the start.
     full_until: AtomicU64,
     fails_until: AtomicU64,
@@ -100,8 +133,8 @@ struct Queue {
     /// For objects that were not looked up yet. One thread does nothing else, so that no download delays them.
     lookups: VecDeque<Job>,
     urgent: VecDeque<Job>,
-    /// Blocks that reads brought.
-    brought: VecDeque<(Job, Vec<u8>)>,
+    /// What reads brought.
+    pieces: VecDeque<Piece>,
     later: VecDeque<Job>,
     waiting: HashMap<Job, Waiting>,
     /// Jobs of threads, and whether they download now. Reads join them.
@@ -118,10 +151,9 @@ struct Waiting {
 
 impl Queue {
     fn next(&mut self) -> Option<Work> {
-        let bare = |job| (job, None);
-        let brought = |(job, bytes)| (job, Some(bytes));
-        let urgent = self.urgent.pop_front().map(bare);
-        urgent.or_else(|| self.brought.pop_front().map(brought)).or_else(|| self.later.pop_front().map(bare))
+        let urgent = self.urgent.pop_front().map(Work::Block);
+        let piece = || self.pieces.pop_front().map(Work::Piece);
+        urgent.or_else(piece).or_else(|| self.later.pop_front().map(Work::Block))
     }
 }
 
@@ -147,6 +179,7 @@ impl Fill {
         // One more block is for what reads bring.
         let fits = |bytes: usize| (bytes as u64 / cache.block).saturating_sub(1).clamp(1, THREADS as u64) as usize;
         let count = options.connections.map_or(THREADS, fits);
+        let pieces = if options.connections.is_none() { PIECES } else { 1 };
         let shared = Arc::new(Shared {
             kept,
             sources,
@@ -166,6 +199,9 @@ impl Fill {
             busy: AtomicUsize::new(0),
             writers: AtomicUsize::new(0),
             brought: AtomicUsize::new(0),
+            brought_max: pieces * cache.block as usize,
+            #[cfg(feature = "remote")]
+            asked: (AtomicU64::new(0), AtomicU64::new(0)),
             full_until: AtomicU64::new(0),
             fails_until: AtomicU64::new(0),
             moved: AtomicU64::new(0),
@@ -202,11 +238,10 @@ impl Fill {
         self.shared.bring(op)
     }
 
-    /// Takes the bytes of a read that the network served, to keep the blocks in them.
+    /// Keeps what the network brings for reads.
     #[cfg(feature = "remote")]
-    pub(crate) fn taker(&self) -> crate::storage::remote::Keep {
-        let shared = self.shared.clone();
-        Box::new(move |extent, bytes| shared.take(extent, bytes))
+    pub(crate) fn taker(&self) -> Arc<dyn Keep> {
+        self.shared.clone()
     }
 
     /// Moves the completions of reads that waited to `out`; gives their number.
@@ -242,7 +277,9 @@ impl Fill {
 
     /// Bytes of blocks in memory.
     pub(crate) fn bytes(&self) -> usize {
-        (self.shared.downloads + 1) * self.shared.kept.block() as usize + self.shared.kept.table_bytes()
+        self.shared.downloads * self.shared.kept.block() as usize
+            + self.shared.brought_max
+            + self.shared.kept.table_bytes()
     }
 }
 
@@ -288,6 +325,42 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
+#[cfg(feature = "remote")]
+impl Keep for Shared {
+    fn wants(&self, source: SourceId, offset: u64, len: u64) -> Option<Range<u64>> {
+        let (all, size) = (self.sources.len_of(source), self.kept.block());
+        self.asked.0.fetch_add(1, Ordering::Relaxed);
+        self.asked.1.fetch_add(len, Ordering::Relaxed);
+        let Some(Some(_)) = self.kept.object(source.index()) else { return None };
+        let units = units_of(offset, len);
+        let wide = units.start * UNIT..(units.end * UNIT).min(all);
+        let is_block = offset.next_multiple_of(size) + size <= offset + len || len == all;
+        let room = (wide.end - wide.start) as usize;
+        let keeps =
+            (is_block || self.keeps_pieces()) && !self.rests(&self.full_until) && !self.rests(&self.fails_until);
+        if !keeps || self.brought.fetch_add(room, Ordering::Relaxed) + room > self.brought_max {
+            if keeps {
+                self.brought.fetch_sub(room, Ordering::Relaxed);
+            }
+            return None;
+        }
+        Some(wide)
+    }
+
+    fn keep(&self, source: SourceId, wide: Range<u64>, mut bytes: Vec<u8>) {
+        let room = (wide.end - wide.start) as usize;
+        // Of a range that was cut, whole units count.
+        if bytes.len() < room {
+            bytes.truncate(bytes.len() / UNIT as usize * UNIT as usize);
+        }
+        self.brought.fetch_sub(room - bytes.len(), Ordering::Relaxed);
+        if !bytes.is_empty() {
+            lock(&self.queue).pieces.push_back(Piece { source, offset: wide.start, bytes });
+            self.changed.notify_all();
+        }
+    }
+}
+
 impl Shared {
     fn route(&self, op: ReadOp) -> Route {
         let route = self.place(op);
@@ -326,11 +399,14 @@ impl Shared {
             // The network is as fast as a download here, and has more requests to give.
             return Route::Network(op);
         }
+        let piece = || self.kept.has_pieces(extent.source.index(), object, extent.offset, extent.len);
         match self.dense || is_most || object.is_unproven(first) {
+            _ if piece() => Route::Disk(op),
             true => {
                 self.ask(object, extent.source, rest);
                 self.wait_for(op, first)
             }
+            false if self.keeps_pieces() && self.sources.is_remote(extent.source) => Route::Network(op),
             false => {
                 self.ask(object, extent.source, std::iter::once(first).chain(rest));
                 Route::Network(op)
@@ -368,28 +444,16 @@ impl Shared {
         self.ask(object, source, (next..end).filter(|block| !object.has(*block)));
     }
 
-    /// Keeps the blocks that a read brought whole, as long as threads come after with their writing.
-    #[cfg(feature = "remote")]
-    fn take(&self, extent: &Extent, bytes: &[u8]) {
-        let Some(Some(object)) = self.kept.object(extent.source.index()) else { return };
-        let (size, len) = (self.kept.block(), self.sources.len_of(extent.source));
-        for block in extent.offset.div_ceil(size)..(extent.offset + extent.len).div_ceil(size) {
-            let (start, end) = (block * size, len.min((block + 1) * size));
-            let here = object.has(block) || object.is_unproven(block);
-            if end > extent.offset + extent.len || here || !object.ask(block) {
-                continue;
-            }
-            let bytes = &bytes[(start - extent.offset) as usize..(end - extent.offset) as usize];
-            let before = self.brought.fetch_add(bytes.len(), Ordering::Relaxed);
-            let rests = self.rests(&self.full_until) || self.rests(&self.fails_until);
-            if rests || before + bytes.len() > size as usize {
-                self.brought.fetch_sub(bytes.len(), Ordering::Relaxed);
-                object.forget(block);
-                return;
-            }
-            lock(&self.queue).brought.push_back(((extent.source, block), bytes.to_vec()));
-            self.changed.notify_all();
+    /// Whether ranges are so large that their pieces fill the cache well.
+    fn keeps_pieces(&self) -> bool {
+        #[cfg(feature = "remote")]
+        {
+            let (requests, bytes) = (self.asked.0.load(Ordering::Relaxed), self.asked.1.load(Ordering::Relaxed));
+            requests < FIRST || bytes >= SMALL * requests
         }
+        // Nothing keeps what the reader of files reads on a mount.
+        #[cfg(not(feature = "remote"))]
+        false
     }
 
     /// Queues blocks that no read waits for.

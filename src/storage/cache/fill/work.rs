@@ -1,6 +1,6 @@
 //! The threads of a cache: they look objects up, download blocks, and write them. One looks for reads that wait too long.
 
-use super::{Job, LOOK, LOOKUP, REST, Shared, Waiting, is_full, lock};
+use super::{Job, LOOK, LOOKUP, Piece, REST, Shared, Waiting, is_full, lock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::SourceId;
 use crate::storage::cache::config::PATIENCE;
@@ -10,13 +10,17 @@ use crate::storage::cache::origin::{Found, Origin, TOUCHED, compare};
 use std::collections::hash_map;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A job, and the block's bytes if a read has brought them.
-pub(super) type Work = (Job, Option<Vec<u8>>);
+/// What a thread does next.
+pub(super) enum Work {
+    /// A lookup or a block.
+    Block(Job),
+    Piece(Piece),
+}
 
 /// While some of a file on a mount is read from the mount and some from the disk, it is compared so often.
 const COMPARE: Duration = Duration::from_secs(1);
@@ -24,20 +28,30 @@ const COMPARE: Duration = Duration::from_secs(1);
 impl Shared {
     pub(super) fn work(&self, downloads: bool) {
         let mut buffer = Vec::new();
-        while let Some((job, brought)) = self.next(downloads) {
+        while let Some(work) = self.next(downloads) {
             self.busy.fetch_add(1, Ordering::Relaxed);
-            let bytes = brought.as_ref().map_or(0, Vec::len);
-            let run = catch_unwind(AssertUnwindSafe(|| self.run((job, brought), &mut buffer)));
-            let to_network = run.unwrap_or_else(|_| {
-                // A bug of this crate. It must not cost a read; nothing more is kept.
-                self.fails_until.store(u64::MAX, Ordering::Relaxed);
-                true
-            });
-            self.release(job, to_network);
-            self.brought.fetch_sub(bytes, Ordering::Relaxed);
+            match work {
+                Work::Block(job) => {
+                    let run = catch_unwind(AssertUnwindSafe(|| self.run(job, &mut buffer)));
+                    self.release(job, run.unwrap_or_else(|_| self.give_up()));
+                }
+                Work::Piece(piece) => {
+                    let put = catch_unwind(AssertUnwindSafe(|| self.put(&piece, &mut buffer)));
+                    if put.is_err() {
+                        self.give_up();
+                    }
+                    self.brought.fetch_sub(piece.bytes.len(), Ordering::Relaxed);
+                }
+            }
             self.busy.fetch_sub(1, Ordering::Relaxed);
             self.progress();
         }
+    }
+
+    /// A bug of this crate. It must not cost a read; nothing more is kept.
+    fn give_up(&self) -> bool {
+        self.fails_until.store(u64::MAX, Ordering::Relaxed);
+        true
     }
 
     fn next(&self, downloads: bool) -> Option<Work> {
@@ -46,17 +60,18 @@ impl Shared {
             if self.stop.load(Ordering::Acquire) {
                 return None;
             }
-            let lookup = queue.lookups.pop_front().map(|job| (job, None));
-            let Some((job, brought)) = lookup.or_else(|| if downloads { queue.next() } else { None }) else {
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            if let hash_map::Entry::Vacant(vacant) = queue.running.entry(job) {
-                vacant.insert(false);
-                return Some((job, brought));
+            let lookup = queue.lookups.pop_front().map(Work::Block);
+            match lookup.or_else(|| if downloads { queue.next() } else { None }) {
+                None => queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                Some(Work::Block(job)) => {
+                    if let hash_map::Entry::Vacant(vacant) = queue.running.entry(job) {
+                        vacant.insert(false);
+                        return Some(Work::Block(job));
+                    }
+                    // Another thread does the same.
+                }
+                piece => return piece,
             }
-            // Another thread does the same.
-            self.brought.fetch_sub(brought.map_or(0, |bytes| bytes.len()), Ordering::Relaxed);
         }
     }
 
@@ -87,7 +102,7 @@ impl Shared {
     }
 
     /// Does a job; true if the reads that wait for it are to go to the network.
-    fn run(&self, (job, brought): Work, buffer: &mut Vec<u8>) -> bool {
+    fn run(&self, job: Job, buffer: &mut Vec<u8>) -> bool {
         let (source, block) = job;
         if block != LOOKUP && self.kept.object(source.index()).flatten().is_some_and(|object| object.has(block)) {
             return false;
@@ -109,7 +124,7 @@ impl Shared {
         let Some(Some(object)) = self.kept.object(source.index()) else { return true };
         let fill = || match Entry::find(&self.kept.folder(object), &identity)? {
             Some((entry, path)) if object.is_at(&path) && entry.inode == object.inode => {
-                self.fill((job, brought), (&entry, &identity), (origin, buffer))
+                self.fill(job, (&entry, &identity, &path), (origin, buffer))
             }
             _ => Err(io::ErrorKind::NotFound.into()),
         };
@@ -233,8 +248,8 @@ impl Shared {
     /// failed.
     fn fill(
         &self,
-        (job, brought): Work,
-        (entry, identity): (&Entry, &Identity),
+        job: Job,
+        (entry, identity, path): (&Entry, &Identity, &Path),
         (origin, buffer): (Origin, &mut Vec<u8>),
     ) -> io::Result<Option<u64>> {
         let block = job.1;
@@ -267,31 +282,73 @@ impl Shared {
             }
             State::Unproven(_) | State::Missing => {}
         }
-        // A block that was wrong has its room.
+        if entry.complete(identity, path, block, buffer)? {
+            self.kept.completed();
+            let reads = self.serve(job, buffer);
+            self.kept.hit(reads);
+            return Ok(Some(0));
+        }
+        // A block that was wrong has its room, and so have pieces.
         let len = identity.block_len(block);
-        let room = if state == State::Missing { len.next_multiple_of(4096) } else { 0 };
+        let there = entry.brought(identity, path, (block * identity.block, len));
+        let room = if state == State::Missing { len.next_multiple_of(4096).saturating_sub(there) } else { 0 };
         let removed = self.dir.reserve(room)?;
         self.kept.removed(removed);
-        let bytes = match &brought {
-            Some(bytes) => bytes,
-            None => match self.download((origin, job), len, buffer) {
-                Ok(()) => &*buffer,
-                Err(error) => {
-                    self.dir.release(room);
-                    self.fail(job, &error);
-                    return Ok(None);
-                }
-            },
-        };
-        let reads = self.serve(job, bytes);
+        if let Err(error) = self.download((origin, job), len, buffer) {
+            self.dir.release(room);
+            self.fail(job, &error);
+            return Ok(None);
+        }
+        let reads = self.serve(job, buffer);
         self.kept.miss(reads);
         self.writers.fetch_add(1, Ordering::Relaxed);
-        let kept = entry.keep(identity, block, bytes);
+        let kept = entry.keep(identity, block, buffer);
         self.writers.fetch_sub(1, Ordering::Relaxed);
         kept.inspect_err(|_| self.dir.release(room))?;
         self.dir.written(room);
         lock(&self.queue).held.remove(&job);
         Ok(Some(len))
+    }
+
+    /// Writes a piece, and the records of the blocks that it completes. What cannot be written comes from the network
+    /// again.
+    fn put(&self, piece: &Piece, buffer: &mut Vec<u8>) {
+        let source = piece.source;
+        let Ok(Some((_, identity))) = self.origin(source) else { return };
+        let Some(Some(object)) = self.kept.object(source.index()) else { return };
+        match self.put_in(object, &identity, piece, buffer) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.kept.lose(source.index());
+                self.kept.dropped("the cache's file is gone".into());
+            }
+            Err(error) => self.rest("a piece cannot be written", &error),
+        }
+    }
+
+    fn put_in(&self, object: &Object, identity: &Identity, piece: &Piece, buffer: &mut Vec<u8>) -> io::Result<()> {
+        let (offset, len) = (piece.offset, piece.bytes.len() as u64);
+        let (entry, path) = Entry::find(&self.kept.folder(object), identity)?.ok_or(io::ErrorKind::NotFound)?;
+        if !object.is_at(&path) || entry.inode != object.inode {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let there = entry.brought(identity, &path, (offset, len));
+        let room = len.next_multiple_of(4096).saturating_sub(there);
+        self.kept.removed(self.dir.reserve(room)?);
+        entry.put(&path, offset, &piece.bytes).inspect_err(|_| self.dir.release(room))?;
+        self.dir.written(room);
+        self.kept.wrote_piece(len.min(room));
+        for block in self.kept.blocks(offset, len).filter(|block| !object.has(*block)) {
+            // Whoever has the claim downloads the block, or completes it.
+            if entry.claim(block)
+                && entry.state(identity, block)? == State::Missing
+                && entry.complete(identity, &path, block, buffer)?
+            {
+                self.kept.completed();
+                object.set(block);
+            }
+        }
+        Ok(())
     }
 
     fn download(&self, (origin, job): (Origin, Job), len: u64, buffer: &mut Vec<u8>) -> Result<()> {
