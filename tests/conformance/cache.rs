@@ -574,3 +574,128 @@ fn room_that_the_dead_have_booked_comes_back_while_others_live() {
     assert!(!root.join("booked/1.2.3").exists());
     drop((living, other, late));
 }
+
+/// Records of 50,000 bytes, whose ranges are worth keeping one by one.
+struct Large {
+    server: Server,
+    dir: Dir,
+    bytes: Vec<u8>,
+}
+
+impl Large {
+    const RECORD: usize = 50_000;
+    const COUNT: usize = 100;
+
+    fn new() -> Self {
+        let (server, bytes) = (Server::new(), noise(Self::RECORD * Self::COUNT, 33));
+        server.put("bucket/large.bin", bytes.clone());
+        Self { server, dir: Dir::new(), bytes }
+    }
+
+    fn loader(&self, seed: u64) -> Loader {
+        let records = Records::builder(Self::RECORD).open(self.server.s3("large.bin")).unwrap();
+        let cache = Cache::at(self.dir.path("cache")).block_bytes(2 << 20);
+        Loader::builder(records).order(Order::shuffled(seed)).batch_size(4).cache(cache).build().unwrap()
+    }
+
+    /// Reads batches, and compares them.
+    fn read(&self, loader: &Loader, epoch: u64, batches: usize) {
+        for got in loader.epoch(epoch).unwrap().take(batches).map(|batch| Got::of(&batch.unwrap()).unwrap()) {
+            for (row, id) in got.ids.iter().enumerate() {
+                let found = &got.fields[0].bytes[row * Self::RECORD..][..Self::RECORD];
+                assert!(found == &self.bytes[*id as usize * Self::RECORD..][..Self::RECORD], "sample {id}");
+            }
+        }
+    }
+
+    /// Bytes of ranges that were asked for since the last call, and their number.
+    fn asked(&self) -> (usize, usize) {
+        let ranges: Vec<_> = self.server.take_log().iter().filter_map(|request| request.range).collect();
+        (ranges.iter().map(|(first, end)| (end - first) as usize).sum(), ranges.len())
+    }
+
+    fn wait_for_bytes(&self, loader: &Loader, bytes: usize) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while (counts(loader).bytes as usize) < bytes {
+            assert!(Instant::now() < deadline, "{}", counts(loader));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn files(&self, ending: &str) -> Vec<PathBuf> {
+        let shares = std::fs::read_dir(self.dir.path("cache/v1/objects")).unwrap().flatten();
+        let files = shares.flat_map(|share| std::fs::read_dir(share.path()).unwrap().flatten());
+        files.map(|file| file.path()).filter(|path| path.to_str().unwrap().ends_with(ending)).collect()
+    }
+}
+
+#[test]
+fn each_byte_of_a_shuffled_order_comes_once() {
+    let large = Large::new();
+    let loader = large.loader(1);
+    large.read(&loader, 0, usize::MAX);
+    let (bytes, _) = large.asked();
+    // Each range is widened to units of 4 KiB.
+    assert!(bytes <= large.bytes.len() + Large::COUNT * 8192, "{bytes} bytes for {}", large.bytes.len());
+    large.wait_for_bytes(&loader, large.bytes.len());
+    let blocks = large.bytes.len().div_ceil(2 << 20) as u64;
+    wait_for_blocks(&loader, blocks);
+    for (epoch, loader) in [(1, &loader), (0, &large.loader(7))] {
+        large.read(loader, epoch, usize::MAX);
+        assert_eq!(large.asked(), (0, 0), "all is there");
+    }
+    let cache = Cache::at(large.dir.path("cache"));
+    assert_eq!(cache.entries().unwrap()[0].whole, blocks);
+    assert!(cache.verify(|_| std::ops::ControlFlow::Continue(())).unwrap().is_empty());
+}
+
+#[test]
+fn pieces_of_one_loader_serve_another_until_the_next_boot() {
+    let large = Large::new();
+    let first = large.loader(1);
+    large.read(&first, 0, 12);
+    let (begun, _) = large.asked();
+    large.wait_for_bytes(&first, 12 * 4 * Large::RECORD);
+    let other = large.loader(9);
+    large.read(&other, 0, usize::MAX);
+    let (bytes, _) = large.asked();
+    // What the first had asked for when its iterator was dropped may not have come.
+    assert!(begun + bytes <= large.bytes.len() + Large::COUNT * 8192 + 40 * Large::RECORD, "{begun} and {bytes}");
+    assert!(bytes < large.bytes.len() * 7 / 10, "{bytes}");
+    drop((first, other));
+    // In another boot nothing but whole blocks counts.
+    let half = Large::new();
+    let loader = half.loader(1);
+    half.read(&loader, 0, 3);
+    half.wait_for_bytes(&loader, 3 * 4 * Large::RECORD);
+    drop(loader);
+    for path in half.files(".units") {
+        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.write_all_at(&[7; 8], 0).unwrap();
+    }
+    for path in half.files(".map") {
+        let data = path.with_extension("");
+        let file = std::fs::OpenOptions::new().write(true).open(data).unwrap();
+        // As a crash may leave data that was not synced.
+        file.write_all_at(&vec![0; half.bytes.len()], 0).unwrap();
+    }
+    let again = half.loader(1);
+    half.read(&again, 0, usize::MAX);
+    let (bytes, _) = half.asked();
+    assert!(bytes >= half.bytes.len());
+}
+
+#[test]
+fn a_damaged_block_is_refused_with_its_pieces() {
+    let large = Large::new();
+    let loader = large.loader(1);
+    large.read(&loader, 0, usize::MAX);
+    large.wait_for_bytes(&loader, large.bytes.len());
+    wait_for_blocks(&loader, large.bytes.len().div_ceil(2 << 20) as u64);
+    drop(loader);
+    let data = large.files(".map").remove(0).with_extension("");
+    std::fs::OpenOptions::new().write(true).open(&data).unwrap().write_all_at(&[1; 5000], 3 << 20).unwrap();
+    let damaged = Cache::at(large.dir.path("cache")).verify(|_| std::ops::ControlFlow::Continue(())).unwrap();
+    assert_eq!(damaged.len(), 1, "{damaged:?}");
+    large.read(&large.loader(2), 0, usize::MAX);
+}

@@ -18,9 +18,9 @@ use feedline::tensor::{DType, Field};
 use feedline::{Loader, Order, Result};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 const RECORD: usize = 1000;
@@ -130,9 +130,13 @@ impl Place {
         Records::builder(RECORD).open_files(&[self.server.s3("a.bin"), self.server.s3("b.bin")])
     }
 
-    /// The work of a cell. `Ok(false)`: its bytes are wrong.
-    fn work(&self, cell: &Cell, cache: Option<&Cache>, dir: &Dir) -> Result<bool> {
-        let lies = || self.server.script(cell.script());
+    /// The work of a cell. `Ok(false)`: its bytes are wrong. The lies begin once all workers of the cell are there.
+    fn work(&self, cell: &Cell, cache: Option<&Cache>, dir: &Dir, all: &Barrier) -> Result<bool> {
+        let lies = || {
+            if all.wait().is_leader() {
+                self.server.script(cell.script());
+            }
+        };
         match cell.work {
             Work::Samples => {
                 let records = honest(|| self.records());
@@ -224,13 +228,14 @@ fn run(place: &Place, cell: &Cell, dir: &Dir) -> Result<(), String> {
         Err(error) if error.to_string().contains("://bucket-") => Ok(()),
         Err(error) => Err(format!("an error without the object: {error}")),
     };
+    let together = Barrier::new(4);
     let done = match cell.kept {
         Kept::Shared if cell.work == Work::Samples => std::thread::scope(|scope| {
-            let work = || place.work(cell, cache.as_ref(), dir);
+            let work = || place.work(cell, cache.as_ref(), dir, &together);
             let all: Vec<_> = (0..4).map(|_| scope.spawn(work)).collect();
             all.into_iter().try_for_each(|one| judge(one.join().map_err(|_| "a panic")?))
         }),
-        _ => judge(place.work(cell, cache.as_ref(), dir)),
+        _ => judge(place.work(cell, cache.as_ref(), dir, &Barrier::new(1))),
     };
     place.server.script(|_| None);
     done?;
