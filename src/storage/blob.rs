@@ -43,6 +43,12 @@ pub(crate) struct Stream {
     at: u64,
 }
 
+/// A way through an object.
+pub(crate) trait Way: Send + 'static {
+    /// Offset and length of the next range. It is cut at the object's end.
+    fn next(&self) -> (u64, u64);
+}
+
 impl std::io::Read for Stream {
     fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
         let len = (self.blob.len - self.at).min(out.len() as u64) as usize;
@@ -109,6 +115,19 @@ impl Blob {
     pub(crate) fn memory(bytes: Bytes) -> Self {
         let len = bytes.len() as u64;
         Self { content: Content::Memory(bytes), path: "<memory>".into(), len }
+    }
+
+    /// Goes along many ways through an object at a time: reads the range that each way names, and calls `step` with its
+    /// bytes until that is `false`. A way that cannot be read ends. Other sources are not walked.
+    pub(crate) fn walk<W: Way>(
+        &self,
+        ways: Vec<W>,
+        step: impl Fn(&mut W, &[u8]) -> bool + Send + Sync + 'static,
+    ) -> Vec<W> {
+        match &self.content {
+            Content::Object(object, _) => object.walk(ways, step),
+            Content::File(_) | Content::Memory(_) => ways,
+        }
     }
 
     fn of_fd(fd: Result<OwnedFd>, path: PathBuf) -> Result<Self> {

@@ -2,7 +2,7 @@
 //! folders.
 
 use crate::common::formats::tar_member;
-use crate::common::got::Got;
+use crate::common::got::{Got, same};
 use crate::common::server::{Fault, Server};
 use crate::common::{Dir, noise};
 use feedline::dataset::{Dataset, Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord, Tokens};
@@ -292,4 +292,84 @@ fn connections_are_a_line_of_the_memory_plan() {
     let (all, little) = (plan(None), plan(Some(16 << 20)));
     assert!(all.network_bytes > 90 << 20 && all.to_string().contains("connections"), "{all}");
     assert!(little.network_bytes <= 4 << 20 && little.total() <= 16 << 20, "{little}");
+}
+
+/// A tar of members of some 100 KB with classes, and now and then a member that looks like a tar itself.
+fn large_tar() -> Vec<u8> {
+    let mut tar = Vec::new();
+    let add = |tar: &mut Vec<u8>, name: &str, bytes: &[u8], pax: bool| {
+        let header = |name: &str, len: usize, flag: u8| {
+            let mut block = [0_u8; 512];
+            block[..name.len()].copy_from_slice(name.as_bytes());
+            block[100..107].copy_from_slice(b"0000644");
+            block[124..135].copy_from_slice(format!("{len:011o}").as_bytes());
+            block[136..147].copy_from_slice(b"14500000000");
+            block[148..156].copy_from_slice(b"        ");
+            block[156] = flag;
+            block[257..263].copy_from_slice(b"ustar\0");
+            block[263..265].copy_from_slice(b"00");
+            let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
+            block[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+            block
+        };
+        if pax {
+            let record = "30 mtime=1700000000.123456789\n";
+            tar.extend_from_slice(&header("pax", record.len(), b'x'));
+            tar.extend_from_slice(record.as_bytes());
+            tar.resize(tar.len().next_multiple_of(512), 0);
+        }
+        tar.extend_from_slice(&header(name, bytes.len(), b'0'));
+        tar.extend_from_slice(bytes);
+        tar.resize(tar.len().next_multiple_of(512), 0);
+    };
+    let inner = {
+        let mut inner = Vec::new();
+        (0..40).for_each(|number| add(&mut inner, &format!("{number:04}.bin"), &noise(3000, number), false));
+        inner
+    };
+    for number in 0..400_u64 {
+        let bytes = match number % 7 {
+            3 => inner.clone(),
+            _ => noise(40_000 + (number * 977 % 130_000) as usize, number),
+        };
+        add(&mut tar, &format!("{number:04}.bin"), &bytes, number % 3 == 0);
+        add(&mut tar, &format!("{number:04}.cls"), format!("{}", number % 10).as_bytes(), false);
+    }
+    tar.resize((tar.len() + 1024).next_multiple_of(10_240), 0);
+    tar
+}
+
+#[test]
+fn a_tar_of_large_members_is_indexed_by_its_headers() {
+    let (server, dir, bytes) = (Server::new(), Dir::new(), large_tar());
+    server.put("bucket/large.tar", bytes.clone());
+    let bin = || feedline::tensor::Field::up_to("bin", feedline::tensor::DType::U8, 200_000);
+    let open = |path: &str| Tar::builder().index(false).raw(bin(), "bin").class("cls").open(path).unwrap();
+    let local = open(dir.write("large.tar", &bytes).to_str().unwrap());
+    for fault in [None, Some(Fault::Close), Some(Fault::Short(3)), Some(Fault::Status(503, None, "SlowDown"))] {
+        let (mut asked, one) = (0, fault.clone());
+        server.script(move |request| {
+            asked += u64::from(request.range.is_some());
+            // Now and then a way ends, or begins anew.
+            one.clone().filter(|_| request.range.is_some() && asked % 50 == 0)
+        });
+        server.take_log();
+        let remote = open(&server.s3("large.tar"));
+        let asked: u64 =
+            server.take_log().iter().filter_map(|request| request.range).map(|(first, end)| end - first).sum();
+        assert!(asked < bytes.len() as u64 / 3, "{fault:?}: {asked} of {} bytes", bytes.len());
+        assert_eq!(remote.len(), local.len());
+        for sample in 0..local.len() {
+            for field in 0..2 {
+                assert_eq!(remote.member_name(sample, field).unwrap(), local.member_name(sample, field).unwrap());
+            }
+        }
+        server.script(|_| None);
+        let loader = |dataset| Loader::builder(dataset).order(Order::shuffled(1)).batch_size(16).build().unwrap();
+        same(
+            &Got::epoch(&loader(remote), 0),
+            &Got::epoch(&loader(open(dir.path("large.tar").to_str().unwrap())), 0),
+            "tar",
+        );
+    }
 }

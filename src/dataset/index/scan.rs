@@ -1,7 +1,8 @@
 //! Reader of a shard's bytes for its scan.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::Blob;
+use crate::storage::{Blob, Way};
+use std::collections::BTreeMap;
 
 /// Bytes per read of a scan that reads everything, and of a scan that only follows headers.
 const AHEAD_ALL: usize = 1 << 20;
@@ -16,7 +17,11 @@ pub struct Scan<'a> {
     /// Offset of the window's first byte.
     at: u64,
     ahead: usize,
+    pages: Pages,
 }
+
+/// Parts of a shard that were brought ahead, by their offsets.
+pub(crate) type Pages = BTreeMap<u64, Vec<u8>>;
 
 impl<'a> Scan<'a> {
     pub(super) fn new(blob: &'a Blob, all: bool) -> Self {
@@ -25,7 +30,27 @@ impl<'a> Scan<'a> {
             true => AHEAD_ALL,
             false => AHEAD_HEADERS,
         };
-        Self { blob, window: Vec::new(), at: 0, ahead }
+        Self { blob, window: Vec::new(), at: 0, ahead, pages: Pages::new() }
+    }
+
+    /// Whether each read is a request to a store.
+    pub(crate) fn asks_a_store(&self) -> bool {
+        self.blob.is_object()
+    }
+
+    /// As [`Blob::walk`].
+    pub(crate) fn walk<W: Way>(
+        &self,
+        ways: Vec<W>,
+        step: impl Fn(&mut W, &[u8]) -> bool + Send + Sync + 'static,
+    ) -> Vec<W> {
+        self.blob.walk(ways, step)
+    }
+
+    /// Takes these parts; the others are read by small ranges from now on.
+    pub(crate) fn hold(&mut self, pages: Pages) {
+        self.ahead = AHEAD_HEADERS;
+        self.pages = pages;
     }
 
     /// Length of the shard.
@@ -44,6 +69,11 @@ impl<'a> Scan<'a> {
         }
         if let Some(bytes) = self.blob.in_memory() {
             return Ok(&bytes[offset as usize..offset as usize + len]);
+        }
+        let has = |at: u64, page: &Vec<u8>| offset + len as u64 <= at + page.len() as u64;
+        let page = self.pages.range(..=offset).next_back().filter(|(at, page)| has(**at, page)).map(|(at, _)| *at);
+        if let Some(at) = page {
+            return Ok(&self.pages[&at][(offset - at) as usize..][..len]);
         }
         let inside = |at: u64, have: usize| offset >= at && offset + len as u64 <= at + have as u64;
         if !inside(self.at, self.window.len()) {

@@ -5,6 +5,7 @@ use super::http::Note;
 use super::store::{Object, Store, lock, lost, pin_of, runtime, store, wait};
 use super::url::Url;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::Way;
 use crate::storage::meta::{Kind, Meta};
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path as Key;
@@ -125,6 +126,36 @@ impl Object {
         let bytes = bytes.map_err(|error| error.with_path(self.url()))?;
         out.copy_from_slice(&bytes);
         Ok(())
+    }
+
+    /// As [`Blob::walk`](crate::storage::Blob::walk), on the network threads.
+    pub(crate) fn walk<W: Way>(
+        &self,
+        ways: Vec<W>,
+        step: impl Fn(&mut W, &[u8]) -> bool + Send + Sync + 'static,
+    ) -> Vec<W> {
+        let (object, step) = (self.clone(), Arc::new(step));
+        let walked = wait(async move {
+            let each = ways.into_iter().map(|way| tokio::spawn(object.clone().follow(way, step.clone())));
+            let ended = futures_util::future::join_all(each.collect::<Vec<_>>()).await;
+            Ok(ended.into_iter().filter_map(std::result::Result::ok).collect())
+        });
+        walked.unwrap_or_default()
+    }
+
+    async fn follow<W: Way>(self, mut way: W, step: Arc<impl Fn(&mut W, &[u8]) -> bool>) -> W {
+        loop {
+            let (start, len) = way.next();
+            let range = start..start.saturating_add(len).min(self.len);
+            if range.is_empty() {
+                return way;
+            }
+            let mut held = Held { start, bytes: Vec::with_capacity((range.end - start) as usize) };
+            let got = fetch::fetch(&self, range, (fetch::patience(), Duration::ZERO), &mut held).await;
+            if got.is_err() || !step(&mut way, &held.bytes) {
+                return way;
+            }
+        }
     }
 
     /// Brings a range into `buffer` on the network threads.

@@ -262,6 +262,16 @@ impl Header {
         Ok(Self { name, size, flag })
     }
 
+    /// Payload length.
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether the payload belongs to the next header.
+    pub(super) fn extends(&self) -> bool {
+        matches!(self.flag, b'x' | b'g' | b'L' | b'K')
+    }
+
     /// Name and payload length of a regular file, for estimates; `None` for other members.
     pub(super) fn regular(&self) -> Option<(&[u8], u64)> {
         matches!(self.flag, b'0' | 0 | b'7').then_some((&self.name, self.size))

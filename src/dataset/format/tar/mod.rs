@@ -18,6 +18,7 @@
 //! one that lost its end on a member's boundary *and* got a new end marker there, and one with less than 10 KiB zeroed
 //! at its very end. Only an index made before the damage detects them.
 
+mod ahead;
 mod member;
 mod samples;
 

@@ -4,6 +4,7 @@
 //! are not handed out. Where damage makes the place of the next header uncertain, the scan takes nothing more: bytes
 //! of a payload may look like a member.
 
+use super::ahead::bring_headers;
 use super::member::{self, BLOCK, Header, Kind, Member, Step, Stop};
 use crate::dataset::damage::{Damage, DamageKind};
 use crate::dataset::index::{Entry, FIELDS_MAX, Rows, Scan};
@@ -102,6 +103,9 @@ impl<'a> Samples<'a> {
             let message = "a gzip file: a compressed shard has no random access; unpack it first";
             rows.damage(Damage::new(DamageKind::Unsupported, 0, input.len(), 0, message));
             return Ok(());
+        }
+        if !self.checksums {
+            bring_headers(input)?;
         }
         let mut at = 0;
         let stopped = loop {

@@ -1,0 +1,122 @@
+//! Brings the headers of a shard in a store ahead of its scan, along many ways at a time: the pictures between them stay
+//! where they are.
+//!
+//! ```text
+//! shard  [header, data][header, data]…        cut into parts; each way looks for the first header of its part,
+//!         way 0 ─►       way 1 ─► …           then goes from header to header
+//!                  └──── headers ────┘ ─► pages of the scan, which follows and checks all of them
+//! ```
+//!
+//! A way may take bytes of a member for a header. Then its pages serve nobody, and the scan reads what it needs itself.
+//!
+//! Limits: shards whose members are large in the mean ([`GAP`]); [`PAGES_MAX`] bytes of headers.
+
+use super::member::{BLOCK, Header};
+use crate::dataset::index::{Pages, Scan};
+use crate::error::Result;
+use crate::storage::Way;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Bytes from the front that tell how large members are.
+const FRONT: u64 = 4 << 20;
+
+/// Members of this size in the mean are skipped: a request for a header takes as long as some 100 KB of the link.
+const GAP: u64 = 64 << 10;
+
+/// Length of a part, and the number of parts at most.
+const PART: u64 = 4 << 20;
+const PARTS: u64 = 256;
+
+/// Bytes of a request that looks for a header, and of one that reads some.
+const SEARCH: u64 = 64 << 10;
+const HEADERS: u64 = 4 << 10;
+
+/// Bytes of headers that are held for a shard.
+const PAGES_MAX: usize = 32 << 20;
+
+/// Errors: those of reading the shard's front.
+pub(super) fn bring_headers(scan: &mut Scan<'_>) -> Result<()> {
+    let len = scan.len();
+    if !scan.asks_a_store() || len < 4 * FRONT {
+        return Ok(());
+    }
+    let front = scan.bytes(0, FRONT as usize)?;
+    let (mut at, mut members) = (0, 0);
+    while let Some((_, next)) = header_at(front, at) {
+        (at, members) = (next, members + 1);
+    }
+    if at < FRONT || at / members.max(1) < GAP || at >= len {
+        return Ok(());
+    }
+    let part = (len - at).div_ceil(PARTS).max(PART);
+    let starts = (0..(len - at).div_ceil(part)).map(|number| at + number * part);
+    let ways =
+        starts.map(|start| Follow { searches: start > at, at: start, end: (start + part).min(len), found: Vec::new() });
+    let held = Arc::new(AtomicUsize::new(0));
+    let ways = scan.walk(ways.collect(), move |way: &mut Follow, bytes: &[u8]| way.step(bytes, len, &held));
+    let found = ways.into_iter().flat_map(|way| way.found);
+    scan.hold(Pages::from_iter(found));
+    Ok(())
+}
+
+/// End of the header at an offset of some bytes, with those of its extensions, and the offset of the next one.
+fn header_at(bytes: &[u8], start: u64) -> Option<(u64, u64)> {
+    let mut at = start;
+    loop {
+        let block = bytes.get(at as usize..)?.first_chunk::<{ BLOCK as usize }>()?;
+        let header = Header::parse(block).ok().filter(|_| block[0] != 0)?;
+        let next = (at + BLOCK).checked_add(header.size().checked_next_multiple_of(BLOCK)?)?;
+        if !header.extends() {
+            return Some((at + BLOCK, next));
+        }
+        at = next;
+    }
+}
+
+/// One way.
+struct Follow {
+    /// No header was found yet.
+    searches: bool,
+    at: u64,
+    end: u64,
+    found: Vec<(u64, Vec<u8>)>,
+}
+
+impl Follow {
+    /// Takes the bytes at its place; the next place is behind them.
+    fn step(&mut self, bytes: &[u8], len: u64, held: &AtomicUsize) -> bool {
+        let base = self.at;
+        let mut here = 0;
+        if self.searches {
+            let first = (0..bytes.len() as u64 / BLOCK).map(|block| block * BLOCK);
+            let Some(first) = first.into_iter().find(|at| header_at(bytes, *at).is_some()) else {
+                self.at += bytes.len() as u64;
+                return self.at < self.end;
+            };
+            (self.searches, here) = (false, first);
+        }
+        let from = here;
+        while let Some((end, next)) = header_at(bytes, here) {
+            self.take(base + here, &bytes[here as usize..end as usize]);
+            held.fetch_add((end - here) as usize, Ordering::Relaxed);
+            here = next;
+        }
+        self.at = base + here;
+        // At a place without a header, the scan sees for itself.
+        here > from && self.at < self.end.min(len) && held.load(Ordering::Relaxed) < PAGES_MAX
+    }
+
+    fn take(&mut self, at: u64, header: &[u8]) {
+        match self.found.last_mut() {
+            Some((start, bytes)) if *start + bytes.len() as u64 == at => bytes.extend_from_slice(header),
+            _ => self.found.push((at, header.to_vec())),
+        }
+    }
+}
+
+impl Way for Follow {
+    fn next(&self) -> (u64, u64) {
+        (self.at, if self.searches { SEARCH } else { HEADERS })
+    }
+}
