@@ -282,6 +282,11 @@ impl Standin {
         self.call::<extern "C" fn(u64, u32), _>("standin_fail_async", |fail| fail(nth, code));
     }
 
+    /// For kernels: the one that runs on this thread fails with `code` and kills its context.
+    pub fn kernel_fails(&self, code: u32) {
+        self.call::<extern "C" fn(u32), _>("standin_kernel_fails", |fails| fails(code));
+    }
+
     /// While held, no operation begins: the test chooses when a copy reads.
     pub fn hold(&self, hold: bool) {
         self.call::<extern "C" fn(bool), _>("standin_hold", |function| function(hold));

@@ -17,7 +17,7 @@
 //! - **Memory.** A device pointer lies in a range without access rights; its bytes lie [`SPAN`] further on. Fresh memory holds
 //!   0xA5, freed memory 0xDD, and addresses are never used again.
 //! - **Failure.** Call *i* returns a chosen code and does nothing; a sticky one kills the context. An operation that fails
-//!   on its stream kills its context, too, and no operation of that context runs any more.
+//!   on its stream kills its context, too, and no operation of that context runs any more. A kernel may say that it fails.
 //! - **Stricter than CUDA** where CUDA is silent: operations on a stream of another context than the current one are refused (400),
 //!   pinned ranges must begin at a page, objects of a released context are gone for good (and count as leaks).
 //! - **Captures** of graphs keep the rules of `cuda.h`: what a thread may call is a matter of its mode and of the captures that
@@ -375,6 +375,8 @@ thread_local! {
     static CURRENT: RefCell<(u64, Vec<u64>)> = const { RefCell::new((0, Vec::new())) };
     static THREAD: Cell<u32> = const { Cell::new(0) };
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+    /// What the kernel on this thread has failed with.
+    static FAILED: Cell<u32> = const { Cell::new(SUCCESS) };
     /// Session, and the thread's mode of captures.
     static MODE: Cell<(u64, u32)> = const { Cell::new((0, GLOBAL)) };
 }
@@ -1871,7 +1873,10 @@ fn worker(id: u64) {
                 if let Some(problem) = problem {
                     s.violation(problem);
                 }
-                s.pop(id);
+                match FAILED.take() {
+                    SUCCESS => s.pop(id),
+                    code => s.broke(id, code),
+                }
             }
         }
     }
@@ -1904,6 +1909,14 @@ impl State {
         self.contexts.entry(context).and_modify(|context| context.dead = code);
         CHANGED.notify_all();
         Step::Wait
+    }
+
+    /// The stream's kernel has failed and is never done.
+    fn broke(&mut self, id: u64, code: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.busy = None;
+        let context = stream.context;
+        self.kill(context, code);
     }
 
     /// Does at once what takes no time; hands out the rest. The operation stays in the queue until it is done.
@@ -1997,7 +2010,7 @@ fn execute(work: Work) -> Option<String> {
 // Names of errors
 // ---------------------------------------------------------------------------------------------------------------------
 
-const ERRORS: [(u32, &CStr, &CStr); 40] = [
+const ERRORS: [(u32, &CStr, &CStr); 41] = [
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
     (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
@@ -2022,6 +2035,7 @@ const ERRORS: [(u32, &CStr, &CStr); 40] = [
     (701, c"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", c"too many resources requested for launch"),
     (702, c"CUDA_ERROR_LAUNCH_TIMEOUT", c"the launch timed out and was terminated"),
     (709, c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),
+    (710, c"CUDA_ERROR_ASSERT", c"device-side assert triggered"),
     (712, c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", c"part or all of the requested memory range is already mapped"),
     (713, c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", c"pointer does not correspond to a registered memory region"),
     (716, c"CUDA_ERROR_MISALIGNED_ADDRESS", c"misaligned address"),
@@ -2195,6 +2209,12 @@ pub extern "C" fn standin_fail(symbol: *const c_char, index: u64, code: u32, sti
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_fail_async(nth: u64, code: u32) {
     Held::lock().async_failures.push((nth, code));
+}
+
+/// For kernels: the one that runs on this thread fails with `code`, as an illegal access does, and kills its context.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_kernel_fails(code: u32) {
+    FAILED.set(code);
 }
 
 /// While held, no operation begins.
