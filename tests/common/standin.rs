@@ -102,6 +102,8 @@ pub struct Config {
     pub bandwidth: u64,
     /// Delay of each operation.
     pub latency: Duration,
+    /// Hardware queues that the streams of one priority share; 0 = one for each stream.
+    pub queues: u64,
     /// Attributes of all devices, by their CUDA numbers.
     pub attributes: Vec<(i32, i32)>,
 }
@@ -116,6 +118,7 @@ impl Default for Config {
             register_error: 0,
             bandwidth: 0,
             latency: Duration::ZERO,
+            queues: 0,
             attributes: Vec::new(),
         }
     }
@@ -135,6 +138,7 @@ impl Config {
             format!("register_error={}", self.register_error),
             format!("bandwidth={}", self.bandwidth),
             format!("latency_us={}", self.latency.as_micros()),
+            format!("queues={}", self.queues),
         ];
         let gpus = self.devices.iter().map(|gpu| format!("device={}|{}|{}", gpu.name, gpu.bytes, gpu.bus));
         lines.extend(gpus);

@@ -18,6 +18,8 @@
 //!   0xA5, freed memory 0xDD, and addresses are never used again.
 //! - **Failure.** Call *i* returns a chosen code and does nothing; a sticky one kills the context. An operation that fails
 //!   on its stream kills its context, too, and no operation of that context runs any more. A kernel may say that it fails.
+//! - **Hardware queues** (`queues`): the streams of one priority share so many, in turn, as with `CUDA_DEVICE_MAX_CONNECTIONS`.
+//!   An operation begins when all that were submitted to its queue before have begun, so one that waits holds up the others'.
 //! - **Stricter than CUDA** where CUDA is silent: operations on a stream of another context than the current one are refused (400),
 //!   pinned ranges must begin at a page, objects of a released context are gone for good (and count as leaks).
 //! - **Captures** of graphs keep the rules of `cuda.h`: what a thread may call is a matter of its mode and of the captures that
@@ -166,6 +168,9 @@ fn join(clock: &mut Clock, other: &Clock) {
     }
 }
 
+/// A hardware queue: context, priority, number.
+type Queue = (u64, i32, u64);
+
 struct Device {
     name: String,
     bytes: u64,
@@ -185,6 +190,8 @@ struct Config {
     /// Bytes per second; 0 = no delay.
     bandwidth: u64,
     latency: Duration,
+    /// Hardware queues of each priority; 0 = one for each stream.
+    queues: u64,
     attributes: BTreeMap<i32, i32>,
 }
 
@@ -201,6 +208,7 @@ struct Stream {
     /// Synchronises with the legacy stream.
     blocking: bool,
     legacy: bool,
+    shared: Option<Queue>,
     /// Destroyed by the user; goes when its queue is empty.
     closing: bool,
     last: u64,
@@ -337,6 +345,10 @@ struct State {
     modules: BTreeMap<u64, (u64, String)>,
     functions: BTreeMap<u64, (u64, String)>,
     kernels: BTreeMap<String, Kernel>,
+    /// Streams ever made in a context with a priority.
+    made: BTreeMap<(u64, i32), u64>,
+    /// What was submitted to a hardware queue and has not begun: stream, operation.
+    submitted: BTreeMap<Queue, VecDeque<(u64, u64)>>,
     memory: BTreeMap<u64, Range>,
     names: BTreeMap<u64, String>,
     kinds: BTreeMap<&'static str, u64>,
@@ -995,7 +1007,7 @@ pub extern "C" fn cuDevicePrimaryCtxRetain(out: Out<u64>, device: i32) -> u32 {
 
 fn new_context(s: &mut State, device: usize) -> u64 {
     let context = s.handle("context");
-    let legacy = new_stream(s, context, true, true);
+    let legacy = new_stream(s, context, true, None);
     s.contexts.insert(context, Context { device, retains: 0, dead: SUCCESS, legacy });
     s.devices[device].primary = Some(context);
     context
@@ -1108,33 +1120,45 @@ pub extern "C" fn cuCtxSynchronize() -> u32 {
 // Streams and events
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn new_stream(s: &mut State, context: u64, blocking: bool, legacy: bool) -> u64 {
+/// A stream of this priority; without one, the legacy stream.
+fn new_stream(s: &mut State, context: u64, blocking: bool, priority: Option<i32>) -> u64 {
+    let legacy = priority.is_none();
     let id = s.handle(if legacy { "legacy" } else { "stream" });
-    let (clock, queue) = (Clock::new(), VecDeque::new());
-    s.streams
-        .insert(id, Stream { context, blocking, legacy, closing: false, last: 0, done: 0, busy: None, clock, queue });
+    let shared = s.share_queue(context, priority.unwrap_or_default());
+    let (clock, queue, closing, last, done, busy) = (Clock::new(), VecDeque::new(), false, 0, 0, None);
+    s.streams.insert(id, Stream { context, blocking, legacy, shared, closing, last, done, busy, clock, queue });
     let spawned = std::thread::Builder::new().name("standin-stream".into()).spawn(move || worker(id));
     spawned.expect("a thread for the stream");
     id
 }
 
-fn create_stream(s: &mut State, out: &Out<u64>, flags: u32) -> Result {
+impl State {
+    /// The hardware queue of a new stream: those of its priority, in turn.
+    fn share_queue(&mut self, context: u64, priority: i32) -> Option<Queue> {
+        let made = self.made.entry((context, priority)).or_default();
+        *made += 1;
+        let number = made.checked_rem(self.config.queues)?;
+        Some((context, priority, number))
+    }
+}
+
+fn create_stream(s: &mut State, out: &Out<u64>, flags: u32, priority: i32) -> Result {
     let context = s.current()?;
     if flags > 1 {
         return Err(INVALID_VALUE);
     }
-    let stream = new_stream(s, context, flags == 0, false);
+    let stream = new_stream(s, context, flags == 0, Some(priority));
     out.put(stream)
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamCreate(out: Out<u64>, flags: u32) -> u32 {
-    call("cuStreamCreate", &[&flags], |s| create_stream(s, &out, flags))
+    call("cuStreamCreate", &[&flags], |s| create_stream(s, &out, flags, 0))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamCreateWithPriority(out: Out<u64>, flags: u32, priority: i32) -> u32 {
-    call("cuStreamCreateWithPriority", &[&flags, &priority], |s| create_stream(s, &out, flags))
+    call("cuStreamCreateWithPriority", &[&flags, &priority], |s| create_stream(s, &out, flags, priority))
 }
 
 /// As of a GPU: 0 is the lowest priority, a lower number is a higher one.
@@ -1801,6 +1825,9 @@ impl State {
         let stream = self.streams.get_mut(&id).expect("looked up above");
         (stream.last, stream.clock) = (seq, clock);
         stream.queue.push_back(Op { seq, after, touches, work });
+        if let Some(shared) = stream.shared {
+            self.submitted.entry(shared).or_default().push_back((id, seq));
+        }
         CHANGED.notify_all();
         seq
     }
@@ -1897,6 +1924,9 @@ impl State {
         if self.hold || self.alive(context).is_err() {
             return Step::Wait;
         }
+        if stream.shared.is_some_and(|shared| self.submitted[&shared].front() != Some(&(id, op.seq))) {
+            return Step::Wait;
+        }
         if let Some(&(other, _)) = op.after.iter().find(|(stream, seq)| !self.is_done(*stream, *seq)) {
             // What will never be done takes those that wait for it along.
             let dead = self.streams.get(&other).and_then(|other| self.alive(other.context).err());
@@ -1921,7 +1951,12 @@ impl State {
 
     /// Does at once what takes no time; hands out the rest. The operation stays in the queue until it is done.
     fn begin_work(&mut self, id: u64, context: u64) -> Step {
-        let op = self.streams.get_mut(&id).and_then(|stream| stream.queue.front_mut()).expect("seen by the caller");
+        let stream = self.streams.get_mut(&id).expect("seen by the caller");
+        if let Some(submitted) = stream.shared.and_then(|shared| self.submitted.get_mut(&shared)) {
+            submitted.pop_front();
+            CHANGED.notify_all();
+        }
+        let op = stream.queue.front_mut().expect("seen by the caller");
         let seq = op.seq;
         match std::mem::replace(&mut op.work, Work::Marker) {
             Work::Marker => {}
@@ -2118,6 +2153,7 @@ impl State {
             "init_error" => self.config.init_error = number as u32,
             "register_error" => self.config.register_error = number as u32,
             "bandwidth" => self.config.bandwidth = number,
+            "queues" => self.config.queues = number,
             "latency_us" => self.config.latency = Duration::from_micros(number),
             "attribute" => {
                 let (attribute, value) = value.split_once(':').unwrap_or_default();

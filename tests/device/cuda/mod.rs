@@ -16,6 +16,9 @@ mod devices;
 /// Reservations, and the driver calls of a batch.
 mod hot;
 
+/// Hardware queues that the streams of one priority share.
+mod queues;
+
 /// Release of slots, and the copies meanwhile.
 mod slots;
 
