@@ -25,6 +25,9 @@ mod slots;
 /// Idle time of the consumer's stream.
 mod idle;
 
+/// A training and a validation loader on one device and stream.
+mod pair;
+
 /// Iterators and loaders dropped while the device works.
 mod ends;
 
