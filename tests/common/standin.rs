@@ -281,6 +281,13 @@ impl Standin {
         self.fail(Some(&CString::new(symbol).unwrap()), nth, code, sticky);
     }
 
+    /// From now on only the session's first `count` calls of a symbol pass; the others wait in the driver until more are
+    /// admitted.
+    pub fn admit(&self, symbol: &str, count: u64) {
+        let symbol = CString::new(symbol).unwrap();
+        self.call::<extern "C" fn(*const c_char, u64), _>("standin_admit", |admit| admit(symbol.as_ptr(), count));
+    }
+
     /// Operation `nth` (copies, fills, kernels, host functions), from 0, fails on its stream and kills its context.
     pub fn fail_async(&self, nth: u64, code: u32) {
         self.call::<extern "C" fn(u64, u32), _>("standin_fail_async", |fail| fail(nth, code));

@@ -7,7 +7,7 @@
 #[path = "../standin/cuda.rs"]
 mod source;
 
-use crate::common::standin::{Config, Gpu, Live, Session, cuda};
+use crate::common::standin::{Config, Gpu, Live, Session, cuda, until};
 use cudarc::driver::{CudaContext, sys};
 use memmap2::MmapMut;
 use proptest::prelude::*;
@@ -282,6 +282,21 @@ fn a_stream_waits_for_its_event_and_others_do_not() {
     OPEN.store(1, Ordering::Release);
     ok!(cuCtxSynchronize());
     assert_eq!([first, second].map(|at| session.peek(at, 1)[0]), [1, 1]);
+}
+
+#[test]
+fn calls_wait_until_they_are_admitted() {
+    let session = begin(Config::default());
+    let event = event();
+    session.admit("cuEventQuery", 1);
+    ok!(cuEventQuery(event));
+    let event = event as usize;
+    let waits = std::thread::spawn(move || ok!(cuEventQuery(event as sys::CUevent)));
+    until("it is in the trace", || session.trace().ends_with("cuEventQuery event#1 = ...\n"));
+    ok!(cuEventSynchronize(event as sys::CUevent));
+    assert!(!waits.is_finished());
+    session.admit("cuEventQuery", 2);
+    waits.join().unwrap();
 }
 
 #[test]

@@ -362,6 +362,8 @@ struct State {
     calls: u64,
     counts: BTreeMap<String, u64>,
     failures: Vec<Failure>,
+    /// Calls of a symbol beyond so many wait.
+    admitted: BTreeMap<String, u64>,
     async_failures: Vec<(u64, u32)>,
     executed: u64,
     /// A sticky error without a context.
@@ -803,6 +805,7 @@ const RELEASES: [&str; 8] = [
 fn call(symbol: &'static str, args: &[&dyn Arg], body: impl FnOnce(&mut Held) -> Result) -> u32 {
     let mut s = Held::lock();
     let index = s.begin(symbol, args);
+    wait_admitted(&mut s, symbol);
     let refused = s.refusal(symbol, index);
     let injected = refused.is_err();
     let result = refused.and_then(|()| body(&mut s));
@@ -825,6 +828,15 @@ fn call(symbol: &'static str, args: &[&dyn Arg], body: impl FnOnce(&mut Held) ->
         line.result = Some(code);
     }
     code
+}
+
+/// The call is in the trace, and may have to wait.
+fn wait_admitted(s: &mut Held, symbol: &str) {
+    let (number, calling) = (s.counts[symbol], s.calling.clone());
+    while s.admitted.get(symbol).is_some_and(|most| number > *most) {
+        s.wait();
+    }
+    s.calling = calling;
 }
 
 impl State {
@@ -2178,6 +2190,7 @@ fn stop(s: &mut Held) {
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_finish() {
     let mut s = Held::lock();
+    s.admitted.clear();
     stop(&mut s);
     let gone = s.memory.values().filter(|range| range.place == Place::Registered && !mapped(range.start, range.len));
     let texts = gone.map(|range| match s.leaked.contains(&range.start) {
@@ -2239,6 +2252,13 @@ pub extern "C" fn standin_calls(symbol: *const c_char) -> u64 {
 pub extern "C" fn standin_fail(symbol: *const c_char, index: u64, code: u32, sticky: bool) {
     let symbol = (!symbol.is_null()).then(|| text(symbol));
     Held::lock().failures.push(Failure { symbol, index, code, sticky });
+}
+
+/// From now on only the session's first `count` calls of a symbol pass; the others wait until more are admitted.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_admit(symbol: *const c_char, count: u64) {
+    Held::lock().admitted.insert(text(symbol), count);
+    CHANGED.notify_all();
 }
 
 /// Operation `nth` (copies, fills, kernels, host functions; the session's first is 0) fails on its stream.

@@ -43,6 +43,26 @@ fn slots_are_pinned_once_and_unpinned_at_the_end() {
 }
 
 #[test]
+fn copies_begin_before_the_last_slots_are_pinned() {
+    const REGISTER: &str = "cuMemHostRegister_v2";
+    case(config(), |session| {
+        session.admit(REGISTER, 2);
+        let loader = build(data().workers(1).device(gpu(0)).slots(5));
+        let batches = loader.epoch(1).unwrap();
+        // The one worker fills the second slot once it has handed over the first. The third registration has to wait.
+        until("two slots are filled", || loader.snapshot().decode.latency.count == 2 && session.count(REGISTER) == 3);
+        session.admit(REGISTER, 3);
+        until("the fourth slot is being pinned", || session.count(REGISTER) == 4);
+        let trace = session.trace();
+        let calls = |symbol| trace.lines().filter(|line| line.contains(symbol)).count();
+        assert!((1..=2).contains(&calls("cuMemcpyHtoDAsync_v2")) && calls(REGISTER) == 4, "{trace}");
+        session.admit(REGISTER, u64::MAX);
+        same(&Got::all(batches), &Got::epoch(&build(data()), 1), "pinned one by one");
+        assert_eq!(loader.report().copies.unwrap().pinned_slots, 5);
+    });
+}
+
+#[test]
 fn batches_are_right_without_pinned_memory() {
     for (code, name) in
         [(801, "CUDA_ERROR_NOT_SUPPORTED"), (2, "CUDA_ERROR_OUT_OF_MEMORY"), (304, "CUDA_ERROR_OPERATING_SYSTEM")]
