@@ -64,6 +64,77 @@ fn a_stopped_consumer_stream_is_no_stall() {
     }
 }
 
+/// Takes the loader's warnings.
+#[cfg(feature = "tracing")]
+#[derive(Clone, Default)]
+struct Warnings(Arc<std::sync::Mutex<Vec<String>>>);
+
+#[cfg(feature = "tracing")]
+impl tracing::field::Visit for Warnings {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            self.0.lock().unwrap().push(format!("{value:?}"));
+        }
+    }
+}
+
+#[cfg(feature = "tracing")]
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target() == "feedline" && *metadata.level() == tracing::Level::WARN
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+
+    // No span is enabled.
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[cfg(feature = "tracing")]
+#[test]
+fn a_consumer_stream_that_stands_still_is_told_once() {
+    case(config(), |_| {
+        let warnings = Warnings::default();
+        let hangs = || {
+            let all = warnings.0.lock().unwrap();
+            all.iter().filter(|text| text.contains("the consumer's streams do not end their work")).count()
+        };
+        let context = CudaContext::new(0).unwrap();
+        let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
+        // Short enough to wait for, long enough for a busy machine's workers.
+        let builder = data().stall_deadline(5 * DEADLINE);
+        let loader = build(builder.device(gpu(0)).stream(&stream).slots(3).device_batches(2));
+        let gate = Gate::close();
+        kernels.wait(&stream);
+        let batches = loader.epoch(0).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let gate = gate;
+                until("it is told", || hangs() > 0);
+                // Time to tell it again.
+                std::thread::sleep(2 * DEADLINE);
+                gate.open();
+            });
+            let errors = || batches.filter_map(Result::err).map(|error| error.to_string()).collect::<Vec<_>>();
+            assert_eq!(tracing::subscriber::with_default(warnings.clone(), errors), [""; 0]);
+        });
+        assert_eq!(hangs(), 1);
+        stream.synchronize().unwrap();
+    });
+}
+
 /// The error is typed and names its cause.
 fn broken(error: &Error, code: u32, name: &str) {
     let said = words(error);
@@ -75,7 +146,8 @@ fn broken(error: &Error, code: u32, name: &str) {
 /// its slots, so nothing tells it.
 fn breaks(context: &Arc<CudaContext>, stream: &Arc<CudaStream>, (code, name): (u32, &str), stopped: bool) {
     let (right, kernels) = (Got::epoch(&build(data()), 0), Kernels::new(context));
-    let loader = build(data().device(gpu(0)).stream(stream).slots(3).device_batches(3));
+    let builder = data().stall_deadline(standin::DEADLINE);
+    let loader = build(builder.device(gpu(0)).stream(stream).slots(3).device_batches(3));
     let mut batches = loader.epoch(0).unwrap();
     let held = batches.next().unwrap().unwrap();
     assert_eq!(Got::of(&held).unwrap(), right[0]);
