@@ -129,6 +129,8 @@ pub(crate) struct DirectTrial {
     pub(crate) required: bool,
     /// For tests: a library, and the root of the file system that it sees.
     pub(crate) library: Option<(PathBuf, PathBuf)>,
+    /// For tests: accept a route through host memory.
+    pub(crate) any_route: bool,
 }
 
 /// Parameters of an engine.

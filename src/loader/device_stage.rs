@@ -92,6 +92,7 @@ impl Routes {
             len: extent.len,
             required: self.settings.gds == Gds::Require,
             library: self.settings.cufile.clone(),
+            any_route: self.settings.cufile_any_route,
         }
     }
 

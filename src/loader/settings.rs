@@ -72,6 +72,8 @@ pub(super) struct DeviceSettings {
     pub(super) gds: Gds,
     /// For tests: a cuFile library, and the root of the file system that it sees.
     pub(super) cufile: Option<(PathBuf, PathBuf)>,
+    /// For tests: direct reads may go through host memory.
+    pub(super) cufile_any_route: bool,
     pub(super) streams: Vec<Stream>,
 }
 
@@ -374,6 +376,13 @@ impl LoaderBuilder {
     #[cfg(feature = "unstable")]
     pub fn cufile_at(mut self, library: impl Into<PathBuf>, root: impl Into<PathBuf>) -> Self {
         self.device.cufile = Some((library.into(), root.into()));
+        self
+    }
+
+    /// For tests: cuFile may take the bytes through host memory, as it does on machines without its kernel module.
+    #[cfg(feature = "unstable")]
+    pub fn cufile_any_route(mut self) -> Self {
+        self.device.cufile_any_route = true;
         self
     }
 

@@ -82,6 +82,11 @@ extern "C" fn copy(_: *const u32, _: *const u32, params: *const *const c_void) {
     }
 }
 
+extern "C" fn crash(_: *const u32, _: *const u32, params: *const *const c_void) {
+    // SAFETY: the stand-in calls this with the one parameter of the registration.
+    standin::cuda().kernel_fails(unsafe { (*params).cast::<u32>().read() });
+}
+
 /// While it lives, streams with [`Kernels::wait`] are stopped.
 pub struct Gate(());
 
@@ -107,21 +112,23 @@ pub struct Kernels {
     module: sys::CUmodule,
     gate: sys::CUfunction,
     copy: sys::CUfunction,
+    crash: sys::CUfunction,
 }
 
 impl Kernels {
     pub fn new(context: &Arc<CudaContext>) -> Self {
         standin::cuda().register_kernel("gate", gate, &[], 0, 0);
         standin::cuda().register_kernel("copy", copy, &[8, 8, 8], 0b011, 0b001);
+        standin::cuda().register_kernel("crash", crash, &[4], 0, 0);
         context.bind_to_thread().unwrap();
-        let image = c".version 7.0 .visible .entry gate() .visible .entry copy()";
+        let image = c".version 7.0 .visible .entry gate() .visible .entry copy() .visible .entry crash()";
         // SAFETY: the text ends with a zero; the module lives until the drop.
-        let (module, gate, copy) = unsafe {
+        let (module, gate, copy, crash) = unsafe {
             let module = result::module::load_data(image.as_ptr().cast()).unwrap();
             let function = |name: &str| result::module::get_function(module, CString::new(name).unwrap()).unwrap();
-            (module, function("gate"), function("copy"))
+            (module, function("gate"), function("copy"), function("crash"))
         };
-        Self { context: context.clone(), module, gate, copy }
+        Self { context: context.clone(), module, gate, copy, crash }
     }
 
     fn launch(&self, function: sys::CUfunction, stream: &CudaStream, params: &mut [*mut c_void]) {
@@ -133,6 +140,11 @@ impl Kernels {
     /// `stream` stops here as long as the gate is closed.
     pub fn wait(&self, stream: &CudaStream) {
         self.launch(self.gate, stream, &mut []);
+    }
+
+    /// `stream` breaks its context here, as an illegal access (700) or an assertion of a kernel (710) does.
+    pub fn crash(&self, stream: &CudaStream, mut code: u32) {
+        self.launch(self.crash, stream, &mut [(&raw mut code).cast()]);
     }
 
     /// `stream` copies `len` bytes from the device address `from` to the beginning of `to`.

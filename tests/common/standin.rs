@@ -102,6 +102,8 @@ pub struct Config {
     pub bandwidth: u64,
     /// Delay of each operation.
     pub latency: Duration,
+    /// Hardware queues that the streams of one priority share; 0 = one for each stream.
+    pub queues: u64,
     /// Attributes of all devices, by their CUDA numbers.
     pub attributes: Vec<(i32, i32)>,
 }
@@ -116,6 +118,7 @@ impl Default for Config {
             register_error: 0,
             bandwidth: 0,
             latency: Duration::ZERO,
+            queues: 0,
             attributes: Vec::new(),
         }
     }
@@ -135,6 +138,7 @@ impl Config {
             format!("register_error={}", self.register_error),
             format!("bandwidth={}", self.bandwidth),
             format!("latency_us={}", self.latency.as_micros()),
+            format!("queues={}", self.queues),
         ];
         let gpus = self.devices.iter().map(|gpu| format!("device={}|{}|{}", gpu.name, gpu.bytes, gpu.bus));
         lines.extend(gpus);
@@ -277,9 +281,21 @@ impl Standin {
         self.fail(Some(&CString::new(symbol).unwrap()), nth, code, sticky);
     }
 
+    /// From now on only the session's first `count` calls of a symbol pass; the others wait in the driver until more are
+    /// admitted.
+    pub fn admit(&self, symbol: &str, count: u64) {
+        let symbol = CString::new(symbol).unwrap();
+        self.call::<extern "C" fn(*const c_char, u64), _>("standin_admit", |admit| admit(symbol.as_ptr(), count));
+    }
+
     /// Operation `nth` (copies, fills, kernels, host functions), from 0, fails on its stream and kills its context.
     pub fn fail_async(&self, nth: u64, code: u32) {
         self.call::<extern "C" fn(u64, u32), _>("standin_fail_async", |fail| fail(nth, code));
+    }
+
+    /// For kernels: the one that runs on this thread fails with `code` and kills its context.
+    pub fn kernel_fails(&self, code: u32) {
+        self.call::<extern "C" fn(u32), _>("standin_kernel_fails", |fails| fails(code));
     }
 
     /// While held, no operation begins: the test chooses when a copy reads.

@@ -7,7 +7,7 @@
 #[path = "../standin/cuda.rs"]
 mod source;
 
-use crate::common::standin::{Config, Gpu, Live, Session, cuda};
+use crate::common::standin::{Config, Gpu, Live, Session, cuda, until};
 use cudarc::driver::{CudaContext, sys};
 use memmap2::MmapMut;
 use proptest::prelude::*;
@@ -250,18 +250,21 @@ fn operations_take_at_least_bandwidth_and_latency() {
     ok!(cuMemHostUnregister(at(&host)));
 }
 
+/// Belongs to the session's test.
+static OPEN: AtomicU32 = AtomicU32::new(0);
+
+unsafe extern "C" fn gate(_: *mut c_void) {
+    // A test that failed meanwhile opens no gate, and its session waits for this function.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while OPEN.load(Ordering::Acquire) == 0 && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn a_stream_waits_for_its_event_and_others_do_not() {
-    static OPEN: AtomicU32 = AtomicU32::new(0);
-    unsafe extern "C" fn gate(_: *mut c_void) {
-        // A test that failed meanwhile opens no gate, and its session waits for this function.
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while OPEN.load(Ordering::Acquire) == 0 && Instant::now() < deadline {
-            std::thread::yield_now();
-        }
-    }
-    OPEN.store(0, Ordering::Release);
     let session = begin(Config::default());
+    OPEN.store(0, Ordering::Release);
     let (first, second, one, two, other) = (alloc(LEN), alloc(LEN), stream(), stream(), stream());
     let blocking = stream_with(0);
     ok!(cuLaunchHostFunc(one, Some(gate), null_mut()));
@@ -280,6 +283,56 @@ fn a_stream_waits_for_its_event_and_others_do_not() {
     ok!(cuCtxSynchronize());
     assert_eq!([first, second].map(|at| session.peek(at, 1)[0]), [1, 1]);
 }
+
+#[test]
+fn calls_wait_until_they_are_admitted() {
+    let session = begin(Config::default());
+    let event = event();
+    session.admit("cuEventQuery", 1);
+    ok!(cuEventQuery(event));
+    let event = event as usize;
+    let waits = std::thread::spawn(move || ok!(cuEventQuery(event as sys::CUevent)));
+    until("it is in the trace", || session.trace().ends_with("cuEventQuery event#1 = ...\n"));
+    ok!(cuEventSynchronize(event as sys::CUevent));
+    assert!(!waits.is_finished());
+    session.admit("cuEventQuery", 2);
+    waits.join().unwrap();
+}
+
+#[test]
+fn an_operation_that_waits_holds_up_the_streams_of_its_hardware_queue() {
+    // The context's legacy stream has the first queue of the default priority.
+    for (queues, held_up) in [(0, [false, false]), (1, [true, true]), (2, [false, true]), (3, [false, false])] {
+        let session = begin(Config { queues, ..Config::default() });
+        OPEN.store(0, Ordering::Release);
+        let (stopped, second, third, mut preferred) = (stream(), stream(), stream(), null_mut());
+        ok!(cuStreamCreateWithPriority(&mut preferred, 1, -5));
+        let places: Vec<_> = (0..4).map(|_| alloc(LEN)).collect();
+        ok!(cuLaunchHostFunc(stopped, Some(gate), null_mut()));
+        // What has begun holds up nobody.
+        for other in [second, third, preferred] {
+            ok!(cuLaunchHostFunc(other, Some(ready), null_mut()));
+            ok!(cuStreamSynchronize(other));
+        }
+        // This waits, at the head of its queue.
+        assert_eq!(fill(places[0], stopped), 0);
+        let others = [(second, held_up[0]), (third, held_up[1]), (preferred, false)];
+        for ((other, _), place) in others.iter().zip(&places[1..]) {
+            assert_eq!(fill(*place, *other), 0);
+        }
+        for (other, _) in others.iter().filter(|(_, held_up)| !held_up) {
+            ok!(cuStreamSynchronize(*other));
+        }
+        for (other, held_up) in others {
+            assert_eq!(cu!(cuStreamQuery(other)), if held_up { 600 } else { 0 }, "{queues} queues");
+        }
+        OPEN.store(1, Ordering::Release);
+        ok!(cuCtxSynchronize());
+        assert_eq!(places.iter().map(|at| session.peek(*at, 1)[0]).collect::<Vec<_>>(), [1; 4]);
+    }
+}
+
+unsafe extern "C" fn ready(_: *mut c_void) {}
 
 #[test]
 fn an_event_stands_for_its_last_record() {

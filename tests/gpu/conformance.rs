@@ -9,6 +9,8 @@
 //! Pictures that are finished on the device are compared with `Finish::apply`, which the host's loader runs; the gather
 //! kernel of direct reads with a copy of each row.
 
+use crate::common::cufile::Route;
+use crate::common::doubles::CuFileMachine;
 use crate::common::{ALL_LAST, DTYPES, noise};
 use crate::driver::{Consumer, DeviceBytes, Gpu, read, said};
 use crate::ours::{device, words};
@@ -20,7 +22,7 @@ use feedline::device::cuda::cudarc::driver::CudaStream;
 use feedline::dlpack::{DLDevice, Dlpack, Tensors};
 use feedline::storage::{Direct, Mode};
 use feedline::tensor::{DType, Element, Field};
-use feedline::{Batch, Device, ErrorKind, FieldView, LastBatch, Loader, LoaderBuilder, Order};
+use feedline::{Batch, Device, ErrorKind, FieldView, Gds, LastBatch, Loader, LoaderBuilder, Order};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +52,8 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
     ctx.check("batches outlive their loader; an epoch that is left half-way", || all.outlive());
     ctx.check("two loaders on one device at once", || all.two());
     ctx.check("the caller's own context", || all.own_context());
+    // The last, since the library is another's.
+    all.cufile();
     Ok(())
 }
 
@@ -113,10 +117,14 @@ fn mixed(count: usize) -> LoaderBuilder {
 impl Case<'_> {
     /// The same loader on both sides, for so many epochs. `bound`: the consumer's stream is told to the builder.
     fn same(&self, make: impl Fn() -> LoaderBuilder, epochs: u64, bound: bool) -> Result<Tally, String> {
-        let host = make().device(Device::host()).build().map_err(words)?;
         let there = make().device(self.device.clone());
         let there = if bound { there.stream(&self.stream) } else { there };
-        let there = there.build().map_err(words)?;
+        self.same_there(make, &there.build().map_err(words)?, epochs)
+    }
+
+    /// The same with this loader on the device.
+    fn same_there(&self, make: impl Fn() -> LoaderBuilder, there: &Loader, epochs: u64) -> Result<Tally, String> {
+        let host = make().device(Device::host()).build().map_err(words)?;
         let mut tally = Tally { loaders: 1, ..Tally::default() };
         let (mut left, mut right) = (host.epochs(0..epochs).map_err(words)?, there.epochs(0..epochs).map_err(words)?);
         loop {
@@ -285,6 +293,45 @@ impl Case<'_> {
         let refused =
             if refused.is_empty() { String::new() } else { format!("; refused here: {}", refused.join("; ")) };
         Ok(tally.words() + &refused)
+    }
+
+    /// By cuFile in whatever mode it has here: the library's own calls, also where it takes the bytes through host memory.
+    fn cufile(&self) {
+        // The real library has nothing to do with the stand-in's driver.
+        let double = (!self.ctx.real()).then(|| CuFileMachine::new(Route::Host));
+        // The rows of the second size lie within their pages, so a kernel moves them.
+        for (record, kernel) in [(65_536, false), (20_000, true)] {
+            let what = format!("records of {record} bytes, by cuFile");
+            if kernel && !self.ctx.kernels.get() {
+                self.ctx.skip(what, "no C++ compiler for the stand-in's kernels");
+                continue;
+            }
+            match self.read_by_cufile(record, double.as_ref()) {
+                Ok(found) => self.ctx.check(what, || found),
+                Err(refused) => self.ctx.skip(what, refused),
+            }
+        }
+        let violations = double.map_or(Vec::new(), |double| double.cufile.violations());
+        if !violations.is_empty() {
+            self.ctx.check("the stand-in's cuFile", || Err(violations.join("; ")));
+        }
+    }
+
+    /// Errors: why this machine's cuFile cannot; then what was wrong with the bytes.
+    fn read_by_cufile(&self, record: usize, double: Option<&CuFileMachine>) -> Result<Result<String, String>, String> {
+        let folder = self.ctx.folder()?;
+        let path = folder.file("cufile.bin");
+        std::fs::write(&path, noise(200 * record, record as u64)).map_err(|error| error.to_string())?;
+        let make = || in_file(&path, record, Mode::Pread, Direct::Off);
+        let there = make().device(self.device.clone()).gds(Gds::Require).cufile_any_route();
+        let there = match double {
+            Some(double) => there.cufile_at(double.cufile.path(), double.root()),
+            None => there,
+        };
+        let there = there.build().map_err(words)?;
+        let tally = self.same_there(make, &there, 2);
+        let direct = there.report().direct.map_or(String::new(), |direct| direct.to_string());
+        Ok(tally.map(|tally| format!("{}; {direct}", tally.words())))
     }
 
     fn finished(&self) -> Result<String, String> {

@@ -17,7 +17,9 @@
 //! - **Memory.** A device pointer lies in a range without access rights; its bytes lie [`SPAN`] further on. Fresh memory holds
 //!   0xA5, freed memory 0xDD, and addresses are never used again.
 //! - **Failure.** Call *i* returns a chosen code and does nothing; a sticky one kills the context. An operation that fails
-//!   on its stream kills its context, too, and no operation of that context runs any more.
+//!   on its stream kills its context, too, and no operation of that context runs any more. A kernel may say that it fails.
+//! - **Hardware queues** (`queues`): the streams of one priority share so many, in turn, as with `CUDA_DEVICE_MAX_CONNECTIONS`.
+//!   An operation begins when all that were submitted to its queue before have begun, so one that waits holds up the others'.
 //! - **Stricter than CUDA** where CUDA is silent: operations on a stream of another context than the current one are refused (400),
 //!   pinned ranges must begin at a page, objects of a released context are gone for good (and count as leaks).
 //! - **Captures** of graphs keep the rules of `cuda.h`: what a thread may call is a matter of its mode and of the captures that
@@ -166,6 +168,9 @@ fn join(clock: &mut Clock, other: &Clock) {
     }
 }
 
+/// A hardware queue: context, priority, number.
+type Queue = (u64, i32, u64);
+
 struct Device {
     name: String,
     bytes: u64,
@@ -185,6 +190,8 @@ struct Config {
     /// Bytes per second; 0 = no delay.
     bandwidth: u64,
     latency: Duration,
+    /// Hardware queues of each priority; 0 = one for each stream.
+    queues: u64,
     attributes: BTreeMap<i32, i32>,
 }
 
@@ -201,6 +208,7 @@ struct Stream {
     /// Synchronises with the legacy stream.
     blocking: bool,
     legacy: bool,
+    shared: Option<Queue>,
     /// Destroyed by the user; goes when its queue is empty.
     closing: bool,
     last: u64,
@@ -337,6 +345,10 @@ struct State {
     modules: BTreeMap<u64, (u64, String)>,
     functions: BTreeMap<u64, (u64, String)>,
     kernels: BTreeMap<String, Kernel>,
+    /// Streams ever made in a context with a priority.
+    made: BTreeMap<(u64, i32), u64>,
+    /// What was submitted to a hardware queue and has not begun: stream, operation.
+    submitted: BTreeMap<Queue, VecDeque<(u64, u64)>>,
     memory: BTreeMap<u64, Range>,
     names: BTreeMap<u64, String>,
     kinds: BTreeMap<&'static str, u64>,
@@ -350,6 +362,8 @@ struct State {
     calls: u64,
     counts: BTreeMap<String, u64>,
     failures: Vec<Failure>,
+    /// Calls of a symbol beyond so many wait.
+    admitted: BTreeMap<String, u64>,
     async_failures: Vec<(u64, u32)>,
     executed: u64,
     /// A sticky error without a context.
@@ -375,6 +389,8 @@ thread_local! {
     static CURRENT: RefCell<(u64, Vec<u64>)> = const { RefCell::new((0, Vec::new())) };
     static THREAD: Cell<u32> = const { Cell::new(0) };
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+    /// What the kernel on this thread has failed with.
+    static FAILED: Cell<u32> = const { Cell::new(SUCCESS) };
     /// Session, and the thread's mode of captures.
     static MODE: Cell<(u64, u32)> = const { Cell::new((0, GLOBAL)) };
 }
@@ -789,6 +805,7 @@ const RELEASES: [&str; 8] = [
 fn call(symbol: &'static str, args: &[&dyn Arg], body: impl FnOnce(&mut Held) -> Result) -> u32 {
     let mut s = Held::lock();
     let index = s.begin(symbol, args);
+    wait_admitted(&mut s, symbol);
     let refused = s.refusal(symbol, index);
     let injected = refused.is_err();
     let result = refused.and_then(|()| body(&mut s));
@@ -811,6 +828,15 @@ fn call(symbol: &'static str, args: &[&dyn Arg], body: impl FnOnce(&mut Held) ->
         line.result = Some(code);
     }
     code
+}
+
+/// The call is in the trace, and may have to wait.
+fn wait_admitted(s: &mut Held, symbol: &str) {
+    let (number, calling) = (s.counts[symbol], s.calling.clone());
+    while s.admitted.get(symbol).is_some_and(|most| number > *most) {
+        s.wait();
+    }
+    s.calling = calling;
 }
 
 impl State {
@@ -993,7 +1019,7 @@ pub extern "C" fn cuDevicePrimaryCtxRetain(out: Out<u64>, device: i32) -> u32 {
 
 fn new_context(s: &mut State, device: usize) -> u64 {
     let context = s.handle("context");
-    let legacy = new_stream(s, context, true, true);
+    let legacy = new_stream(s, context, true, None);
     s.contexts.insert(context, Context { device, retains: 0, dead: SUCCESS, legacy });
     s.devices[device].primary = Some(context);
     context
@@ -1106,33 +1132,45 @@ pub extern "C" fn cuCtxSynchronize() -> u32 {
 // Streams and events
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn new_stream(s: &mut State, context: u64, blocking: bool, legacy: bool) -> u64 {
+/// A stream of this priority; without one, the legacy stream.
+fn new_stream(s: &mut State, context: u64, blocking: bool, priority: Option<i32>) -> u64 {
+    let legacy = priority.is_none();
     let id = s.handle(if legacy { "legacy" } else { "stream" });
-    let (clock, queue) = (Clock::new(), VecDeque::new());
-    s.streams
-        .insert(id, Stream { context, blocking, legacy, closing: false, last: 0, done: 0, busy: None, clock, queue });
+    let shared = s.share_queue(context, priority.unwrap_or_default());
+    let (clock, queue, closing, last, done, busy) = (Clock::new(), VecDeque::new(), false, 0, 0, None);
+    s.streams.insert(id, Stream { context, blocking, legacy, shared, closing, last, done, busy, clock, queue });
     let spawned = std::thread::Builder::new().name("standin-stream".into()).spawn(move || worker(id));
     spawned.expect("a thread for the stream");
     id
 }
 
-fn create_stream(s: &mut State, out: &Out<u64>, flags: u32) -> Result {
+impl State {
+    /// The hardware queue of a new stream: those of its priority, in turn.
+    fn share_queue(&mut self, context: u64, priority: i32) -> Option<Queue> {
+        let made = self.made.entry((context, priority)).or_default();
+        *made += 1;
+        let number = made.checked_rem(self.config.queues)?;
+        Some((context, priority, number))
+    }
+}
+
+fn create_stream(s: &mut State, out: &Out<u64>, flags: u32, priority: i32) -> Result {
     let context = s.current()?;
     if flags > 1 {
         return Err(INVALID_VALUE);
     }
-    let stream = new_stream(s, context, flags == 0, false);
+    let stream = new_stream(s, context, flags == 0, Some(priority));
     out.put(stream)
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamCreate(out: Out<u64>, flags: u32) -> u32 {
-    call("cuStreamCreate", &[&flags], |s| create_stream(s, &out, flags))
+    call("cuStreamCreate", &[&flags], |s| create_stream(s, &out, flags, 0))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamCreateWithPriority(out: Out<u64>, flags: u32, priority: i32) -> u32 {
-    call("cuStreamCreateWithPriority", &[&flags, &priority], |s| create_stream(s, &out, flags))
+    call("cuStreamCreateWithPriority", &[&flags, &priority], |s| create_stream(s, &out, flags, priority))
 }
 
 /// As of a GPU: 0 is the lowest priority, a lower number is a higher one.
@@ -1799,6 +1837,9 @@ impl State {
         let stream = self.streams.get_mut(&id).expect("looked up above");
         (stream.last, stream.clock) = (seq, clock);
         stream.queue.push_back(Op { seq, after, touches, work });
+        if let Some(shared) = stream.shared {
+            self.submitted.entry(shared).or_default().push_back((id, seq));
+        }
         CHANGED.notify_all();
         seq
     }
@@ -1871,7 +1912,10 @@ fn worker(id: u64) {
                 if let Some(problem) = problem {
                     s.violation(problem);
                 }
-                s.pop(id);
+                match FAILED.take() {
+                    SUCCESS => s.pop(id),
+                    code => s.broke(id, code),
+                }
             }
         }
     }
@@ -1892,6 +1936,9 @@ impl State {
         if self.hold || self.alive(context).is_err() {
             return Step::Wait;
         }
+        if stream.shared.is_some_and(|shared| self.submitted[&shared].front() != Some(&(id, op.seq))) {
+            return Step::Wait;
+        }
         if let Some(&(other, _)) = op.after.iter().find(|(stream, seq)| !self.is_done(*stream, *seq)) {
             // What will never be done takes those that wait for it along.
             let dead = self.streams.get(&other).and_then(|other| self.alive(other.context).err());
@@ -1906,9 +1953,22 @@ impl State {
         Step::Wait
     }
 
+    /// The stream's kernel has failed and is never done.
+    fn broke(&mut self, id: u64, code: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.busy = None;
+        let context = stream.context;
+        self.kill(context, code);
+    }
+
     /// Does at once what takes no time; hands out the rest. The operation stays in the queue until it is done.
     fn begin_work(&mut self, id: u64, context: u64) -> Step {
-        let op = self.streams.get_mut(&id).and_then(|stream| stream.queue.front_mut()).expect("seen by the caller");
+        let stream = self.streams.get_mut(&id).expect("seen by the caller");
+        if let Some(submitted) = stream.shared.and_then(|shared| self.submitted.get_mut(&shared)) {
+            submitted.pop_front();
+            CHANGED.notify_all();
+        }
+        let op = stream.queue.front_mut().expect("seen by the caller");
         let seq = op.seq;
         match std::mem::replace(&mut op.work, Work::Marker) {
             Work::Marker => {}
@@ -1997,7 +2057,7 @@ fn execute(work: Work) -> Option<String> {
 // Names of errors
 // ---------------------------------------------------------------------------------------------------------------------
 
-const ERRORS: [(u32, &CStr, &CStr); 40] = [
+const ERRORS: [(u32, &CStr, &CStr); 41] = [
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
     (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
@@ -2022,6 +2082,7 @@ const ERRORS: [(u32, &CStr, &CStr); 40] = [
     (701, c"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", c"too many resources requested for launch"),
     (702, c"CUDA_ERROR_LAUNCH_TIMEOUT", c"the launch timed out and was terminated"),
     (709, c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),
+    (710, c"CUDA_ERROR_ASSERT", c"device-side assert triggered"),
     (712, c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", c"part or all of the requested memory range is already mapped"),
     (713, c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", c"pointer does not correspond to a registered memory region"),
     (716, c"CUDA_ERROR_MISALIGNED_ADDRESS", c"misaligned address"),
@@ -2104,6 +2165,7 @@ impl State {
             "init_error" => self.config.init_error = number as u32,
             "register_error" => self.config.register_error = number as u32,
             "bandwidth" => self.config.bandwidth = number,
+            "queues" => self.config.queues = number,
             "latency_us" => self.config.latency = Duration::from_micros(number),
             "attribute" => {
                 let (attribute, value) = value.split_once(':').unwrap_or_default();
@@ -2128,6 +2190,7 @@ fn stop(s: &mut Held) {
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_finish() {
     let mut s = Held::lock();
+    s.admitted.clear();
     stop(&mut s);
     let gone = s.memory.values().filter(|range| range.place == Place::Registered && !mapped(range.start, range.len));
     let texts = gone.map(|range| match s.leaked.contains(&range.start) {
@@ -2191,10 +2254,23 @@ pub extern "C" fn standin_fail(symbol: *const c_char, index: u64, code: u32, sti
     Held::lock().failures.push(Failure { symbol, index, code, sticky });
 }
 
+/// From now on only the session's first `count` calls of a symbol pass; the others wait until more are admitted.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_admit(symbol: *const c_char, count: u64) {
+    Held::lock().admitted.insert(text(symbol), count);
+    CHANGED.notify_all();
+}
+
 /// Operation `nth` (copies, fills, kernels, host functions; the session's first is 0) fails on its stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_fail_async(nth: u64, code: u32) {
     Held::lock().async_failures.push((nth, code));
+}
+
+/// For kernels: the one that runs on this thread fails with `code`, as an illegal access does, and kills its context.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_kernel_fails(code: u32) {
+    FAILED.set(code);
 }
 
 /// While held, no operation begins.

@@ -92,6 +92,7 @@ class Cuda:
         self.library = ctypes.CDLL(driver, mode=ctypes.RTLD_GLOBAL)
         for name in ["standin_trace", "standin_violations"]:
             getattr(self.library, name).restype = c_size_t
+        self.library.standin_calls.restype = c_uint64
         self.library.standin_host_address.restype = c_void_p
         self.library.standin_host_address.argtypes = [c_uint64]
         self.kernels = ctypes.CDLL(kernels)
@@ -133,6 +134,14 @@ class Cuda:
         """The first call of the symbol from here on returns the code and does nothing."""
         nth = sum(f" {symbol}" in line for line in self.trace())
         self.library.standin_fail(symbol.encode(), c_uint64(nth), c_uint32(code), ctypes.c_bool(sticky))
+
+    def count(self, symbol):
+        """The calls of a symbol so far, those that wait with them."""
+        return self.library.standin_calls(symbol.encode())
+
+    def admit(self, symbol, count):
+        """From now on only so many calls of the symbol pass, counted from the first; the others wait in the driver."""
+        self.library.standin_admit(symbol.encode(), c_uint64(count))
 
     def violations(self):
         return self.text("standin_violations")

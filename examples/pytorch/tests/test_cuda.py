@@ -3,6 +3,7 @@
 Each test runs in a process of its own, see standin.py. What a real GPU and PyTorch are needed for is in test_gpu.py.
 """
 
+import faulthandler
 import gc
 import itertools
 import os
@@ -408,6 +409,34 @@ def test_capsules_that_nobody_takes_and_tensors_give_their_batch_back(cuda, fold
             del batch
             recorded = [on for _, on in cuda.calls("cuEventRecord", since) if on == name]
             assert bool(recorded) == (use != "nothing")
+    gpu.close()
+
+
+@alone
+def test_other_threads_run_while_the_driver_blocks_an_import(cuda, folder):
+    path, data = records(folder)
+    gpu = Gpu(cuda)
+    stream, _ = gpu.stream()
+    # One batch, whose copy makes no such call any more.
+    batch = next(open_records(path, batch_size=COUNT).epoch(0))
+    before = cuda.count("cuStreamWaitEvent")
+    cuda.admit("cuStreamWaitEvent", before)
+
+    def release():
+        while cuda.count("cuStreamWaitEvent") == before:
+            time.sleep(0.001)
+        cuda.admit("cuStreamWaitEvent", 1 << 40)
+
+    # Ends the process if the import keeps the interpreter to itself: no other thread can release it.
+    faulthandler.dump_traceback_later(60, exit=True)
+    thread = threading.Thread(target=release)
+    thread.start()
+    taken = Taken(batch["record"], stream=stream)
+    thread.join()
+    faulthandler.cancel_dump_traceback_later()
+    assert cuda.count("cuStreamWaitEvent") == before + 1
+    assert gpu.read(taken.data, taken.bytes, stream) == data.tobytes()
+    taken.drop()
     gpu.close()
 
 

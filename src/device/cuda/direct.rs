@@ -41,7 +41,7 @@ impl Direct {
                 CuFile::open_with(&options).map_err(|absent| absent.to_string())?
             }
         };
-        let required = trial.required;
+        let (required, any_route) = (trial.required, trial.any_route);
         let direct = Self::counting(gpu, cufile);
         direct.read_a_little(trial)?;
         let called =
@@ -50,6 +50,7 @@ impl Direct {
             mode @ (Mode::P2p | Mode::NvidiaFs) => format!("{called}: {mode}{}", direct.elsewhere()),
             Mode::Unknown if required => format!("{called}, which does not count the route of bytes"),
             Mode::Unknown => return Err("cuFile does not count the route of bytes".into()),
+            mode if any_route => format!("{called}: {mode}"),
             mode => return Err(format!("cuFile would take these bytes through host memory ({mode})")),
         };
         // The report counts from here.

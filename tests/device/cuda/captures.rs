@@ -143,6 +143,30 @@ fn a_captured_stream_is_refused_and_keeps_its_capture() {
     });
 }
 
+/// Of a bare handle: a stream that comes with its owner is never asked for its context.
+#[test]
+fn a_stream_is_asked_for_a_capture_before_its_context() {
+    const QUESTIONS: [&str; 2] = ["cuStreamIsCapturing", "cuStreamGetCtx"];
+    case(config(), |session| {
+        let (_context, stream) = stream();
+        let loader = build(data().device(gpu(0)));
+        let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+        let asked = || {
+            let (first, bound) = (session.calls() as usize, batch.bind(bare(&stream)));
+            let trace = session.trace();
+            let calls = trace.lines().skip(first).map(|line| line.split(' ').nth(2).unwrap().to_string());
+            (bound, calls.filter(|call| QUESTIONS.contains(&call.as_str())).collect::<Vec<_>>())
+        };
+        let capture = Capture::begin(&stream);
+        let (bound, calls) = asked();
+        assert_eq!((bound.unwrap_err().kind(), calls), (ErrorKind::Config, vec![QUESTIONS[0].to_string()]));
+        assert_eq!(capture.end(), 0);
+        let (bound, calls) = asked();
+        assert_eq!((bound.is_ok(), calls), (true, QUESTIONS.map(str::to_string).to_vec()));
+        drop(batch);
+    });
+}
+
 #[test]
 fn next_during_a_capture_of_its_stream_loses_no_batch() {
     case(config(), |_| {

@@ -7,6 +7,8 @@ use feedline::device::Finish;
 use feedline::device::cuda::Stream;
 use feedline::tensor::DType;
 use feedline::{ErrorKind, Loader, LoaderBuilder, Order};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const BATCHES: u64 = 40;
 
@@ -39,6 +41,32 @@ fn slots_are_pinned_once_and_unpinned_at_the_end() {
         assert!(loader.report().to_string().contains("; 5 slots pinned\n"), "{}", loader.report());
         drop(loader);
         assert_eq!((session.live(), session.count("cuMemHostUnregister")), (Live::default(), 5));
+    });
+}
+
+#[test]
+fn copies_begin_before_the_last_slots_are_pinned() {
+    const REGISTER: &str = "cuMemHostRegister_v2";
+    case(config(), |session| {
+        session.admit(REGISTER, 2);
+        let (rows, seen) = (Arc::new(AtomicU64::new(0)), |rows: &AtomicU64| rows.load(Ordering::Acquire));
+        let counter = rows.clone();
+        let counted = data().map(move |_, _| {
+            counter.fetch_add(1, Ordering::AcqRel);
+            Ok(())
+        });
+        let loader = build(counted.workers(1).device(gpu(0)).slots(5));
+        let batches = loader.epoch(1).unwrap();
+        // The one worker has handed over the first slot when it is at the last row of the second. The third registration waits.
+        until("two slots are filled", || seen(&rows) == 8 && session.count(REGISTER) == 3);
+        session.admit(REGISTER, 3);
+        until("the fourth slot is being pinned", || session.count(REGISTER) == 4);
+        let trace = session.trace();
+        let calls = |symbol| trace.lines().filter(|line| line.contains(symbol)).count();
+        assert!(calls("cuMemcpyHtoDAsync_v2") > 0 && calls(REGISTER) == 4, "{trace}");
+        session.admit(REGISTER, u64::MAX);
+        same(&Got::all(batches), &Got::epoch(&build(data()), 1), "pinned one by one");
+        assert_eq!(loader.report().copies.unwrap().pinned_slots, 5);
     });
 }
 

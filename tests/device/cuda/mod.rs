@@ -16,11 +16,17 @@ mod devices;
 /// Reservations, and the driver calls of a batch.
 mod hot;
 
+/// Hardware queues that the streams of one priority share.
+mod queues;
+
 /// Release of slots, and the copies meanwhile.
 mod slots;
 
 /// Idle time of the consumer's stream.
 mod idle;
+
+/// A training and a validation loader on one device and stream.
+mod pair;
 
 /// Iterators and loaders dropped while the device works.
 mod ends;
