@@ -9,7 +9,7 @@
 //!
 //! A way may take bytes of a member for a header. Then its pages serve nobody, and the scan reads what it needs itself.
 //!
-//! Limits: shards whose members are large in the mean ([`GAP`]); [`PAGES_MAX`] bytes of headers.
+//! Limits: shards with large members ([`GAP`]); [`PAGES_MAX`] bytes of headers.
 
 use super::member::{BLOCK, Header};
 use crate::dataset::index::{Pages, Scan};
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Bytes from the front that tell how large members are.
 const FRONT: u64 = 4 << 20;
 
-/// Members of this size in the mean are skipped: a request for a header takes as long as some 100 KB of the link.
+/// Bytes for each request for headers in the mean: it takes as long as some 100 KB of the link.
 const GAP: u64 = 64 << 10;
 
 /// Length of a part, and the number of parts at most.
@@ -42,11 +42,13 @@ pub(super) fn bring_headers(scan: &mut Scan<'_>) -> Result<()> {
         return Ok(());
     }
     let front = scan.bytes(0, FRONT as usize)?;
-    let (mut at, mut members) = (0, 0);
-    while let Some((_, next)) = header_at(front, at) {
-        (at, members) = (next, members + 1);
+    let (mut at, mut hops) = (0, 0);
+    while let Some((end, next)) = header_at(front, at) {
+        // Small members come with the header before them.
+        hops += u64::from(next - end >= HEADERS);
+        at = next;
     }
-    if at < FRONT || at / members.max(1) < GAP || at >= len {
+    if at < FRONT || at < GAP * hops || at >= len {
         return Ok(());
     }
     let part = (len - at).div_ceil(PARTS).max(PART);

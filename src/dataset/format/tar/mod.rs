@@ -30,8 +30,8 @@ use crate::dataset::index::{FIELDS_MAX, Index, Place, Rows, Scan, Settings, inde
 use crate::dataset::{Dataset, EXTENSIONS, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
-use crate::storage::Blob;
 use crate::storage::listing::{Listed, expand, others};
+use crate::storage::{Blob, is_url};
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -68,7 +68,7 @@ pub struct Tar {
 #[derive(Clone, Debug)]
 pub struct TarBuilder {
     fields: Vec<TarField>,
-    checksums: bool,
+    checksums: Option<bool>,
     place: Place,
     on_damage: OnDamage,
     padding: u64,
@@ -101,7 +101,7 @@ impl Tar {
     pub fn builder() -> TarBuilder {
         TarBuilder {
             fields: Vec::new(),
-            checksums: true,
+            checksums: None,
             place: Place::Beside,
             on_damage: OnDamage::Fail,
             padding: RECORD,
@@ -226,10 +226,11 @@ impl TarBuilder {
     }
 
     /// `false` makes the index from headers alone, which is faster for large members but does not detect a changed
-    /// payload. All checks of structure stay. Default: `true`.
+    /// payload. All checks of structure stay. Default: `true` for files; `false` for objects in stores, whose version each
+    /// request names, and whose bytes would cross the network once more.
     #[must_use]
     pub fn checksums(mut self, on: bool) -> Self {
-        self.checksums = on;
+        self.checksums = Some(on);
         self
     }
 
@@ -258,7 +259,7 @@ impl TarBuilder {
         }
         let (rules, options) = self.checked()?;
         let index = Index::of_bytes(bytes, &self.settings(&rules, &options), |input, rows| {
-            Samples::new(&rules, self.checksums, self.padding).scan(input, rows)
+            Samples::new(&rules, self.has_checksums(), self.padding).scan(input, rows)
         })?;
         self.finish(index, "<memory>".into())
     }
@@ -267,11 +268,16 @@ impl TarBuilder {
         if self.fields.is_empty() {
             self = self.infer_from(files)?;
         }
+        self.checksums.get_or_insert(!files.iter().all(|file| is_url(file)));
         let (rules, options) = self.checked()?;
         let index = Index::open_or_build(files, &self.settings(&rules, &options), |input, rows| {
-            Samples::new(&rules, self.checksums, self.padding).scan(input, rows)
+            Samples::new(&rules, self.has_checksums(), self.padding).scan(input, rows)
         })?;
         self.finish(index, name)
+    }
+
+    fn has_checksums(&self) -> bool {
+        self.checksums.unwrap_or(true)
     }
 
     fn settings<'a>(&self, rules: &[Rule], options: &'a str) -> Settings<'a> {
@@ -279,7 +285,7 @@ impl TarBuilder {
             format: FORMAT,
             options,
             fields: rules.len(),
-            checksums: self.checksums,
+            checksums: self.has_checksums(),
             place: self.place.clone(),
             on_damage: self.on_damage,
         }
