@@ -304,6 +304,12 @@ impl Entry {
         Units::find(path, self.stamp).map_or(0, count) * UNIT
     }
 
+    /// Whether pieces have brought all of a block.
+    pub(super) fn is_brought(&self, identity: &Identity, path: &Path, block: u64) -> bool {
+        let (offset, len) = (block * identity.block, identity.block_len(block));
+        Units::find(path, self.stamp).is_some_and(|units| units.has(&units_of(offset, len)))
+    }
+
     /// Gives a block its record if pieces have brought all of it; false if they have not.
     pub(super) fn complete(
         &self,
@@ -312,12 +318,11 @@ impl Entry {
         block: u64,
         bytes: &mut Vec<u8>,
     ) -> io::Result<bool> {
-        let (offset, len) = (block * identity.block, identity.block_len(block));
-        if !Units::find(path, self.stamp).is_some_and(|units| units.has(&units_of(offset, len))) {
+        if !self.is_brought(identity, path, block) {
             return Ok(false);
         }
-        bytes.resize(len as usize, 0);
-        self.data.read_exact_at(bytes, offset)?;
+        bytes.resize(identity.block_len(block) as usize, 0);
+        self.data.read_exact_at(bytes, block * identity.block)?;
         self.data.sync_data()?;
         self.record(identity, block, crc32c::crc32c(bytes), self.stamp).map(|()| true)
     }

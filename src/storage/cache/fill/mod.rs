@@ -336,8 +336,9 @@ impl Keep for Shared {
         let wide = units.start * UNIT..(units.end * UNIT).min(all);
         let is_block = offset.next_multiple_of(size) + size <= offset + len || len == all;
         let room = (wide.end - wide.start) as usize;
-        let keeps =
-            (is_block || self.keeps_pieces()) && !self.rests(&self.full_until) && !self.rests(&self.fails_until);
+        // In a dense order, the block itself comes soon.
+        let pieces = is_block || !self.dense && self.keeps_pieces();
+        let keeps = pieces && !self.rests(&self.full_until) && !self.rests(&self.fails_until);
         if !keeps || self.brought.fetch_add(room, Ordering::Relaxed) + room > self.brought_max {
             if keeps {
                 self.brought.fetch_sub(room, Ordering::Relaxed);

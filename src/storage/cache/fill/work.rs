@@ -339,8 +339,10 @@ impl Shared {
         self.dir.written(room);
         self.kept.wrote_piece(len.min(room));
         for block in self.kept.blocks(offset, len).filter(|block| !object.has(*block)) {
-            // Whoever has the claim downloads the block, or completes it.
-            if entry.claim(block)
+            // Whoever brings the last piece sees them all, and looks before it claims: a claim for nothing would keep another
+            // from completing the block.
+            if entry.is_brought(identity, &path, block)
+                && entry.claim(block)
                 && entry.state(identity, block)? == State::Missing
                 && entry.complete(identity, &path, block, buffer)?
             {
