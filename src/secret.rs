@@ -80,7 +80,7 @@ fn of_user(text: &str) -> String {
     let (scheme, rest) = text.split_at(start);
     let host = &rest[..rest.find('/').unwrap_or(rest.len())];
     // A password may hold a slash.
-    let odd = host.rsplit_once(':').is_some_and(|(name, port)| {
+    let odd = host.split_once(':').is_some_and(|(name, port)| {
         !name.starts_with('[') && !port.is_empty() && !port.bytes().all(|byte| byte.is_ascii_digit())
     });
     if !is_url {
@@ -91,7 +91,7 @@ fn of_user(text: &str) -> String {
             format!("{}{STARS}{}", &text[..start], &text[at..])
         });
     }
-    match (if odd { rest.rfind('@') } else { host.rfind('@') }, host.rfind(':')) {
+    match (if odd { rest.rfind('@') } else { host.rfind('@') }, host.find(':')) {
         (Some(at), _) => format!("{scheme}{STARS}{}", &rest[at..]),
         // Of `user:password%40host`.
         (None, Some(colon)) if odd => format!("{scheme}{}{STARS}{}", &rest[..=colon], &rest[host.len()..]),
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     /// Forms of URLs and other names that hold `hunter2`; all are met where people paste them.
-    const FORMS: [&str; 44] = [
+    const FORMS: [&str; 45] = [
         "http://user:hunter2@h/x",
         "https://user:hunter2@h/x",
         "HTTP://user:hunter2@h/x",
@@ -139,6 +139,7 @@ mod tests {
         "user:hunter2@h/x",
         "https://hunter2@h/x",
         "https://user:hunter2%40h/x",
+        "https://user:hunter2%40h:443/x",
         "https://user:SEC/hunter2@h/x",
         "https://user:hunter2@h:443/x",
         "https://h/x?X-Amz-Signature=hunter2",

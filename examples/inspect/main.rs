@@ -89,7 +89,7 @@ mod cache;
 
 fn main() -> ExitCode {
     feedline::Dialect::CommandLine.speak();
-    match run(&Args::parse()) {
+    match run(&source::given(Args::try_parse())) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error}");

@@ -112,7 +112,7 @@ fn main() -> ExitCode {
     let command = Args::command();
     #[cfg(all(feature = "remote", feature = "signals"))]
     let command = warm::with_defaults(command);
-    let args = Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
+    let args = source::given(command.try_get_matches().and_then(|found| Args::from_arg_matches(&found)));
     let done = match (args.verb, args.shards.zip(args.options)) {
         (Some(Verb::Plan(args)), _) => shards::plan(&args),
         (Some(Verb::Run(args)), _) => shards::run(&args),

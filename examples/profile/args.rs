@@ -131,7 +131,7 @@ pub struct Given {
 impl Given {
     /// Parses the process's arguments; wrong ones end it with status 2, `--help` with 0.
     pub fn parse() -> Self {
-        Self::from(std::env::args_os()).unwrap_or_else(|error| error.exit())
+        crate::source::given(Self::from(std::env::args_os()))
     }
 
     pub fn from(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {

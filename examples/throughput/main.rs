@@ -46,7 +46,7 @@ struct Args {
 
 fn main() {
     feedline::Dialect::CommandLine.speak();
-    if let Err(error) = run(&Args::parse()) {
+    if let Err(error) = run(&source::given(Args::try_parse())) {
         eprintln!("error: {error}");
         std::process::exit(1);
     }

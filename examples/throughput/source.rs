@@ -10,6 +10,20 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// The program's arguments. A URL with a secret in a wrong place is not repeated, as clap would.
+#[allow(dead_code, reason = "not every program has its arguments from here")]
+pub fn given<A>(parsed: Result<A, clap::Error>) -> A {
+    parsed.unwrap_or_else(|error| {
+        let said = error.render().to_string();
+        let plain = feedline::Error::user(said.as_str());
+        if plain.message() == said {
+            error.exit();
+        }
+        eprint!("{}", plain.message());
+        std::process::exit(error.exit_code())
+    })
+}
+
 /// Format and layout of the data.
 #[derive(Args)]
 pub struct SourceArgs {

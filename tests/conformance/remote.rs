@@ -373,3 +373,40 @@ fn a_tar_of_large_members_is_indexed_by_its_headers() {
         );
     }
 }
+
+#[test]
+fn no_format_shows_or_sends_a_secret_in_a_url() {
+    let server = Server::new();
+    let host = server.http("");
+    let host = host.strip_prefix("http://").unwrap().trim_end_matches("/bucket/").to_string();
+    let forms = [
+        format!("http://user:hunter2@{host}/bucket/x"),
+        format!("HTTP://user:hunter2@{host}/bucket/x"),
+        format!("http://{host}/bucket/x?X-Amz-Signature=hunter2"),
+        format!("Http://{host}/bucket/x?sig=hunter2"),
+        format!("http:/user:hunter2@{host}/bucket/x"),
+        format!(" http://user:hunter2@{host}/bucket/x"),
+        format!("user:hunter2@{host}/bucket/x"),
+        format!("http://user:hunter2%40{host}/bucket/x"),
+        server.s3("x").replacen("s3://", "s3://KEY:hunter2@", 1),
+        server.s3("x") + "?X-Amz-Signature=hunter2",
+        server.s3("x").replacen("s3://", "S3://", 1) + "?sig=hunter2",
+        "abfss://c@a.dfs.core.windows.net/k?sig=hunter2".into(),
+        "hf://user:hunter2@datasets/x".into(),
+        "AccountName=a;AccountKey=hunter2;EndpointSuffix=x".into(),
+    ];
+    for form in &forms {
+        for (format, open) in FORMATS {
+            for name in [form.clone(), format!("{form}*"), format!("{form}/{{0..3}}")] {
+                let error = open(&name).err().unwrap_or_else(|| panic!("{format} opens {name:?}"));
+                let said = format!("{error} {error:?} {:?}", error.site());
+                assert!(!said.contains("hunter2"), "{format}, {name:?}: {said}");
+            }
+        }
+    }
+    server.put("bucket/r.bin", vec![0; 64]);
+    let records = Records::builder(4).open(server.s3("r.bin")).unwrap();
+    let error = Loader::builder(records).cache(Cache::at(&forms[0])).build().unwrap_err();
+    assert!(error.to_string().contains("not a URL") && !error.to_string().contains("hunter2"), "{error}");
+    assert!(server.take_log().iter().all(|request| !request.path.contains("hunter2")));
+}

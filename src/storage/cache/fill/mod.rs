@@ -30,7 +30,7 @@ use crate::storage::mounts::Mounts;
 #[cfg(feature = "remote")]
 use crate::storage::remote::Keep;
 use crate::storage::remote::Meter;
-use crate::storage::{Completion, DROP_DEADLINE, Extent, ReadOp, ReaderOptions, SourceId, Sources, Waker};
+use crate::storage::{Completion, DROP_DEADLINE, Extent, ReadOp, ReaderOptions, SourceId, Sources, Waker, is_url};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 #[cfg(feature = "remote")]
@@ -172,6 +172,10 @@ impl Fill {
         cache: &Cache,
         (meter, waker): (Arc<Meter>, Waker),
     ) -> Result<Self> {
+        if is_url(&cache.dir) {
+            let message = "a cache is a folder on a local disk, not a URL";
+            return Err(Error::new(ErrorKind::Config, Stage::Build, message).with_path(&cache.dir));
+        }
         let dir = Dir::open(cache).map_err(|error| {
             let message = format!("the folder cannot be a cache: {error}");
             Error::new(ErrorKind::Config, Stage::Build, message).with_path(&cache.dir)
