@@ -100,6 +100,7 @@ impl Cache {
             }
             freed += dir.discard(&old).map_err(|error| self.failed("trim", error))?;
         }
+        dir.recount().map_err(|error| self.failed("trim", error))?;
         Ok(freed)
     }
 
@@ -148,6 +149,7 @@ fn verify_entry(
     let Some((entry, identity, url, _)) = Entry::open(&old.data, true)? else {
         drop(lease);
         let removed = dir.discard(old)? > 0;
+        dir.recount()?;
         let outcome = if removed { "it is removed" } else { "it goes with a trim, once no process reads it" };
         let message = format!("the map of an object is damaged; {outcome}");
         damaged.push(Error::new(ErrorKind::Io, Stage::Read, message).with_path(&old.data));

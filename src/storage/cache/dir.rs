@@ -261,7 +261,8 @@ impl Dir {
         read
     }
 
-    /// Removes an entry if no process reads its share; gives the bytes that are free now.
+    /// Removes an entry if no process reads its share; gives the bytes that are free now. [`recount`](Self::recount)
+    /// follows.
     pub(super) fn discard(&self, old: &Old) -> io::Result<u64> {
         let room = lock(&self.room);
         take(&room.used, FlockOperation::NonBlockingLockExclusive)?;
@@ -269,10 +270,20 @@ impl Dir {
             Ok(_idle) if old.may_go() && remove(old) => old.bytes,
             _ => 0,
         };
-        let used = read_number(&room.used, USED);
-        let done = used.and_then(|used| write_number(&room.used, USED, used.saturating_sub(freed)));
         let _ = flock(&room.used, FlockOperation::Unlock);
-        done.map(|()| freed)
+        Ok(freed)
+    }
+
+    /// Counts the bytes of all files anew: blocks that a kill cut short are on the disk, and nobody has booked them.
+    pub(super) fn recount(&self) -> io::Result<()> {
+        let room = lock(&self.room);
+        take(&room.used, FlockOperation::NonBlockingLockExclusive)?;
+        let counted = self.all().and_then(|(_, total)| {
+            let (living, _) = bookings(&self.root)?;
+            write_number(&room.used, USED, total + living)
+        });
+        let _ = flock(&room.used, FlockOperation::Unlock);
+        counted
     }
 
     /// All entries, and their bytes.

@@ -280,11 +280,19 @@ impl<'a> Samples<'a> {
     }
 }
 
+/// End of what is looked at from `at` on, where nothing is taken any more. A store may name any length.
+fn looked_at(input: &Scan<'_>, at: u64) -> u64 {
+    const OF_OBJECT: u64 = 64 << 20;
+    let most = if input.asks_a_store() { OF_OBJECT } else { u64::MAX };
+    input.len().min(at.saturating_add(most))
+}
+
 /// Offset of the first nonzero byte from `at` on.
 fn not_zero(input: &mut Scan<'_>, mut at: u64) -> Result<Option<u64>> {
     const ZEROES: [u8; BLOCK as usize] = [0; BLOCK as usize];
-    while at < input.len() {
-        let len = (input.len() - at).min(BLOCK) as usize;
+    let end = looked_at(input, at);
+    while at < end {
+        let len = (end - at).min(BLOCK) as usize;
         let bytes = input.bytes(at, len)?;
         if bytes != &ZEROES[..len] {
             let first = bytes.iter().position(|byte| *byte != 0).unwrap_or(0);
@@ -299,7 +307,8 @@ fn not_zero(input: &mut Scan<'_>, mut at: u64) -> Result<Option<u64>> {
 fn recognise(input: &mut Scan<'_>, at: u64, mut key: Vec<u8>) -> Result<u64> {
     let mut at = at / BLOCK * BLOCK;
     let mut found = 0;
-    while at + BLOCK <= input.len() {
+    let end = looked_at(input, at);
+    while at + BLOCK <= end {
         let mut block = [0; BLOCK as usize];
         block.copy_from_slice(input.bytes(at, BLOCK as usize)?);
         at += BLOCK;
