@@ -142,7 +142,7 @@ pub(super) async fn asked<T>(
         let (permit, note) = (store.limit.enter().await, Note::default());
         let failure = match tokio::time::timeout(PATIENCE, ask(note.clone())).await {
             Ok(Ok(answer)) => {
-                permit.done();
+                permit.done(0);
                 return Ok(answer);
             }
             Ok(Err(error)) => failed(store, &error, &note.answer()),
@@ -183,9 +183,11 @@ pub(super) async fn fetch(
     let site = |error: Error| error.with_path(object.url()).with_range(range.start, range.end - range.start);
     loop {
         let number = ready(store, patience).await.map_err(site)?;
+        let waits = object.meter.as_ref().map(|meter| meter.wait());
         let (permit, begin) = (store.limit.enter().await, at);
+        drop(waits);
         let Err(failure) = attempt(object, &mut at, range.end, patience, sink, &permit).await else {
-            permit.done();
+            permit.done(at - begin);
             return Ok(());
         };
         let failure = Failed { progress: at - begin >= PROGRESS, ..failure };

@@ -9,6 +9,7 @@
 //! wait, and the rate stays. The rule leaves [`LATE_LEAST`] requests. It compares no rates, which depend on the sizes of
 //! requests and on the loader's own demand.
 
+use super::climb::Climb;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -39,7 +40,9 @@ pub(super) struct Limit {
 }
 
 struct State {
+    /// By what the store says; the link has its own.
     limit: f64,
+    climb: Climb,
     in_flight: usize,
     /// No request starts before.
     until: Option<Instant>,
@@ -48,12 +51,19 @@ struct State {
     best: Duration,
 }
 
-/// The right to one request, and when it began.
-pub(super) struct Permit<'l>(&'l Limit, Instant);
+/// The right to one request.
+pub(super) struct Permit<'l> {
+    limit: &'l Limit,
+    began: Instant,
+    /// What it brought, if it is done.
+    bytes: Option<u64>,
+}
 
 impl Limit {
     pub(super) fn new() -> Self {
-        let state = State { limit: REQUESTS_MAX as f64, in_flight: 0, until: None, cut: None, best: Duration::MAX };
+        let climb = Climb::new(Instant::now());
+        let state =
+            State { limit: REQUESTS_MAX as f64, climb, in_flight: 0, until: None, cut: None, best: Duration::MAX };
         Self { state: Mutex::new(state), changed: Notify::new() }
     }
 
@@ -69,9 +79,10 @@ impl Limit {
                 let now = Instant::now();
                 match state.until {
                     Some(until) if until > now => Some(until),
-                    _ if state.in_flight < state.limit as usize => {
-                        state.in_flight += 1;
-                        return Permit(self, now);
+                    _ if state.in_flight < state.most() => {
+                        let in_flight = state.in_flight + 1;
+                        state.moves(now, in_flight, None);
+                        return Permit { limit: self, began: now, bytes: None };
                     }
                     _ => None,
                 }
@@ -89,28 +100,37 @@ impl Limit {
 impl Permit<'_> {
     /// The first byte came.
     pub(super) fn answered(&self, patience: Duration) {
-        self.0.lock().answer(self.1, Instant::now(), patience);
+        self.limit.lock().answer(self.began, Instant::now(), patience);
     }
 
-    /// The request brought its bytes.
-    pub(super) fn done(self) {
-        if self.0.lock().grow() {
-            self.0.changed.notify_one();
-        }
+    /// The request brought all its bytes.
+    pub(super) fn done(mut self, bytes: u64) {
+        self.bytes = Some(bytes);
     }
 
     /// The store asked for fewer requests.
     pub(super) fn throttled(self, retry_after: Option<Duration>) {
-        self.0.lock().shrink(self.1, Instant::now(), retry_after);
+        self.limit.lock().shrink(self.began, Instant::now(), retry_after);
     }
 }
 
 impl State {
-    /// True if one more request fits.
-    fn grow(&mut self) -> bool {
-        let before = self.limit as usize;
+    /// Requests that may be in flight.
+    fn most(&self) -> usize {
+        self.limit.min(self.climb.limit()) as usize
+    }
+
+    /// A request began or ended; `bytes`: it brought all of them.
+    fn moves(&mut self, now: Instant, in_flight: usize, bytes: Option<u64>) {
+        self.in_flight = in_flight;
+        self.climb.moved(now, in_flight, bytes);
+        if bytes.is_some() {
+            self.grow();
+        }
+    }
+
+    fn grow(&mut self) {
         self.limit = (self.limit + 1.0 / self.limit).min(REQUESTS_MAX as f64);
-        self.limit as usize > before
     }
 
     fn answer(&mut self, began: Instant, now: Instant, patience: Duration) {
@@ -134,8 +154,13 @@ impl State {
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        self.0.lock().in_flight -= 1;
-        self.0.changed.notify_one();
+        let more = {
+            let mut state = self.limit.lock();
+            let (before, in_flight) = (state.most(), state.in_flight - 1);
+            state.moves(Instant::now(), in_flight, self.bytes);
+            state.most().saturating_sub(before)
+        };
+        (0..=more).for_each(|_| self.limit.changed.notify_one());
     }
 }
 
@@ -156,8 +181,7 @@ mod tests {
         (0..3).for_each(|k| state.shrink(start, start + CALM / 4 * k, None));
         assert_eq!(state.limit as usize, 179);
         let cut = state.limit;
-        let grown = (0..=cut as usize).filter(|_| state.grow()).count();
-        assert_eq!(grown, 1);
+        (0..=cut as usize).for_each(|_| state.grow());
         assert!((state.limit - cut - 1.0).abs() < 0.1);
         (1..50).for_each(|k| state.shrink(start + CALM * k, start + CALM * k, None));
         assert_eq!(state.limit, 1.0);

@@ -24,6 +24,7 @@
 //! Threads: a runtime of two threads for all loaders of the process (`feedline-net`), and one more while the command of a
 //! profile runs. A forked child has its own.
 
+mod climb;
 mod credentials;
 mod fetch;
 mod http;
