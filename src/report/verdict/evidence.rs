@@ -185,7 +185,9 @@ impl Case<'_> {
         );
         if link_is_full(&self.snapshot.storage) {
             let waited = network.waiting_ns as f64 / steady;
-            text += &format!("; {waited:.1} more waited for their turn: the store or the link to it took no more at a time");
+            text += &format!(
+                "; {waited:.1} more waited for their turn: the store or the link to it took no more at a time"
+            );
         }
         if network.retries > 0 {
             text += &format!("; {} were repeated, {} throttled", network.retries, network.throttled);

@@ -24,12 +24,14 @@
 //! more, limits may go up to the maximum.
 //!
 //! Limits: [`LEAST`] to [`REQUESTS_MAX`] requests. A probe takes up to a fifth of a full link's rate, and half of a slow
-//! store's, for two windows. They are at least [`SPARE`] times as long apart, so that costs about 1 %. Bytes count when
-//! their request ends: a window of few large requests is as long as one of them, at most [`ROUND_MAX`].
+//! store's, for two windows. They are at least [`SPARE`] times as long apart, so that costs about 1 %. A window of few
+//! large requests is as long as one of them, at most [`ROUND_MAX`].
 
-use super::limit::REQUESTS_MAX;
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
+
+/// Requests in flight of a store without trouble. By AWS's rule of 0.4 Gb/s per connection that is some 100 Gb/s.
+pub(super) const REQUESTS_MAX: usize = 256;
 
 /// Requests of the first round.
 const FIRST: f64 = 32.0;
@@ -115,6 +117,7 @@ struct Window {
     began: Instant,
     limit: f64,
     ended: usize,
+    /// All of the store, at its begin.
     bytes: u64,
     /// Requests in flight × seconds.
     area: f64,
@@ -136,7 +139,7 @@ impl Climb {
             kept: (REQUESTS_MAX as f64, 0.0),
             in_flight: 0,
             since: now,
-            window: Window::new(now, FIRST),
+            window: Window::new(now, FIRST, 0),
             next: now,
             probed: now,
             clock,
@@ -148,14 +151,13 @@ impl Climb {
         self.limit
     }
 
-    /// `in_flight` requests from now on. `done`: one of them before brought all its bytes, so many.
-    pub(super) fn moved(&mut self, now: Instant, in_flight: usize, done: Option<u64>) {
+    /// `in_flight` requests from now on. `bytes`: one of those before is done, and so many came from the store in all.
+    pub(super) fn moved(&mut self, now: Instant, in_flight: usize, bytes: Option<u64>) {
         self.window.area += self.in_flight as f64 * (now - self.since).as_secs_f64();
         let full = self.in_flight as f64 >= FILLED * self.limit;
         (self.in_flight, self.since) = (in_flight, now);
-        let Some(bytes) = done else { return };
+        let Some(bytes) = bytes else { return };
         self.window.ended += 1;
-        self.window.bytes += bytes + COST;
         if matches!(self.phase, Phase::Start(_)) && full {
             self.limit = (self.limit + 1.0).min(REQUESTS_MAX as f64);
         }
@@ -167,16 +169,16 @@ impl Climb {
             Phase::Settle(_) => true,
         };
         if (round && enough) || time >= ROUND_MAX {
-            let window = std::mem::replace(&mut self.window, Window::new(now, 0.0));
-            self.end(&window, now);
+            let window = std::mem::replace(&mut self.window, Window::new(now, 0.0, bytes));
+            self.end(&window, bytes, now);
             self.window.limit = self.limit;
         }
     }
 
-    fn end(&mut self, window: &Window, now: Instant) {
+    fn end(&mut self, window: &Window, bytes: u64, now: Instant) {
         let seconds = (now - window.began).as_secs_f64().max(1e-9);
         let filled = window.area >= FILLED * window.limit * seconds;
-        let rate = window.bytes as f64 / seconds;
+        let rate = (bytes - window.bytes + COST * window.ended as u64) as f64 / seconds;
         match self.phase {
             Phase::Settle(Then::Start) => self.phase = Phase::Start(self.rate),
             Phase::Settle(Then::Hold) => self.phase = Phase::Hold,
@@ -254,8 +256,8 @@ impl Climb {
 }
 
 impl Window {
-    fn new(began: Instant, limit: f64) -> Self {
-        Self { began, limit, ended: 0, bytes: 0, area: 0.0 }
+    fn new(began: Instant, limit: f64, bytes: u64) -> Self {
+        Self { began, limit, ended: 0, bytes, area: 0.0 }
     }
 }
 

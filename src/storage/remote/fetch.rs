@@ -142,7 +142,7 @@ pub(super) async fn asked<T>(
         let (permit, note) = (store.limit.enter().await, Note::default());
         let failure = match tokio::time::timeout(PATIENCE, ask(note.clone())).await {
             Ok(Ok(answer)) => {
-                permit.done(0);
+                permit.done();
                 return Ok(answer);
             }
             Ok(Err(error)) => failed(store, &error, &note.answer()),
@@ -187,7 +187,7 @@ pub(super) async fn fetch(
         let (permit, begin) = (store.limit.enter().await, at);
         drop(waits);
         let Err(failure) = attempt(object, &mut at, range.end, patience, sink, &permit).await else {
-            permit.done(at - begin);
+            permit.done();
             return Ok(());
         };
         let failure = Failed { progress: at - begin >= PROGRESS, ..failure };
@@ -244,6 +244,7 @@ async fn attempt(
                 }
                 sink.take(&chunk);
                 *at += chunk.len() as u64;
+                permit.brought(chunk.len());
                 if let Some(request) = &request {
                     request.brought(chunk.len());
                 }

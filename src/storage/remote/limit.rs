@@ -8,15 +8,16 @@
 //! best. At 10 s of patience such a request waited for 2 s or more, so the store always had more to do: fewer requests
 //! wait, and the rate stays. The rule leaves [`LATE_LEAST`] requests. It compares no rates, which depend on the sizes of
 //! requests and on the loader's own demand.
+//!
+//! The link to the store has a limit of its own, [`Climb`]: the smaller one counts.
 
 use super::climb::Climb;
+pub(super) use super::climb::REQUESTS_MAX;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
-
-/// Requests in flight of a store without trouble. By AWS's rule of 0.4 Gb/s per connection that is some 100 Gb/s.
-pub(super) const REQUESTS_MAX: usize = 256;
 
 const CUT: f64 = 0.7;
 
@@ -37,6 +38,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(20);
 pub(super) struct Limit {
     state: Mutex<State>,
     changed: Notify,
+    /// All that requests have brought.
+    bytes: AtomicU64,
 }
 
 struct State {
@@ -55,8 +58,7 @@ struct State {
 pub(super) struct Permit<'l> {
     limit: &'l Limit,
     began: Instant,
-    /// What it brought, if it is done.
-    bytes: Option<u64>,
+    done: bool,
 }
 
 impl Limit {
@@ -64,7 +66,7 @@ impl Limit {
         let climb = Climb::new(Instant::now());
         let state =
             State { limit: REQUESTS_MAX as f64, climb, in_flight: 0, until: None, cut: None, best: Duration::MAX };
-        Self { state: Mutex::new(state), changed: Notify::new() }
+        Self { state: Mutex::new(state), changed: Notify::new(), bytes: AtomicU64::new(0) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -82,7 +84,7 @@ impl Limit {
                     _ if state.in_flight < state.most() => {
                         let in_flight = state.in_flight + 1;
                         state.moves(now, in_flight, None);
-                        return Permit { limit: self, began: now, bytes: None };
+                        return Permit { limit: self, began: now, done: false };
                     }
                     _ => None,
                 }
@@ -103,9 +105,13 @@ impl Permit<'_> {
         self.limit.lock().answer(self.began, Instant::now(), patience);
     }
 
+    pub(super) fn brought(&self, bytes: usize) {
+        self.limit.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     /// The request brought all its bytes.
-    pub(super) fn done(mut self, bytes: u64) {
-        self.bytes = Some(bytes);
+    pub(super) fn done(mut self) {
+        self.done = true;
     }
 
     /// The store asked for fewer requests.
@@ -120,7 +126,7 @@ impl State {
         self.limit.min(self.climb.limit()) as usize
     }
 
-    /// A request began or ended; `bytes`: it brought all of them.
+    /// A request began or ended; `bytes`: it brought all of its own, and so many came in all.
     fn moves(&mut self, now: Instant, in_flight: usize, bytes: Option<u64>) {
         self.in_flight = in_flight;
         self.climb.moved(now, in_flight, bytes);
@@ -154,10 +160,11 @@ impl State {
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
+        let bytes = self.done.then(|| self.limit.bytes.load(Ordering::Relaxed));
         let more = {
             let mut state = self.limit.lock();
             let (before, in_flight) = (state.most(), state.in_flight - 1);
-            state.moves(Instant::now(), in_flight, self.bytes);
+            state.moves(Instant::now(), in_flight, bytes);
             state.most().saturating_sub(before)
         };
         (0..=more).for_each(|_| self.limit.changed.notify_one());

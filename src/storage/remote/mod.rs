@@ -11,7 +11,8 @@
 //! An object's address is its URL, and travels as a path. Where to start reading: `url`, `store`
 //! (clients), `credentials`, `lookup` (listings), `fetch` (one range, with retries), `reader`.
 //!
-//! Limits: requests in flight per store (`limit`, additive increase and multiplicative decrease); [`fetch::TRIES`] tries
+//! Limits: requests in flight per store (`limit`, additive increase and multiplicative decrease; `climb`, by what the link
+//! brings); [`fetch::TRIES`] tries
 //! in a row without progress; [`fetch::PATIENCE`] without a byte ends a try; one body chunk in memory per request.
 //!
 //! Invariants:
