@@ -8,6 +8,7 @@ use super::{Clock, Network};
 pub(crate) struct NetworkMeter {
     clock: Clock,
     in_flight: Area,
+    waiting: Area,
     requests: Lone<Counter>,
     bytes: Lone<Counter>,
     pub(crate) retries: Counter,
@@ -22,6 +23,9 @@ pub(crate) struct InFlight<'m> {
     since: u64,
 }
 
+/// A request that waits for its turn.
+pub(crate) struct Waiting<'m>(&'m NetworkMeter);
+
 impl NetworkMeter {
     pub(crate) fn new() -> Self {
         Self { clock: Clock::real(), ..Self::default() }
@@ -34,11 +38,18 @@ impl NetworkMeter {
         InFlight { meter: self, since }
     }
 
+    /// A request waits until the store and its link take one more.
+    pub(crate) fn wait(&self) -> Waiting<'_> {
+        self.waiting.enter(1, self.clock.now());
+        Waiting(self)
+    }
+
     pub(crate) fn read(&self) -> Network {
         Network {
             requests: self.requests.get(),
             bytes: self.bytes.get(),
             in_flight_ns: self.in_flight.total_ns(self.clock.now()),
+            waiting_ns: self.waiting.total_ns(self.clock.now()),
             retries: self.retries.get(),
             throttled: self.throttled.get(),
             unversioned: self.unversioned.get(),
@@ -65,6 +76,12 @@ impl Drop for InFlight<'_> {
     }
 }
 
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.leave(1, self.0.clock.now());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,6 +90,9 @@ mod tests {
     #[test]
     fn a_request_counts_until_it_ends() {
         let meter = NetworkMeter::new();
+        let waits = meter.wait();
+        std::thread::sleep(Duration::from_millis(1));
+        drop(waits);
         let request = meter.enter();
         std::thread::sleep(Duration::from_millis(3));
         request.answered();
@@ -82,7 +102,8 @@ mod tests {
         assert!(before.first_byte.p50_ns >= 2.9e6 && before.in_flight_ns >= 3_000_000, "{before:?}");
         drop(request);
         let after = meter.read();
-        assert_eq!(after.requests, 1);
+        assert_eq!((after.requests, after.waiting_ns), (1, before.waiting_ns));
+        assert!(before.waiting_ns >= 1_000_000, "{before:?}");
         std::thread::sleep(Duration::from_millis(1));
         assert_eq!(meter.read().in_flight_ns, after.in_flight_ns, "nothing is in flight");
     }

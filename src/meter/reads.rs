@@ -87,6 +87,9 @@ pub struct Network {
     pub bytes: u64,
     /// Time that all requests were in flight, added up: divide by the steady time for their mean number.
     pub in_flight_ns: u64,
+    /// Time that requests waited for their turn, added up: the store and its link took no more at a time.
+    #[serde(default)]
+    pub waiting_ns: u64,
     /// Requests that were repeated, or continued after a cut body.
     pub retries: u64,
     /// Answers 429 and 503: the store asks for fewer requests.

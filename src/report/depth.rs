@@ -16,7 +16,7 @@
 //! - A device of fewer channels than the depth has a longer latency by depth / channels. Up to twice the channels that still
 //!   counts as [`Headroom::Left`]; from four times the channels on it is [`Headroom::Limit`].
 
-use crate::meter::{Latency, Storage};
+use crate::meter::{Latency, Network, Storage};
 
 /// The gain of more reads in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -72,6 +72,15 @@ pub(super) fn network_share(storage: &Storage) -> f64 {
         None if requests || on_network_mount(storage) => 1.0,
         None => 0.0,
     }
+}
+
+/// Requests to stores that waited for their turn, for each in flight, from which on the store or its link is full.
+const TURNS: f64 = 0.1;
+
+/// Whether object stores and their links take no more requests at a time than they got: more reads would wait.
+pub(super) fn link_is_full(storage: &Storage) -> bool {
+    let waits = |network: &Network| network.waiting_ns as f64 >= TURNS * network.in_flight_ns as f64;
+    storage.network.as_ref().is_some_and(|network| network.waiting_ns > 0 && waits(network))
 }
 
 /// Whether a reader without a cache reads files on a network mount.

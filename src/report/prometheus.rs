@@ -139,6 +139,7 @@ const METRICS: &[Metric] = &[
     ("network_requests_total", "Requests to object stores that ended.", |s| Some(Count(s.storage.network.as_ref()?.requests))),
     ("network_bytes_total", "Bytes that they brought.", |s| Some(Count(s.storage.network.as_ref()?.bytes))),
     ("network_in_flight_seconds_total", "Time that all requests were in flight, added up: its rate is their mean number.", |s| Some(Ns(s.storage.network.as_ref()?.in_flight_ns))),
+    ("network_waiting_seconds_total", "Time that requests waited for their turn, added up: the store and its link took no more.", |s| Some(Ns(s.storage.network.as_ref()?.waiting_ns))),
     ("network_retries_total", "Requests that were repeated or continued.", |s| Some(Count(s.storage.network.as_ref()?.retries))),
     ("network_throttled_total", "Answers 429 and 503 of object stores.", |s| Some(Count(s.storage.network.as_ref()?.throttled))),
     ("local_cache_hits_total", "Reads of objects from the local disk.", |s| Some(Count(s.storage.local_cache.as_ref()?.hits))),

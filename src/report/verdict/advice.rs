@@ -2,7 +2,7 @@
 
 use super::{Case, LACKS, NO_STREAM, first_share, slots_bound_reads, slots_lack};
 use crate::meter::{CacheReads, Effort};
-use crate::report::depth::{Headroom, network_share, on_network_mount};
+use crate::report::depth::{Headroom, link_is_full, network_share, on_network_mount};
 use crate::report::load::{Cause, FILLED};
 use crate::report::whatif::{Change, Prediction, WhatIf};
 use crate::report::words::{bytes, number, time};
@@ -225,11 +225,11 @@ impl Case<'_> {
         let (loads, storage) = (self.loads, &self.snapshot.storage);
         let depth = storage.depth.max(1);
         let mut all = Vec::new();
-        let filled = loads.depth_filled >= FILLED;
+        let filled = loads.depth_filled >= FILLED && !link_is_full(storage);
         all.extend(self.other_reader());
         if loads.no_room >= LACKS {
             all.push(more_room());
-        } else if slots_bound_reads(loads) {
+        } else if slots_bound_reads(loads, self.snapshot) {
             let reads = loads.depth_filled * f64::from(depth);
             let rest = format!(
                 " or a larger {} (with the {} for it): slots allowed {reads:.0} reads in flight of {depth}. If storage has more \

@@ -1,7 +1,7 @@
 //! The evidence of a verdict: its measurements in sentences.
 
 use super::{AHEAD, Case, FED, first_share};
-use crate::report::depth::Headroom;
+use crate::report::depth::{Headroom, link_is_full};
 use crate::report::load::{Cause, FILLED};
 use crate::report::words::{bytes, grouped, number, time};
 
@@ -183,6 +183,12 @@ impl Case<'_> {
             network.in_flight_ns as f64 / steady,
             network.bytes as f64 / steady,
         );
+        if link_is_full(&self.snapshot.storage) {
+            let waited = network.waiting_ns as f64 / steady;
+            text += &format!(
+                "; {waited:.1} more waited for their turn: the store or the link to it took no more at a time"
+            );
+        }
         if network.retries > 0 {
             text += &format!("; {} were repeated, {} throttled", network.retries, network.throttled);
         }

@@ -45,6 +45,7 @@ mod evidence;
 #[cfg(test)]
 mod tests;
 
+use super::depth::link_is_full;
 use super::load::{Cause, FILLED, Loads, STAGES, StageLoad};
 use super::whatif::{COMPETES, WhatIf};
 use super::words::time;
@@ -215,7 +216,7 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
     let ahead = loads.slots[2] >= 0.5 * f64::from(snapshot.slots.count.max(1));
     let others = exact.map_or(0.0, |exact| loads.load(exact)).max(loads.consumer());
     if loads.storage >= SATURATED && !ahead && loads.likely(Cause::Storage) >= others {
-        let budget = slots_bound_reads(loads).then_some(Cause::MemoryBudget);
+        let budget = slots_bound_reads(loads, snapshot).then_some(Cause::MemoryBudget);
         return (Cause::Storage, budget.or_else(|| near(Cause::Storage)));
     }
     if loads.slots[3] >= HOLDS * f64::from(snapshot.slots.count.max(1)) && slots_lack(loads) {
@@ -236,8 +237,8 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
 }
 
 /// Whether more slots might bring more reads in flight.
-fn slots_bound_reads(loads: &Loads) -> bool {
-    loads.depth_filled < FILLED && slots_lack(loads)
+fn slots_bound_reads(loads: &Loads, snapshot: &Snapshot) -> bool {
+    loads.depth_filled < FILLED && slots_lack(loads) && !link_is_full(&snapshot.storage)
 }
 
 /// Share of all time that went into first batches.

@@ -396,6 +396,24 @@ fn objects_are_advised_on_by_the_share_that_the_network_serves() {
 }
 
 #[test]
+fn more_reads_are_not_advised_where_requests_wait_for_their_turn() {
+    let reading = |waiting_ns, filled: bool| {
+        said(move |s| {
+            (s.decode.busy_ns, s.decode.cpu_ns) = (8_000_000_000, None);
+            let reads = if filled { 31 } else { 15 };
+            (s.storage.busy_ns, s.storage.in_flight_ns) = (9_900_000_000, reads * 10_000_000_000);
+            let network = Network { requests: 1000, in_flight_ns: 100_000_000_000, waiting_ns, ..Network::default() };
+            s.storage.network = Some(network);
+        })
+    };
+    for (filled, setting) in [(true, "depth("), (false, "slots(")] {
+        let ((_, free), (_, full)) = (reading(0, filled), reading(50_000_000_000, filled));
+        assert!(free.contains(setting) && !free.contains("their turn"), "{free}");
+        assert!(!full.contains(setting) && full.contains("5.0 more waited for their turn"), "{full}");
+    }
+}
+
+#[test]
 fn room_that_lacks_is_named_where_it_lacks() {
     let idle = |change: fn(&mut Snapshot)| {
         said(move |s| {

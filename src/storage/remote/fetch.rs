@@ -225,7 +225,9 @@ pub(super) async fn fetch(
     let site = |error: Error| error.with_path(object.url()).with_range(range.start, range.end - range.start);
     loop {
         let number = ready(store, patience).await.map_err(site)?;
+        let waits = object.meter.as_ref().map(|meter| meter.wait());
         let (permit, begin) = (store.limit.enter().await, at);
+        drop(waits);
         let Err(failure) = attempt(object, &mut at, range.end, patience, sink, &permit).await else {
             permit.done();
             return Ok(());
@@ -287,6 +289,7 @@ async fn attempt(
                 if here >= goal {
                     (due, goal) = (Instant::now() + patience, here + LEAST);
                 }
+                permit.brought(chunk.len());
                 if let Some(request) = &request {
                     request.brought(chunk.len());
                 }

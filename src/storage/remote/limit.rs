@@ -8,14 +8,16 @@
 //! best. At 10 s of patience such a request waited for 2 s or more, so the store always had more to do: fewer requests
 //! wait, and the rate stays. The rule leaves [`LATE_LEAST`] requests. It compares no rates, which depend on the sizes of
 //! requests and on the loader's own demand.
+//!
+//! The link to the store has a limit of its own, [`Climb`]: the smaller one counts.
 
+use super::climb::Climb;
+pub(super) use super::climb::REQUESTS_MAX;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
-
-/// Requests in flight of a store without trouble. By AWS's rule of 0.4 Gb/s per connection that is some 100 Gb/s.
-pub(super) const REQUESTS_MAX: usize = 256;
 
 const CUT: f64 = 0.7;
 
@@ -36,10 +38,14 @@ const PAUSE_MAX: Duration = Duration::from_secs(20);
 pub(super) struct Limit {
     state: Mutex<State>,
     changed: Notify,
+    /// All that requests have brought.
+    bytes: AtomicU64,
 }
 
 struct State {
+    /// By what the store says; the link has its own.
     limit: f64,
+    climb: Climb,
     in_flight: usize,
     /// No request starts before.
     until: Option<Instant>,
@@ -48,13 +54,19 @@ struct State {
     best: Duration,
 }
 
-/// The right to one request, and when it began.
-pub(super) struct Permit<'l>(&'l Limit, Instant);
+/// The right to one request.
+pub(super) struct Permit<'l> {
+    limit: &'l Limit,
+    began: Instant,
+    done: bool,
+}
 
 impl Limit {
     pub(super) fn new() -> Self {
-        let state = State { limit: REQUESTS_MAX as f64, in_flight: 0, until: None, cut: None, best: Duration::MAX };
-        Self { state: Mutex::new(state), changed: Notify::new() }
+        let climb = Climb::new(Instant::now());
+        let state =
+            State { limit: REQUESTS_MAX as f64, climb, in_flight: 0, until: None, cut: None, best: Duration::MAX };
+        Self { state: Mutex::new(state), changed: Notify::new(), bytes: AtomicU64::new(0) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -69,9 +81,10 @@ impl Limit {
                 let now = Instant::now();
                 match state.until {
                     Some(until) if until > now => Some(until),
-                    _ if state.in_flight < state.limit as usize => {
-                        state.in_flight += 1;
-                        return Permit(self, now);
+                    _ if state.in_flight < state.most() => {
+                        let in_flight = state.in_flight + 1;
+                        state.moves(now, in_flight, None);
+                        return Permit { limit: self, began: now, done: false };
                     }
                     _ => None,
                 }
@@ -89,28 +102,41 @@ impl Limit {
 impl Permit<'_> {
     /// The first byte came.
     pub(super) fn answered(&self, patience: Duration) {
-        self.0.lock().answer(self.1, Instant::now(), patience);
+        self.limit.lock().answer(self.began, Instant::now(), patience);
     }
 
-    /// The request brought its bytes.
-    pub(super) fn done(self) {
-        if self.0.lock().grow() {
-            self.0.changed.notify_one();
-        }
+    pub(super) fn brought(&self, bytes: usize) {
+        self.limit.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// The request brought all its bytes.
+    pub(super) fn done(mut self) {
+        self.done = true;
     }
 
     /// The store asked for fewer requests.
     pub(super) fn throttled(self, retry_after: Option<Duration>) {
-        self.0.lock().shrink(self.1, Instant::now(), retry_after);
+        self.limit.lock().shrink(self.began, Instant::now(), retry_after);
     }
 }
 
 impl State {
-    /// True if one more request fits.
-    fn grow(&mut self) -> bool {
-        let before = self.limit as usize;
+    /// Requests that may be in flight.
+    fn most(&self) -> usize {
+        self.limit.min(self.climb.limit()) as usize
+    }
+
+    /// A request began or ended; `bytes`: it brought all of its own, and so many came in all.
+    fn moves(&mut self, now: Instant, in_flight: usize, bytes: Option<u64>) {
+        self.in_flight = in_flight;
+        self.climb.moved(now, in_flight, bytes);
+        if bytes.is_some() {
+            self.grow();
+        }
+    }
+
+    fn grow(&mut self) {
         self.limit = (self.limit + 1.0 / self.limit).min(REQUESTS_MAX as f64);
-        self.limit as usize > before
     }
 
     fn answer(&mut self, began: Instant, now: Instant, patience: Duration) {
@@ -134,8 +160,14 @@ impl State {
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        self.0.lock().in_flight -= 1;
-        self.0.changed.notify_one();
+        let bytes = self.done.then(|| self.limit.bytes.load(Ordering::Relaxed));
+        let more = {
+            let mut state = self.limit.lock();
+            let (before, in_flight) = (state.most(), state.in_flight - 1);
+            state.moves(Instant::now(), in_flight, bytes);
+            state.most().saturating_sub(before)
+        };
+        (0..=more).for_each(|_| self.limit.changed.notify_one());
     }
 }
 
@@ -156,8 +188,7 @@ mod tests {
         (0..3).for_each(|k| state.shrink(start, start + CALM / 4 * k, None));
         assert_eq!(state.limit as usize, 179);
         let cut = state.limit;
-        let grown = (0..=cut as usize).filter(|_| state.grow()).count();
-        assert_eq!(grown, 1);
+        (0..=cut as usize).for_each(|_| state.grow());
         assert!((state.limit - cut - 1.0).abs() < 0.1);
         (1..50).for_each(|k| state.shrink(start + CALM * k, start + CALM * k, None));
         assert_eq!(state.limit, 1.0);

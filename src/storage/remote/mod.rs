@@ -11,8 +11,9 @@
 //! An object's address is its URL, and travels as a path. Where to start reading: `url`, `store`
 //! (clients), `credentials`, `lookup` (listings), `fetch` (one range, with retries), `reader`.
 //!
-//! Limits: requests in flight per store (`limit`, additive increase and multiplicative decrease); [`fetch::TRIES`] tries
-//! in a row without progress; [`fetch::patience`] without 16 KiB ends a try; one body chunk in memory per request.
+//! Limits: requests in flight per store (`limit`, additive increase and multiplicative decrease; `climb`, by what the link
+//! brings); [`fetch::TRIES`] tries in a row without progress; [`fetch::patience`] without 16 KiB ends a try; one body chunk
+//! in memory per request.
 //!
 //! Invariants:
 //! * Every byte comes from the version that was listed. Each request asks for it (`If-Match`), and each answer is
@@ -26,6 +27,7 @@
 //! Threads: a runtime of two threads for all loaders of the process (`feedline-net`), and one more while the command of a
 //! profile runs. A forked child has its own.
 
+mod climb;
 mod credentials;
 mod fetch;
 mod http;
