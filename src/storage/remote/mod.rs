@@ -42,5 +42,5 @@ pub(crate) use crate::meter::NetworkMeter as Meter;
 #[cfg(feature = "unstable")]
 pub(crate) use fetch::set_patience;
 pub(crate) use lookup::{children, expand, look};
-pub(crate) use reader::{Keep, Remote};
+pub(crate) use reader::{Keep, NoRoom, Remote};
 pub(crate) use store::{Object, configure};

@@ -42,6 +42,10 @@ const GATHER_MAX: usize = 8;
 const GATHER_SHARE: usize = 8;
 const GATHER_TIME: Duration = Duration::from_millis(1);
 
+/// A request waits so long for room on the way to a cache's disk. Many wait at a time, so a slow disk costs little.
+const ROOM_LOOK: Duration = Duration::from_millis(5);
+const ROOM_LOOKS: u32 = 10;
+
 /// Bytes between two reads of one request. They cost less than another request.
 const GAP: u64 = 64 << 10;
 
@@ -69,11 +73,17 @@ struct Shared {
     meter: Arc<NetworkMeter>,
 }
 
+/// Bytes on their way to the disk are at their limit.
+pub(crate) struct NoRoom;
+
 /// Keeps what requests bring.
 pub(crate) trait Keep: Send + Sync {
     /// The range to ask for in place of this one, if its bytes are to be kept: it begins and ends as the keeper needs it.
-    /// Then [`keep`](Self::keep) follows.
-    fn wants(&self, source: SourceId, offset: u64, len: u64) -> Option<Range<u64>>;
+    /// Then [`keep`](Self::keep) follows. `Err`: there is no room now.
+    fn wants(&self, source: SourceId, offset: u64, len: u64) -> Result<Option<Range<u64>>, NoRoom>;
+
+    /// A range is read without being kept, for lack of room.
+    fn pass(&self);
 
     /// Takes the bytes of such a range that came, and are right: all of them, or a beginning.
     fn keep(&self, source: SourceId, range: Range<u64>, bytes: Vec<u8>);
@@ -188,8 +198,8 @@ impl Shared {
     async fn run(self: Arc<Self>, mut reads: Reads, cancels: u64) {
         let mut cancel = std::pin::pin!(self.cancelled.notified());
         let keep = self.keep.get();
-        if let Some(range) = keep.and_then(|keep| keep.wants(reads.source, reads.start, reads.end - reads.start)) {
-            reads.widen(range);
+        if let Some(keep) = keep {
+            self.widen(&**keep, &mut reads).await;
         }
         // Listens before it looks, so that no cancellation is missed.
         cancel.as_mut().enable();
@@ -220,6 +230,18 @@ impl Shared {
             self.gathers.store(false, Ordering::Release);
             self.done.announce();
         }
+    }
+
+    /// Lets a request bring what the keeper wants. For a while it waits for room.
+    async fn widen(&self, keep: &dyn Keep, reads: &mut Reads) {
+        for _ in 0..ROOM_LOOKS {
+            match keep.wants(reads.source, reads.start, reads.end - reads.start) {
+                Ok(Some(range)) => return reads.widen(range),
+                Ok(None) => return,
+                Err(NoRoom) => tokio::time::sleep(ROOM_LOOK).await,
+            }
+        }
+        keep.pass();
     }
 
     async fn bring(&self, reads: &mut Reads) -> Result<()> {

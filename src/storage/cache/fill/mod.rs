@@ -27,9 +27,9 @@ use super::units::{UNIT, units_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::done::Done;
 use crate::storage::mounts::Mounts;
-#[cfg(feature = "remote")]
-use crate::storage::remote::Keep;
 use crate::storage::remote::Meter;
+#[cfg(feature = "remote")]
+use crate::storage::remote::{Keep, NoRoom};
 use crate::storage::{Completion, DROP_DEADLINE, Extent, ReadOp, ReaderOptions, SourceId, Sources, Waker, is_url};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -331,25 +331,30 @@ fn is_full(error: &io::Error) -> bool {
 
 #[cfg(feature = "remote")]
 impl Keep for Shared {
-    fn wants(&self, source: SourceId, offset: u64, len: u64) -> Option<Range<u64>> {
+    fn wants(&self, source: SourceId, offset: u64, len: u64) -> std::result::Result<Option<Range<u64>>, NoRoom> {
         let (all, size) = (self.sources.len_of(source), self.kept.block());
-        self.asked.0.fetch_add(1, Ordering::Relaxed);
-        self.asked.1.fetch_add(len, Ordering::Relaxed);
-        let Some(Some(_)) = self.kept.object(source.index()) else { return None };
-        let units = units_of(offset, len);
-        let wide = units.start * UNIT..(units.end * UNIT).min(all);
+        let Some(Some(_)) = self.kept.object(source.index()) else { return Ok(None) };
         let is_block = offset.next_multiple_of(size) + size <= offset + len || len == all;
-        let room = (wide.end - wide.start) as usize;
         // In a dense order, the block itself comes soon.
         let pieces = is_block || !self.dense && self.keeps_pieces();
-        let keeps = pieces && !self.rests(&self.full_until) && !self.rests(&self.fails_until);
-        if !keeps || self.brought.fetch_add(room, Ordering::Relaxed) + room > self.brought_max {
-            if keeps {
-                self.brought.fetch_sub(room, Ordering::Relaxed);
-            }
-            return None;
+        let units = units_of(offset, len);
+        let wide = units.start * UNIT..(units.end * UNIT).min(all);
+        let room = (wide.end - wide.start) as usize;
+        let rests = self.rests(&self.full_until) || self.rests(&self.fails_until);
+        if !pieces || rests || room > self.brought_max {
+            self.count(len);
+            return Ok(None);
         }
-        Some(wide)
+        if self.brought.fetch_add(room, Ordering::Relaxed) + room > self.brought_max {
+            self.brought.fetch_sub(room, Ordering::Relaxed);
+            return Err(NoRoom);
+        }
+        self.count(len);
+        Ok(Some(wide))
+    }
+
+    fn pass(&self) {
+        self.kept.dropped("ranges come faster than the disk takes them".into());
     }
 
     fn keep(&self, source: SourceId, wide: Range<u64>, mut bytes: Vec<u8>) {
@@ -447,6 +452,13 @@ impl Shared {
     fn ask_ahead(&self, object: &Object, source: SourceId, next: u64) {
         let end = self.sources.len_of(source).div_ceil(self.kept.block()).min(next + self.downloads as u64);
         self.ask(object, source, (next..end).filter(|block| !object.has(*block)));
+    }
+
+    /// Counts a request of a read.
+    #[cfg(feature = "remote")]
+    fn count(&self, len: u64) {
+        self.asked.0.fetch_add(1, Ordering::Relaxed);
+        self.asked.1.fetch_add(len, Ordering::Relaxed);
     }
 
     /// Whether ranges are so large that their pieces fill the cache well.
