@@ -85,7 +85,7 @@ fn of_user(text: &str) -> String {
     });
     if !is_url {
         let is_password = |at: &usize| text[text[..*at].rfind('/').unwrap_or(0)..*at].contains(':');
-        let at = text.match_indices('@').map(|(at, _)| at).filter(is_password).last();
+        let at = text.rmatch_indices('@').map(|(at, _)| at).find(is_password);
         return at.map_or(text.into(), |at| {
             let start = text[..at].rfind('/').map_or(0, |slash| slash + 1);
             format!("{}{STARS}{}", &text[..start], &text[at..])
