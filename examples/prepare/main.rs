@@ -112,7 +112,11 @@ fn main() -> ExitCode {
     let command = Args::command();
     #[cfg(all(feature = "remote", feature = "signals"))]
     let command = warm::with_defaults(command);
-    let args = source::given(command.try_get_matches().and_then(|found| Args::from_arg_matches(&found)));
+    let parsed = command.try_get_matches().and_then(|found| Args::from_arg_matches(&found));
+    #[cfg(all(feature = "remote", feature = "signals"))]
+    let args = source::given(parsed);
+    #[cfg(not(all(feature = "remote", feature = "signals")))]
+    let args = parsed.unwrap_or_else(|error: clap::Error| error.exit());
     let done = match (args.verb, args.shards.zip(args.options)) {
         (Some(Verb::Plan(args)), _) => shards::plan(&args),
         (Some(Verb::Run(args)), _) => shards::run(&args),
