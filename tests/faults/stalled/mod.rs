@@ -53,7 +53,9 @@ fn a_deadline_of_less_than_20_ms_is_refused() {
         assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build), "{error}");
         assert!(error.message().contains("stall_deadline"), "{error}");
     }
-    build(memory().stall_deadline(ms(20)));
+    // On a busy machine the build itself may take longer.
+    let built = memory().stall_deadline(ms(20)).build();
+    assert!(built.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::Stalled), "{built:?}");
 }
 
 #[test]
