@@ -62,12 +62,21 @@ fn of_word(word: &str) -> String {
 
 /// The text before the query or fragment, and whether there is one: `?name=value`, `#name=value`.
 pub(crate) fn at_query(text: &str) -> (&str, bool) {
+    // Of a web page's address, all of it.
+    if let Some(at) = text.find(['?', '#']).filter(|_| is_web(text)) {
+        return (&text[..at], true);
+    }
     let is_pair = |rest: &str| {
         let name = rest.find(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '-' | '_' | '.' | '%' | '[' | ']'));
         name.is_some_and(|at| at > 0 && rest[at..].starts_with('='))
     };
     let found = text.char_indices().find(|(at, c)| matches!(c, '?' | '#') && is_pair(&text[at + 1..]));
     found.map_or((text, false), |(at, _)| (&text[..at], true))
+}
+
+fn is_web(text: &str) -> bool {
+    let start = text.get(..8).unwrap_or(text).to_ascii_lowercase();
+    start.starts_with("http:/") || start.starts_with("https:/")
 }
 
 /// Hides `user:password@`, and a port that is no number.
@@ -91,6 +100,8 @@ fn of_user(text: &str) -> String {
             format!("{}{STARS}{}", &text[..start], &text[at..])
         });
     }
+    // A password of digits, then a slash, looks like a port.
+    let odd = odd || is_web(text) && host.contains(':') && rest.contains('@');
     match (if odd { rest.rfind('@') } else { host.rfind('@') }, host.find(':')) {
         (Some(at), _) => format!("{scheme}{STARS}{}", &rest[at..]),
         // Of `user:password%40host`.
@@ -126,7 +137,7 @@ mod tests {
     use super::*;
 
     /// Forms of URLs and other names that hold `hunter2`; all are met where people paste them.
-    const FORMS: [&str; 45] = [
+    const FORMS: [&str; 49] = [
         "http://user:hunter2@h/x",
         "https://user:hunter2@h/x",
         "HTTP://user:hunter2@h/x",
@@ -172,6 +183,10 @@ mod tests {
         "AWS_SECRET_ACCESS_KEY=hunter2",
         "password=hunter2",
         "https://h/x?[sig]=hunter2",
+        "https://h/x?dl&token=hunter2",
+        "https://h/x?hunter2",
+        "https://h/x#hunter2",
+        "https://user:1234/hunter2@h/x",
     ];
 
     #[test]

@@ -97,7 +97,6 @@ mod tests;
 
 #[cfg(feature = "unstable")]
 pub(crate) use file::fuzz;
-pub(crate) use scan::Pages;
 pub use scan::Scan;
 pub use table::{Entry, FIELDS_MAX, Rows};
 

@@ -47,9 +47,8 @@ impl<'a> Scan<'a> {
         self.blob.walk(ways, step)
     }
 
-    /// Takes these parts; the others are read by small ranges from now on.
+    /// Takes these parts; the others are read as before.
     pub(crate) fn hold(&mut self, pages: Pages) {
-        self.ahead = AHEAD_HEADERS;
         self.pages = pages;
     }
 

@@ -49,8 +49,9 @@ struct Room {
 
 impl Room {
     fn book(&mut self, booked: u64) -> io::Result<()> {
+        self.booking.as_ref().map_or(Ok(()), |booking| write_number(&booking.file, 0, booked))?;
         self.booked = booked;
-        self.booking.as_ref().map_or(Ok(()), |booking| write_number(&booking.file, 0, booked))
+        Ok(())
     }
 }
 
@@ -346,7 +347,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn bookings(root: &Path) -> io::Result<(u64, u64)> {
     let (mut living, mut dead) = (0, 0);
     for entry in std::fs::read_dir(root.join("booked"))?.flatten() {
-        let Ok(file) = OpenOptions::new().read(true).custom_flags(NO_LINK).open(entry.path()) else { continue };
+        let file = OpenOptions::new().read(true).write(true).custom_flags(NO_LINK).open(entry.path());
+        let Ok(file) = file else { continue };
         let bytes = read_number(&file, 0).unwrap_or_default();
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {

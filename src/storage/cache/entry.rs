@@ -275,7 +275,7 @@ impl Entry {
     /// into the room that it has.
     pub(super) fn refuse(&self, identity: &Identity, path: &Path, block: u64, crc: u32) -> io::Result<()> {
         if let Some(units) = Units::find(path, self.stamp) {
-            units.mark(&units_of(block * identity.block, identity.block_len(block)), false)?;
+            units.clear(&units_of(block * identity.block, identity.block_len(block)))?;
         }
         self.record(identity, block, crc, REFUSED)
     }
@@ -292,10 +292,16 @@ impl Entry {
         self.record(identity, block, crc32c::crc32c(bytes), self.stamp)
     }
 
-    /// Writes a piece of whole units, and marks them.
-    pub(super) fn put(&self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.data.write_all_at(bytes, offset)?;
-        Units::make(path, self.stamp)?.mark(&units_of(offset, bytes.len() as u64), true)
+    /// Writes a piece of whole units. It counts once it is [marked](Self::mark).
+    pub(super) fn put(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.data.write_all_at(bytes, offset)
+    }
+
+    /// Waits for the disk, and marks pieces by their offsets. What could not be written back is not marked.
+    pub(super) fn mark(&self, path: &Path, pieces: &[(u64, Vec<u32>)]) -> io::Result<()> {
+        self.data.sync_data()?;
+        let units = Units::make(path, self.stamp)?;
+        pieces.iter().try_for_each(|(offset, marks)| units.mark(*offset, marks))
     }
 
     /// Bytes of a block that pieces have brought.
@@ -310,7 +316,7 @@ impl Entry {
         Units::find(path, self.stamp).is_some_and(|units| units.has(&units_of(offset, len)))
     }
 
-    /// Gives a block its record if pieces have brought all of it; false if they have not.
+    /// Gives a block its record if pieces have brought all of it, and it is what they brought; false otherwise.
     pub(super) fn complete(
         &self,
         identity: &Identity,
@@ -318,12 +324,15 @@ impl Entry {
         block: u64,
         bytes: &mut Vec<u8>,
     ) -> io::Result<bool> {
-        if !self.is_brought(identity, path, block) {
+        let (offset, len) = (block * identity.block, identity.block_len(block));
+        let range = units_of(offset, len);
+        let Some(units) = Units::find(path, self.stamp).filter(|units| units.has(&range)) else { return Ok(false) };
+        bytes.resize(len as usize, 0);
+        let read = self.data.read_exact_at(bytes, offset);
+        if read.is_err() || !units.are(&range, bytes) {
+            units.clear(&range)?;
             return Ok(false);
         }
-        bytes.resize(identity.block_len(block) as usize, 0);
-        self.data.read_exact_at(bytes, block * identity.block)?;
-        self.data.sync_data()?;
         self.record(identity, block, crc32c::crc32c(bytes), self.stamp).map(|()| true)
     }
 
@@ -335,6 +344,11 @@ impl Entry {
     pub(super) fn touch(&self) {
         let _ = self.map.set_modified(std::time::SystemTime::now());
     }
+}
+
+/// Whether stamps tell boots apart.
+pub(super) fn knows_boot() -> bool {
+    !BOOT.is_empty()
 }
 
 /// Stands for this boot and a data file.

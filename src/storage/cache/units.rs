@@ -1,14 +1,12 @@
-//! Pieces of blocks: a byte for each unit of 4 KiB of an object that a read has brought to the data file.
+//! Pieces of blocks: the checksum of each unit of 4 KiB of an object that a read has brought to the data file.
 //!
 //! ```text
-//! HASH.INC.units   [ stamp: 8 bytes, zeros up to 4 KiB ][ 0 or 1 ][ 0 or 1 ]…
-//! piece ─► data file ─► its units are marked ─► all units of a block are there? ─► the block gets its record
+//! HASH.INC.units   [ stamp: 8 bytes, zeros up to 4 KiB ][ CRC32C, or 0 ][ CRC32C, or 0 ]…
+//! piece ─► data file ─► sync, some twice a second ─► its units are marked ─► all of a block? ─► compared: its record
 //! ```
 //!
-//! Limits: the marks count in the boot, and for the data file, that the stamp names. Within a boot, all processes see data
-//! that was written before its mark, so nothing is synced here. After a boot, pieces of unfinished blocks come again.
-//!
-//! A byte for each unit, not a bit, so that two processes never write the same one.
+//! Limits: the marks count in the boot, and for the data file, that the stamp names. After a boot, pieces of unfinished
+//! blocks come again.
 
 use super::rights::{NO_LINK, new_file};
 use std::fs::{File, OpenOptions};
@@ -21,6 +19,9 @@ use std::path::{Path, PathBuf};
 pub(super) const UNIT: u64 = 4096;
 
 const HEADER: u64 = 4096;
+
+/// Bytes of a mark.
+const MARK: u64 = 4;
 
 /// The marks of one object.
 pub(super) struct Units(File);
@@ -68,17 +69,22 @@ impl Units {
         self.0.read_exact_at(&mut found, 0).is_ok() && u64::from_le_bytes(found) == stamp
     }
 
+    /// The marks of these units. The file ends with its last mark.
+    fn marks(&self, units: &Range<u64>) -> Vec<u32> {
+        let mut bytes = vec![0; (units.end - units.start) as usize * MARK as usize];
+        let mut read = 0;
+        while read < bytes.len() {
+            match self.0.read_at(&mut bytes[read..], HEADER + MARK * units.start + read as u64) {
+                Ok(more @ 1..) => read += more,
+                _ => break,
+            }
+        }
+        bytes.as_chunks().0.iter().map(|mark| u32::from_le_bytes(*mark)).collect()
+    }
+
     /// How many of these units are here.
     pub(super) fn count(&self, units: &Range<u64>) -> u64 {
-        let (mut count, mut at, mut marks) = (0, units.start, [0; 2048]);
-        while at < units.end {
-            let room = marks.len().min((units.end - at) as usize);
-            // The file ends with its last mark.
-            let Ok(read @ 1..) = self.0.read_at(&mut marks[..room], HEADER + at) else { break };
-            count += marks[..read].iter().filter(|mark| **mark == 1).count() as u64;
-            at += read as u64;
-        }
-        count
+        self.marks(units).iter().filter(|mark| **mark != 0).count() as u64
     }
 
     /// Whether all of these units are here.
@@ -86,9 +92,24 @@ impl Units {
         self.count(units) == units.end - units.start
     }
 
-    /// These units are in the data file, or no longer.
-    pub(super) fn mark(&self, units: &Range<u64>, here: bool) -> io::Result<()> {
-        let marks = vec![u8::from(here); (units.end - units.start) as usize];
-        self.0.write_all_at(&marks, HEADER + units.start)
+    /// Units from this offset of the data on are on the disk.
+    pub(super) fn mark(&self, offset: u64, marks: &[u32]) -> io::Result<()> {
+        let bytes: Vec<u8> = marks.iter().flat_map(|mark| mark.to_le_bytes()).collect();
+        self.0.write_all_at(&bytes, HEADER + MARK * (offset / UNIT))
     }
+
+    /// These units count no more.
+    pub(super) fn clear(&self, units: &Range<u64>) -> io::Result<()> {
+        self.0.write_all_at(&vec![0; ((units.end - units.start) * MARK) as usize], HEADER + MARK * units.start)
+    }
+
+    /// Whether these bytes, from the disk, are what was marked.
+    pub(super) fn are(&self, units: &Range<u64>, bytes: &[u8]) -> bool {
+        marks_of(bytes) == self.marks(units)
+    }
+}
+
+/// The marks of units: their CRC32C, which is never 0 here.
+pub(super) fn marks_of(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks(UNIT as usize).map(|unit| crc32c::crc32c(unit).max(1)).collect()
 }

@@ -178,7 +178,7 @@ impl Climb {
     fn end(&mut self, window: &Window, bytes: u64, now: Instant) {
         let seconds = (now - window.began).as_secs_f64().max(1e-9);
         let filled = window.area >= FILLED * window.limit * seconds;
-        let rate = (bytes - window.bytes + COST * window.ended as u64) as f64 / seconds;
+        let rate = (bytes.saturating_sub(window.bytes) + COST * window.ended as u64) as f64 / seconds;
         match self.phase {
             Phase::Settle(Then::Start) => self.phase = Phase::Start(self.rate),
             Phase::Settle(Then::Hold) => self.phase = Phase::Hold,

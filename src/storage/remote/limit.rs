@@ -160,9 +160,10 @@ impl State {
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        let bytes = self.done.then(|| self.limit.bytes.load(Ordering::Relaxed));
         let more = {
             let mut state = self.limit.lock();
+            // Under the lock, so that windows see it grow.
+            let bytes = self.done.then(|| self.limit.bytes.load(Ordering::Relaxed));
             let (before, in_flight) = (state.most(), state.in_flight - 1);
             state.moves(Instant::now(), in_flight, bytes);
             state.most().saturating_sub(before)

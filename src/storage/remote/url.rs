@@ -59,7 +59,10 @@ impl Url {
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
         let has_port = |port: &str| scheme.is_http() && port.bytes().all(|byte| byte.is_ascii_digit());
         let is_port = bucket.rsplit_once(':').is_none_or(|(host, port)| host.starts_with('[') || has_port(port));
-        let query = key.contains(['?', '#']) && scheme.is_http() || at_query(rest).1;
+        // A password of digits, then a slash, looks like a port.
+        let hides_user =
+            scheme.is_http() && bucket.contains(':') && key.split('/').next().is_some_and(|part| part.contains('@'));
+        let query = hides_user || key.contains(['?', '#']) && scheme.is_http() || at_query(rest).1;
         if query || bucket.contains(['@', '?', '#', '%']) || !is_port {
             let message = "a URL with a user name, a password, a query or a fragment; use the plain URL of the object";
             return Err(bad(message).with_path(path));

@@ -9,13 +9,13 @@
 //!
 //! A way may take bytes of a member for a header. Then its pages serve nobody, and the scan reads what it needs itself.
 //!
-//! Limits: shards with large members ([`GAP`]); [`PAGES_MAX`] bytes of headers.
+//! Limits: shards with large members ([`GAP`]); a way ends among small ones; [`PAGES_MAX`] bytes of headers. The scan reads what
+//! they leave by large ranges, as without them.
 
 use super::member::{BLOCK, Header};
-use crate::dataset::index::{Pages, Scan};
+use crate::dataset::index::Scan;
 use crate::error::Result;
 use crate::storage::Way;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes from the front that tell how large members are.
@@ -32,8 +32,9 @@ const PARTS: u64 = 256;
 const SEARCH: u64 = 64 << 10;
 const HEADERS: u64 = 4 << 10;
 
-/// Bytes of headers that are held for a shard.
-const PAGES_MAX: usize = 32 << 20;
+/// Bytes of headers that ways of the process may hold.
+const PAGES_MAX: usize = 64 << 20;
+static HELD: AtomicUsize = AtomicUsize::new(0);
 
 /// Errors: those of reading the shard's front.
 pub(super) fn bring_headers(scan: &mut Scan<'_>) -> Result<()> {
@@ -42,23 +43,30 @@ pub(super) fn bring_headers(scan: &mut Scan<'_>) -> Result<()> {
         return Ok(());
     }
     let front = scan.bytes(0, FRONT as usize)?;
-    let (mut at, mut hops) = (0, 0);
-    while let Some((end, next)) = header_at(front, at) {
-        // Small members come with the header before them.
-        hops += u64::from(next - end >= HEADERS);
+    let (mut at, mut requests, mut here) = (0, 0, 0);
+    while let Some((_, next)) = header_at(front, at) {
+        // The headers of small members come with others.
+        if next + BLOCK > here {
+            (requests, here) = (requests + 1, next + HEADERS);
+        }
         at = next;
     }
-    if at < FRONT || at < GAP * hops || at >= len {
+    if at < FRONT || at < GAP * requests || at >= len {
         return Ok(());
     }
     let part = (len - at).div_ceil(PARTS).max(PART);
     let starts = (0..(len - at).div_ceil(part)).map(|number| at + number * part);
-    let ways =
-        starts.map(|start| Follow { searches: start > at, at: start, end: (start + part).min(len), found: Vec::new() });
-    let held = Arc::new(AtomicUsize::new(0));
-    let ways = scan.walk(ways.collect(), move |way: &mut Follow, bytes: &[u8]| way.step(bytes, len, &held));
-    let found = ways.into_iter().flat_map(|way| way.found);
-    scan.hold(Pages::from_iter(found));
+    let ways = starts.map(|start| Follow {
+        searches: start > at,
+        at: start,
+        end: (start + part).min(len),
+        start,
+        requests: 0,
+        found: Vec::new(),
+        held: 0,
+    });
+    let ways = scan.walk(ways.collect(), move |way: &mut Follow, bytes: &[u8]| way.step(bytes, len));
+    scan.hold(ways.into_iter().flat_map(|mut way| std::mem::take(&mut way.found)).collect());
     Ok(())
 }
 
@@ -69,6 +77,8 @@ fn header_at(bytes: &[u8], start: u64) -> Option<(u64, u64)> {
         let block = bytes.get(at as usize..)?.first_chunk::<{ BLOCK as usize }>()?;
         let header = Header::parse(block).ok().filter(|_| block[0] != 0)?;
         let next = (at + BLOCK).checked_add(header.size().checked_next_multiple_of(BLOCK)?)?;
+        // Beyond any file: the scan names it.
+        let next = Some(next).filter(|next| *next <= i64::MAX as u64)?;
         if !header.extends() {
             return Some((at + BLOCK, next));
         }
@@ -82,12 +92,24 @@ struct Follow {
     searches: bool,
     at: u64,
     end: u64,
+    /// Where it began, and its requests for headers.
+    start: u64,
+    requests: u64,
     found: Vec<(u64, Vec<u8>)>,
+    /// Bytes in `found`.
+    held: usize,
+}
+
+impl Drop for Follow {
+    fn drop(&mut self) {
+        // A scan goes through its pages at once.
+        HELD.fetch_sub(self.held, Ordering::Relaxed);
+    }
 }
 
 impl Follow {
     /// Takes the bytes at its place; the next place is behind them.
-    fn step(&mut self, bytes: &[u8], len: u64, held: &AtomicUsize) -> bool {
+    fn step(&mut self, bytes: &[u8], len: u64) -> bool {
         let base = self.at;
         let mut here = 0;
         if self.searches {
@@ -101,12 +123,16 @@ impl Follow {
         let from = here;
         while let Some((end, next)) = header_at(bytes, here) {
             self.take(base + here, &bytes[here as usize..end as usize]);
-            held.fetch_add((end - here) as usize, Ordering::Relaxed);
+            self.held += (end - here) as usize;
+            HELD.fetch_add((end - here) as usize, Ordering::Relaxed);
             here = next;
         }
-        self.at = base + here;
+        self.at = base.saturating_add(here);
+        self.requests += 1;
+        // Small members are read faster in full.
+        let is_slow = self.requests > 16 && self.at - self.start < GAP / 4 * self.requests;
         // At a place without a header, the scan sees for itself.
-        here > from && self.at < self.end.min(len) && held.load(Ordering::Relaxed) < PAGES_MAX
+        here > from && !is_slow && self.at < self.end.min(len) && HELD.load(Ordering::Relaxed) < PAGES_MAX
     }
 
     fn take(&mut self, at: u64, header: &[u8]) {

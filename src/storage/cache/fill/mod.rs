@@ -21,6 +21,7 @@ mod work;
 
 use super::config::{Cache, QUEUE};
 use super::dir::Dir;
+use super::entry::knows_boot;
 use super::kept::{Kept, Object};
 #[cfg(feature = "remote")]
 use super::units::{UNIT, units_of};
@@ -40,6 +41,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use work::Work;
+
+/// Offset of a piece in the data file, and the marks of its units.
+type Written = (u64, Vec<u32>);
 
 /// Downloads at a time, without a limit of memory.
 const THREADS: usize = 8;
@@ -117,6 +121,12 @@ struct Shared {
     brought: AtomicUsize,
     /// Limit of them.
     brought_max: usize,
+    /// Pieces that wait for the sync of their file, and their new bytes.
+    written: Mutex<HashMap<SourceId, (Vec<Written>, u64)>>,
+    /// Threads that wait for such a sync.
+    syncing: AtomicUsize,
+    /// Whether pieces count: not where boots cannot be told apart, nor on a mount, whose other hosts have boots of their own.
+    pieces: bool,
     /// Requests of reads so far, and their bytes.
     #[cfg(feature = "remote")]
     asked: (AtomicU64, AtomicU64),
@@ -135,6 +145,8 @@ struct Queue {
     urgent: VecDeque<Job>,
     /// What reads brought.
     pieces: VecDeque<Piece>,
+    /// Sources whose files are to be synced.
+    syncs: VecDeque<SourceId>,
     later: VecDeque<Job>,
     waiting: HashMap<Job, Waiting>,
     /// Jobs of threads, and whether they download now. Reads join them.
@@ -152,8 +164,10 @@ struct Waiting {
 impl Queue {
     fn next(&mut self) -> Option<Work> {
         let urgent = self.urgent.pop_front().map(Work::Block);
-        let piece = || self.pieces.pop_front().map(Work::Piece);
-        urgent.or_else(piece).or_else(|| self.later.pop_front().map(Work::Block))
+        urgent
+            .or_else(|| self.syncs.pop_front().map(Work::Sync))
+            .or_else(|| self.pieces.pop_front().map(Work::Piece))
+            .or_else(|| self.later.pop_front().map(Work::Block))
     }
 }
 
@@ -204,6 +218,9 @@ impl Fill {
             writers: AtomicUsize::new(0),
             brought: AtomicUsize::new(0),
             brought_max: pieces * cache.block as usize,
+            written: Mutex::default(),
+            syncing: AtomicUsize::new(0),
+            pieces: knows_boot() && cache.own_mount().is_none(),
             #[cfg(feature = "remote")]
             asked: (AtomicU64::new(0), AtomicU64::new(0)),
             full_until: AtomicU64::new(0),
@@ -291,7 +308,8 @@ impl Drop for Fill {
     /// Blocks that reads brought are written first, within [`LAST`].
     fn drop(&mut self) {
         let deadline = Instant::now() + LAST;
-        while self.shared.brought.load(Ordering::Relaxed) > 0 && Instant::now() < deadline {
+        while self.shared.has_pieces_to_write() && Instant::now() < deadline {
+            self.shared.sync_soon();
             std::thread::sleep(LOOK / 5);
         }
         self.end();
@@ -336,7 +354,7 @@ impl Keep for Shared {
         let Some(Some(_)) = self.kept.object(source.index()) else { return Ok(None) };
         let is_block = offset.next_multiple_of(size) + size <= offset + len || len == all;
         // In a dense order, the block itself comes soon.
-        let pieces = is_block || !self.dense && self.keeps_pieces();
+        let pieces = self.pieces && (is_block || !self.dense && self.keeps_pieces());
         let units = units_of(offset, len);
         let wide = units.start * UNIT..(units.end * UNIT).min(all);
         let room = (wide.end - wide.start) as usize;
@@ -362,6 +380,7 @@ impl Keep for Shared {
         // Of a range that was cut, whole units count.
         if bytes.len() < room {
             bytes.truncate(bytes.len() / UNIT as usize * UNIT as usize);
+            bytes.shrink_to_fit();
         }
         self.brought.fetch_sub(room - bytes.len(), Ordering::Relaxed);
         if !bytes.is_empty() {
@@ -400,6 +419,10 @@ impl Shared {
             self.ask_ahead(object, extent.source, *blocks.end() + 1);
         }
         let Some(first) = blocks.find(|block| !object.has(*block)) else { return Route::Disk(op) };
+        let piece = || self.kept.has_pieces(extent.source.index(), object, extent.offset, extent.len);
+        if self.pieces && piece() {
+            return Route::Disk(op);
+        }
         if !keeps {
             return Route::Network(op);
         }
@@ -409,9 +432,7 @@ impl Shared {
             // The network is as fast as a download here, and has more requests to give.
             return Route::Network(op);
         }
-        let piece = || self.kept.has_pieces(extent.source.index(), object, extent.offset, extent.len);
         match self.dense || is_most || object.is_unproven(first) {
-            _ if piece() => Route::Disk(op),
             true => {
                 self.ask(object, extent.source, rest);
                 self.wait_for(op, first)
@@ -466,7 +487,7 @@ impl Shared {
         #[cfg(feature = "remote")]
         {
             let (requests, bytes) = (self.asked.0.load(Ordering::Relaxed), self.asked.1.load(Ordering::Relaxed));
-            requests < FIRST || bytes >= SMALL * requests
+            self.pieces && (requests < FIRST || bytes >= SMALL * requests)
         }
         // Nothing keeps what the reader of files reads on a mount.
         #[cfg(not(feature = "remote"))]

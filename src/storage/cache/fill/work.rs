@@ -7,6 +7,7 @@ use crate::storage::cache::config::PATIENCE;
 use crate::storage::cache::entry::{Entry, Identity, State};
 use crate::storage::cache::kept::Object;
 use crate::storage::cache::origin::{Found, Origin, TOUCHED, compare};
+use crate::storage::cache::units::{UNIT, marks_of};
 use std::collections::hash_map;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,6 +21,8 @@ pub(super) enum Work {
     /// A lookup or a block.
     Block(Job),
     Piece(Piece),
+    /// The pieces of a source are written, and wait for the disk.
+    Sync(SourceId),
 }
 
 /// While some of a file on a mount is read from the mount and some from the disk, it is compared so often.
@@ -36,11 +39,16 @@ impl Shared {
                     self.release(job, run.unwrap_or_else(|_| self.give_up()));
                 }
                 Work::Piece(piece) => {
-                    let put = catch_unwind(AssertUnwindSafe(|| self.put(&piece, &mut buffer)));
+                    let put = catch_unwind(AssertUnwindSafe(|| self.put(&piece)));
                     if put.is_err() {
                         self.give_up();
                     }
                     self.brought.fetch_sub(piece.bytes.len(), Ordering::Relaxed);
+                }
+                Work::Sync(source) => {
+                    if catch_unwind(AssertUnwindSafe(|| self.sync(source, &mut buffer))).is_err() {
+                        self.give_up();
+                    }
                 }
             }
             self.busy.fetch_sub(1, Ordering::Relaxed);
@@ -80,6 +88,7 @@ impl Shared {
         while !self.stop.load(Ordering::Acquire) {
             drop(self.ended.wait_timeout(queue, PATIENCE / 4).unwrap_or_else(PoisonError::into_inner));
             self.sweep();
+            self.sync_soon();
             queue = lock(&self.queue);
         }
     }
@@ -310,13 +319,81 @@ impl Shared {
         Ok(Some(len))
     }
 
-    /// Writes a piece, and the records of the blocks that it completes. What cannot be written comes from the network
-    /// again.
-    fn put(&self, piece: &Piece, buffer: &mut Vec<u8>) {
-        let source = piece.source;
+    /// Writes a piece. What cannot be written comes from the network again.
+    fn put(&self, piece: &Piece) {
+        let (source, range) = (piece.source, (piece.offset, piece.bytes.len() as u64));
+        self.in_entry(source, |entry, identity, path, _| {
+            let there = entry.brought(identity, path, range);
+            let room = range.1.next_multiple_of(4096).saturating_sub(there);
+            self.kept.removed(self.dir.reserve(room)?);
+            entry.put(range.0, &piece.bytes).inspect_err(|_| self.dir.release(room))?;
+            self.dir.written(room);
+            let mut all = lock(&self.written);
+            let (pieces, new) = all.entry(source).or_default();
+            pieces.push((piece.offset, marks_of(&piece.bytes)));
+            *new += range.1.min(room);
+            Ok(())
+        });
+    }
+
+    /// Queues the syncs of files with new pieces: some twice a second, for each takes long.
+    pub(super) fn sync_soon(&self) {
+        let sources: Vec<_> = lock(&self.written).keys().copied().collect();
+        if !sources.is_empty() {
+            let mut queue = lock(&self.queue);
+            let new = sources.into_iter().filter(|source| !queue.syncs.contains(source)).collect::<Vec<_>>();
+            queue.syncs.extend(new);
+            drop(queue);
+            self.changed.notify_all();
+        }
+    }
+
+    pub(super) fn has_pieces_to_write(&self) -> bool {
+        self.brought.load(Ordering::Relaxed) > 0
+            || !lock(&self.written).is_empty()
+            || self.syncing.load(Ordering::Relaxed) > 0
+    }
+
+    /// Marks the pieces of a source, and gives the blocks that they complete their records.
+    fn sync(&self, source: SourceId, buffer: &mut Vec<u8>) {
+        self.syncing.fetch_add(1, Ordering::Relaxed);
+        let (pieces, new) = lock(&self.written).remove(&source).unwrap_or_default();
+        if !pieces.is_empty() {
+            self.in_entry(source, |entry, identity, path, object| {
+                entry.mark(path, &pieces)?;
+                self.kept.wrote_piece(new);
+                let bytes = |marks: &Vec<u32>| marks.len() as u64 * UNIT;
+                let blocks = pieces.iter().flat_map(|(offset, marks)| self.kept.blocks(*offset, bytes(marks)));
+                for block in blocks.filter(|block| !object.has(*block)) {
+                    // Whoever marks the last piece sees them all, and looks before it claims: a claim for nothing would
+                    // keep another from completing the block.
+                    if entry.is_brought(identity, path, block)
+                        && entry.claim(block)
+                        && entry.state(identity, block)? == State::Missing
+                        && entry.complete(identity, path, block, buffer)?
+                    {
+                        self.kept.completed();
+                        object.set(block);
+                    }
+                }
+                Ok(())
+            });
+        }
+        self.syncing.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Does something with the files of an object, if they are those that this process knows.
+    fn in_entry(&self, source: SourceId, work: impl FnOnce(&Entry, &Identity, &Path, &Object) -> io::Result<()>) {
         let Ok(Some((_, identity))) = self.origin(source) else { return };
         let Some(Some(object)) = self.kept.object(source.index()) else { return };
-        match self.put_in(object, &identity, piece, buffer) {
+        let done = || {
+            let (entry, path) = Entry::find(&self.kept.folder(object), &identity)?.ok_or(io::ErrorKind::NotFound)?;
+            match object.is_at(&path) && entry.inode == object.inode {
+                true => work(&entry, &identity, &path, object),
+                false => Err(io::ErrorKind::NotFound.into()),
+            }
+        };
+        match done() {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.kept.lose(source.index());
@@ -324,33 +401,6 @@ impl Shared {
             }
             Err(error) => self.rest("a piece cannot be written", &error),
         }
-    }
-
-    fn put_in(&self, object: &Object, identity: &Identity, piece: &Piece, buffer: &mut Vec<u8>) -> io::Result<()> {
-        let (offset, len) = (piece.offset, piece.bytes.len() as u64);
-        let (entry, path) = Entry::find(&self.kept.folder(object), identity)?.ok_or(io::ErrorKind::NotFound)?;
-        if !object.is_at(&path) || entry.inode != object.inode {
-            return Err(io::ErrorKind::NotFound.into());
-        }
-        let there = entry.brought(identity, &path, (offset, len));
-        let room = len.next_multiple_of(4096).saturating_sub(there);
-        self.kept.removed(self.dir.reserve(room)?);
-        entry.put(&path, offset, &piece.bytes).inspect_err(|_| self.dir.release(room))?;
-        self.dir.written(room);
-        self.kept.wrote_piece(len.min(room));
-        for block in self.kept.blocks(offset, len).filter(|block| !object.has(*block)) {
-            // Whoever brings the last piece sees them all, and looks before it claims: a claim for nothing would keep another
-            // from completing the block.
-            if entry.is_brought(identity, &path, block)
-                && entry.claim(block)
-                && entry.state(identity, block)? == State::Missing
-                && entry.complete(identity, &path, block, buffer)?
-            {
-                self.kept.completed();
-                object.set(block);
-            }
-        }
-        Ok(())
     }
 
     fn download(&self, (origin, job): (Origin, Job), len: u64, buffer: &mut Vec<u8>) -> Result<()> {
