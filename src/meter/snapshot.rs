@@ -317,7 +317,7 @@ macro_rules! numbers {
             slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns
         );
         if let (Some(now), Some(then)) = (&mut $later.storage.network, &$before.storage.network) {
-            $do!(now, then; requests, bytes, in_flight_ns, waiting_ns, retries, throttled);
+            $do!(now, then; requests, bytes, in_flight_ns, waiting_ns, retries, throttled, unversioned);
         }
         if let (Some(now), Some(then)) = (&mut $later.storage.local_cache, &$before.storage.local_cache) {
             $do!(now, then; hits, misses, blocks, bytes, not_kept, removed);

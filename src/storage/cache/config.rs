@@ -24,8 +24,8 @@ pub(super) const QUEUE: usize = 1 << 16;
 /// ([`Changed`](crate::ErrorKind)). Files on local disks are not kept.
 ///
 /// A cached block is read like a file. Until the cache is full, sequential and windowed orders download whole blocks of
-/// 8 MiB, each once per machine; a global shuffle reads what it misses as single ranges, while blocks fill in the
-/// background. A full cache keeps what it has, except for data that no process reads.
+/// 8 MiB, each once per machine; a global shuffle reads what it misses as single ranges, which are kept and fill
+/// the blocks. A full cache keeps what it has, except for data that no process reads.
 ///
 /// ```no_run
 /// # fn main() -> feedline::Result<()> {

@@ -1,7 +1,7 @@
 //! The folder of a cache: who reads which share of it, and how many bytes it holds.
 //!
-//! Each loader books room in a file of its own, which it locks. What the dead have booked comes back with the next count
-//! of all files.
+//! Each loader books room in a file of its own, which it locks. What the dead have booked comes back when a loader
+//! starts, and with the next count of all files.
 
 use super::super::fnv;
 use super::super::publish::Held;

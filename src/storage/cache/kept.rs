@@ -209,8 +209,8 @@ impl Kept {
 
     /// A block of this length was written.
     pub(super) fn wrote(&self, len: u64) {
-        self.counts.blocks.fetch_add(1, Ordering::Relaxed);
-        self.counts.bytes.fetch_add(len, Ordering::Relaxed);
+        self.completed();
+        self.wrote_piece(len);
     }
 
     /// Pieces of this length were written.

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 /// Tries in a row that bring nothing, at least.
 pub(super) const TRIES: u32 = 6;
 
-/// A try ends after this time without a byte, or after the share of the stall deadline that leaves time for all tries.
+/// A try ends when [`LEAST`] bytes take longer than this, or after the share of the stall deadline that leaves time for all tries.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Milliseconds of the patience, which tests shorten.
@@ -196,12 +196,12 @@ pub(super) trait Sink: Send {
 }
 
 /// A whole range in memory.
-pub(super) struct Held {
+pub(super) struct Collected {
     pub(super) start: u64,
     pub(super) bytes: Vec<u8>,
 }
 
-impl Sink for Held {
+impl Sink for Collected {
     fn take(&mut self, at: u64, chunk: &[u8]) {
         self.bytes.truncate((at - self.start) as usize);
         self.bytes.extend_from_slice(chunk);

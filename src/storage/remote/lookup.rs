@@ -1,6 +1,6 @@
 //! Questions to a store: single reads, looks, listings, patterns.
 
-use super::fetch::{self, Held};
+use super::fetch::{self, Collected};
 use super::http::Note;
 use super::store::{Object, Store, lock, lost, pin_of, runtime, store, wait};
 use super::url::Url;
@@ -118,7 +118,7 @@ impl Object {
         // A task of the network threads cannot borrow `out`. Metadata is small, so it may be copied.
         let bytes = wait(async move {
             let bytes = Vec::with_capacity((range.end - range.start) as usize);
-            let mut held = Held { start: range.start, bytes };
+            let mut held = Collected { start: range.start, bytes };
             // A wrong URL is named at once.
             fetch::fetch(&object, range, (fetch::patience(), Duration::ZERO), &mut held).await?;
             Ok(held.bytes)
@@ -150,7 +150,7 @@ impl Object {
             if range.is_empty() {
                 return way;
             }
-            let mut held = Held { start, bytes: Vec::with_capacity((range.end - start) as usize) };
+            let mut held = Collected { start, bytes: Vec::with_capacity((range.end - start) as usize) };
             let got = fetch::fetch(&self, range, (fetch::patience(), Duration::ZERO), &mut held).await;
             if got.is_err() || !step(&mut way, &held.bytes) {
                 return way;
@@ -173,7 +173,7 @@ impl Object {
         buffer.reserve_exact((range.end - range.start) as usize);
         let patience = patience.map_or(fetch::patience(), |patience| patience.min(fetch::patience()));
         let task = runtime()?.spawn(async move {
-            let mut held = Held { start: range.start, bytes: buffer };
+            let mut held = Collected { start: range.start, bytes: buffer };
             let done = fetch::fetch(&self, range, fetch::of_run(patience), &mut held).await;
             let _ = send.send(done.map(|()| held.bytes));
         });
@@ -280,6 +280,5 @@ fn matches(name: &str) -> Result<Vec<PathBuf>> {
         ..glob::MatchOptions::new()
     };
     keys.retain(|key| pattern.matches_with(key.as_ref(), options));
-    keys.sort();
     Ok(keys.iter().map(|key| store.url(key)).collect())
 }
