@@ -3,7 +3,7 @@
 //! [`hidden`] is applied where an error gets its message, its path and its source, so that no caller can forget it. A URL
 //! with a secret is also refused before it is used (`storage/remote/url.rs`), so nothing else ever holds one.
 //!
-//! Limits: a secret without a mark (a bare word) is not known as one. A harmless text of such a form is hidden, too.
+//! Limits: a secret without a mark (a bare word, but in a web address behind its path) is not known as one. A harmless text of such a form is hidden, too.
 
 use std::borrow::Cow;
 

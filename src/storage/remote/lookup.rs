@@ -206,7 +206,7 @@ pub(crate) fn children(path: &Path) -> Result<Vec<(OsString, Kind)>> {
     let url = Url::parse(path)?;
     let folder = url.key.trim_end_matches('/');
     let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-    let (objects, folders) = wait(store(&url)?.list(prefix, true))?;
+    let (objects, folders) = wait(store(&url)?.list(prefix, true)).map_err(|error| error.with_path(path))?;
     let name = |key: &Key| OsString::from(key.filename().unwrap_or_default());
     let objects = objects.iter().map(|key| (name(key), Kind::File));
     Ok(objects.chain(folders.iter().map(|key| (name(key), Kind::Folder))).collect())
@@ -273,7 +273,8 @@ fn matches(name: &str) -> Result<Vec<PathBuf>> {
     let pattern = glob::Pattern::new(&url.key).map_err(bad)?;
     let fixed = url.key.find(['*', '?', '[']).unwrap_or(url.key.len());
     let store = store(&url)?;
-    let (mut keys, _) = wait(store.clone().list(url.key[..fixed].into(), false))?;
+    let (mut keys, _) =
+        wait(store.clone().list(url.key[..fixed].into(), false)).map_err(|error| error.with_path(name))?;
     let options = glob::MatchOptions {
         require_literal_separator: true,
         require_literal_leading_dot: true,
