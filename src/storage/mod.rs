@@ -133,7 +133,8 @@ mod remote {
 ///
 /// Names are those of the crate [`object_store`](https://docs.rs/object_store): for S3 `region`, `endpoint`,
 /// `access_key_id`, `secret_access_key`, `session_token`, `skip_signature`, `virtual_hosted_style_request`, and `profile`
-/// for one of `~/.aws`; for GCS `service_account_path`; for Azure `account_name`, `account_key`, `sas_token`.
+/// for one of `~/.aws`; for GCS `service_account_path`; for Azure `account_name`, `account_key`, `sas_token`. `timeout` is for all stores:
+/// a request without an answer or more bytes for so many seconds is tried again (10).
 ///
 /// Errors: [`ErrorKind::Config`](crate::ErrorKind) for an unknown option, a missing one, or a build without the feature
 /// `remote`. No message shows a value.
@@ -148,13 +149,6 @@ pub fn configure(
     options: impl IntoIterator<Item = (impl Into<String>, impl Into<String>)>,
 ) -> crate::Result<()> {
     remote::configure(store, options.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
-}
-
-/// For tests: the time without bytes after which a request to a store is tried again.
-#[cfg(all(feature = "remote", feature = "unstable"))]
-#[doc(hidden)]
-pub fn set_patience(patience: std::time::Duration) {
-    remote::set_patience(patience);
 }
 
 pub use blob::Blob;

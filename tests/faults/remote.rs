@@ -194,6 +194,19 @@ fn a_fault_that_stays_is_one_error_that_names_the_object() {
 }
 
 #[test]
+fn a_store_has_its_own_timeout() {
+    let (server, bytes) = server();
+    let keys = [("access_key_id", "key"), ("secret_access_key", "secret"), ("timeout", "0.25")];
+    let records = Records::builder(RECORD).open(format!("{}/a.bin", server.try_s3("-own", &keys).unwrap())).unwrap();
+    let loader = Loader::builder(records).batch_size(4).depth(4).build().unwrap();
+    server.script(|request| is_read(request).then_some(Fault::Stall(0)));
+    let error = epoch(&loader, &bytes).unwrap_err();
+    assert!(error.kind() == ErrorKind::Stalled && error.to_string().contains("no byte for 250ms"), "{error}");
+    let error = server.try_s3("-own", &[("timeout", "0")]).unwrap_err();
+    assert!(error.kind() == ErrorKind::Config && error.to_string().contains("timeout must be seconds"), "{error}");
+}
+
+#[test]
 fn a_fault_in_mid_run_follows_the_batches_before_it() {
     let (server, bytes) = server();
     for (fault, kind) in [

@@ -21,27 +21,13 @@ use futures_util::future::BoxFuture;
 use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange, GetResult};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Tries in a row that bring nothing, at least.
 pub(super) const TRIES: u32 = 6;
 
 /// A try ends when [`LEAST`] bytes take longer than this, or after the share of the stall deadline that leaves time for all tries.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Milliseconds of the patience, which tests shorten.
-static PATIENCE_MS: AtomicU64 = AtomicU64::new(PATIENCE.as_millis() as u64);
-
-pub(crate) fn patience() -> Duration {
-    Duration::from_millis(PATIENCE_MS.load(Ordering::Relaxed))
-}
-
-/// For tests: another patience, for the whole process.
-#[cfg(feature = "unstable")]
-pub(crate) fn set_patience(patience: Duration) {
-    PATIENCE_MS.store(patience.as_millis() as u64, Ordering::Relaxed);
-}
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Bytes that must come within the patience.
 const LEAST: u64 = 16 << 10;
@@ -52,9 +38,17 @@ const SLOW_TRIES: u32 = 3;
 /// Halves of the patience for which reads of a loader go on without progress, beyond [`TRIES`].
 const AWAY: u32 = 5;
 
-/// Patience of a loader's reads, and the time that the store may be away: a run outlives a server's restart.
-pub(super) fn of_run(patience: Duration) -> (Duration, Duration) {
-    (patience, patience * AWAY / 2)
+impl Store {
+    /// Patience of a read outside a run. No time away: a wrong URL is named at once.
+    pub(super) fn once(&self) -> (Duration, Duration) {
+        (self.patience, Duration::ZERO)
+    }
+
+    /// Patience of a loader's reads, and the time that the store may be away: a run outlives a server's restart.
+    pub(super) fn of_run(&self, own: Option<Duration>) -> (Duration, Duration) {
+        let patience = own.map_or(self.patience, |own| own.min(self.patience));
+        (patience, patience * AWAY / 2)
+    }
 }
 
 /// Pause before the second try; it doubles with each, up to 3.2 s.
@@ -166,17 +160,17 @@ pub(super) async fn asked<T>(
     mut ask: impl FnMut(Note) -> BoxFuture<'static, object_store::Result<T>>,
 ) -> Result<T> {
     let site = |error: Error| error.with_path(store.url(key));
-    let mut tries = Tries::new(patience(), Duration::ZERO);
+    let mut tries = Tries::new(store.patience, Duration::ZERO);
     loop {
-        let number = ready(store, patience()).await.map_err(site)?;
+        let number = ready(store, store.patience).await.map_err(site)?;
         let (permit, note) = (store.limit.enter().await, Note::default());
-        let failure = match tokio::time::timeout(patience(), ask(note.clone())).await {
+        let failure = match tokio::time::timeout(store.patience, ask(note.clone())).await {
             Ok(Ok(answer)) => {
                 permit.done();
                 return Ok(answer);
             }
             Ok(Err(error)) => failed(store, &error, &note.answer()),
-            Err(_) => silent(&note.answer(), 0, patience()),
+            Err(_) => silent(&note.answer(), 0, store.patience),
         };
         refuse(store, number, failure.class, &tries);
         tries.after(failure, permit).await.map_err(site)?;

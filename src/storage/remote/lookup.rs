@@ -119,8 +119,7 @@ impl Object {
         let bytes = wait(async move {
             let bytes = Vec::with_capacity((range.end - range.start) as usize);
             let mut held = Collected { start: range.start, bytes };
-            // A wrong URL is named at once.
-            fetch::fetch(&object, range, (fetch::patience(), Duration::ZERO), &mut held).await?;
+            fetch::fetch(&object, range, object.store.once(), &mut held).await?;
             Ok(held.bytes)
         });
         let bytes = bytes.map_err(|error| error.with_path(self.url()))?;
@@ -151,7 +150,7 @@ impl Object {
                 return way;
             }
             let mut held = Collected { start, bytes: Vec::with_capacity((range.end - start) as usize) };
-            let got = fetch::fetch(&self, range, (fetch::patience(), Duration::ZERO), &mut held).await;
+            let got = fetch::fetch(&self, range, self.store.once(), &mut held).await;
             if got.is_err() || !step(&mut way, &held.bytes) {
                 return way;
             }
@@ -171,10 +170,9 @@ impl Object {
         let (send, receive) = mpsc::sync_channel(1);
         buffer.clear();
         buffer.reserve_exact((range.end - range.start) as usize);
-        let patience = patience.map_or(fetch::patience(), |patience| patience.min(fetch::patience()));
         let task = runtime()?.spawn(async move {
             let mut held = Collected { start: range.start, bytes: buffer };
-            let done = fetch::fetch(&self, range, fetch::of_run(patience), &mut held).await;
+            let done = fetch::fetch(&self, range, self.store.of_run(patience), &mut held).await;
             let _ = send.send(done.map(|()| held.bytes));
         });
         loop {

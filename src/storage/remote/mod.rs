@@ -12,7 +12,7 @@
 //! (clients), `credentials`, `lookup` (listings), `fetch` (one range, with retries), `reader`.
 //!
 //! Limits: requests in flight per store (`limit`, additive increase and multiplicative decrease; `climb`, by what the link
-//! brings); [`fetch::TRIES`] tries in a row without progress; [`fetch::patience`] without 16 KiB ends a try; one body chunk
+//! brings); [`fetch::TRIES`] tries in a row without progress; [`fetch::PATIENCE`], or the option `timeout`, without 16 KiB ends a try; one body chunk
 //! in memory per request.
 //!
 //! Invariants:
@@ -39,8 +39,6 @@ mod store;
 mod url;
 
 pub(crate) use crate::meter::NetworkMeter as Meter;
-#[cfg(feature = "unstable")]
-pub(crate) use fetch::set_patience;
 pub(crate) use lookup::{children, expand, look};
 pub(crate) use reader::{Keep, NoRoom, Remote};
 pub(crate) use store::{Object, configure};

@@ -7,7 +7,7 @@
 //! Limits: `depth` reads in flight; gaps of at most [`GAP`] are read and dropped. A task owns the buffers of its reads. An
 //! aborted task ends at its next chunk, and its reads complete as cancelled.
 
-use super::fetch::{self, Sink, of_run};
+use super::fetch::{self, Sink};
 use super::limit::REQUESTS_MAX;
 use super::store::{lost, runtime};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -65,7 +65,7 @@ struct Shared {
     requests: AtomicUsize,
     /// A task announces what waits after [`GATHER_TIME`].
     gathers: AtomicBool,
-    patience: Duration,
+    patience: Option<Duration>,
     /// Number of cancellations; a task of an earlier number ends.
     cancels: AtomicU64,
     cancelled: Notify,
@@ -108,7 +108,7 @@ impl Remote {
             done: Done::new(depth, files),
             requests: AtomicUsize::new(0),
             gathers: AtomicBool::new(false),
-            patience: options.patience.map_or(fetch::patience(), |own| own.min(fetch::patience())),
+            patience: options.patience,
             cancels: AtomicU64::new(0),
             cancelled: Notify::new(),
             keep: OnceLock::new(),
@@ -248,7 +248,8 @@ impl Shared {
         let object = self.sources.object(reads.source)?.metered(&self.meter);
         let range = reads.start..reads.end;
         // A task that dies would keep the buffers of its reads.
-        let fetched = AssertUnwindSafe(fetch::fetch(&object, range, of_run(self.patience), reads)).catch_unwind().await;
+        let patience = object.store.of_run(self.patience);
+        let fetched = AssertUnwindSafe(fetch::fetch(&object, range, patience, reads)).catch_unwind().await;
         fetched.unwrap_or_else(|_| Err(lost()))
     }
 }

@@ -1,6 +1,7 @@
 //! Stores of the process, and objects with their version.
 
 use super::credentials::{Credentials, Library, Renewed};
+use super::fetch::PATIENCE;
 use super::http::{Connector, cause};
 use super::limit::Limit;
 use super::profile::Profile;
@@ -36,6 +37,8 @@ pub(super) struct Store {
     /// `None` for requests without a signature.
     pub(super) credentials: Option<Arc<dyn Renewed>>,
     pub(super) limit: Limit,
+    /// A request is tried again after this time without bytes.
+    pub(super) patience: Duration,
     /// Objects that a listing or look has found lately, by key.
     pub(super) found: Mutex<HashMap<String, (Meta, Instant)>>,
 }
@@ -198,6 +201,9 @@ macro_rules! library {
 impl Store {
     /// Settings and credentials come from the environment, as the store's own tools read them, and from `options`.
     fn open(url: &Url, name: String, options: &Options) -> Result<Self> {
+        let (timeout, options) = options.iter().cloned().partition::<Options, _>(|(name, _)| name == "timeout");
+        let patience = timeout.last().map_or(Ok(PATIENCE), |(_, value)| seconds(value))?;
+        let options = &options;
         let Client { reads, lists, credentials } = match url.scheme {
             Scheme::S3 => Self::s3(url, options),
             Scheme::Gcs => Self::gcs(url, options),
@@ -205,7 +211,7 @@ impl Store {
             Scheme::Http | Scheme::Https => Self::http(url, &name, options),
         }
         .map_err(|error| error.with_path(&name))?;
-        Ok(Self { name, client: reads, lists, credentials, limit: Limit::new(), found: Mutex::default() })
+        Ok(Self { name, client: reads, lists, credentials, limit: Limit::new(), patience, found: Mutex::default() })
     }
 
     fn s3(url: &Url, options: &Options) -> Result<Client> {
@@ -282,6 +288,14 @@ fn signed<S: ObjectStore + PaginatedListStore>(
 
 fn refused(error: object_store::Error) -> Error {
     Error::new(ErrorKind::Config, Stage::Index, format!("the store cannot be used: {}", cause(&error)))
+}
+
+/// The option `timeout`: seconds, such as `0.5`.
+fn seconds(value: &str) -> Result<Duration> {
+    let seconds = value.parse().ok().filter(|seconds| (0.01..=600.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| {
+        Error::new(ErrorKind::Config, Stage::Index, "the option timeout must be seconds from 0.01 to 600, such as 10")
+    })
 }
 
 /// Words that the client library takes for true.
