@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::LedgerWriter;
 use crate::memory::{ByteRing, ChunkBuf, Filled, Lease, Pool, Process, Region};
 use crate::meter::{Effort, Meters, Settings};
-use crate::order::Batches;
+use crate::order::{Batches, Locality};
 use crate::pipeline::chunks;
 use crate::pipeline::drains::Drains;
 use crate::pipeline::exchange::{self, ToWorkers};
@@ -73,6 +73,9 @@ impl LoaderBuilder {
 
     fn make(mut self) -> Result<Loader> {
         self.check()?;
+        if self.dataset.chunked().is_none() {
+            self.run.order = self.run.order.in_blocks(self.dataset.len(), self.dataset.sources().total_bytes());
+        }
         let ledger = LedgerWriter::open(self.substitutes()?, self.faults.ledger.as_deref())?;
         let global = self.global_rows()?;
         let placing = Placing::new(self.machine.numa, self.device.device.pci_bus_id(), &self.machine.sysfs)?;
@@ -219,9 +222,12 @@ impl LoaderBuilder {
         // All tries of a request fit the deadline, so that the request's own error comes before the stall's.
         options.patience = Some(self.faults.stall_deadline / 12);
         options.connections = self.memory.budget.map(|budget| budget / 4);
-        options.dense = self.run.order.is_dense();
+        let locality = self.run.order.locality();
+        options.locality = locality;
         let (deadline, open) = (self.faults.stall_deadline, move || storage::open(sources, &options));
-        on_node(place, || runtime::within(deadline, "the storage of the dataset's files", open))??
+        let opened: Opened =
+            on_node(place, || runtime::within(deadline, "the storage of the dataset's files", open))???;
+        Ok(Opened { announcer: opened.announcer.filter(|_| locality == Locality::Blocks), ..opened })
     }
 
     /// The recipe of samples, and each field's route to the device.
@@ -538,6 +544,7 @@ impl Assembly {
                 watch: watch.clone(),
             },
             cache: opened.cache,
+            announcer: opened.announcer,
             again: opened.again,
             to_workers,
             to_io: ToIo {

@@ -102,9 +102,18 @@ pub struct Order {
     shuffled: bool,
     /// Chunks of a group, when samples are shuffled within groups of chunks only.
     window: Option<usize>,
+    /// Samples of a chunk, where the dataset has none of its own; 0 if unknown.
+    block: u64,
     /// Parts of the chunk sequence that are walked at once.
     lanes: u32,
 }
+
+/// Bytes of a chunk, where the dataset has none of its own: some blocks of a cache, of which the first and last are shared
+/// with the chunks beside it.
+const BLOCK: u64 = 32 << 20;
+
+/// Samples of a chunk per hint of [`EpochOrder::ahead`]: none of 16 misses a chunk but once in some million.
+const HINTS: u64 = 16;
 
 /// Lanes at most.
 const LANES_MAX: u32 = 65_536;
@@ -134,7 +143,7 @@ impl fmt::Debug for Source {
 impl Order {
     /// Samples 0, 1, 2, … in the order of the dataset; for evaluation.
     pub fn sequential() -> Self {
-        Self { source: Source::Dataset, seed: 0, shuffled: false, window: None, lanes: 1 }
+        Self { source: Source::Dataset, seed: 0, shuffled: false, window: None, block: 0, lanes: 1 }
     }
 
     /// Parts of the sequence that are walked at once.
@@ -142,9 +151,19 @@ impl Order {
         self.lanes.into()
     }
 
-    /// Whether samples that follow each other mostly lie side by side in the dataset.
-    pub(crate) fn is_dense(&self) -> bool {
-        !self.shuffled && matches!(self.source, Source::Dataset)
+    /// For a dataset without chunks, of `len` samples in `bytes`.
+    pub(crate) fn in_blocks(mut self, len: u64, bytes: u64) -> Self {
+        self.block = (u128::from(BLOCK) * u128::from(len) / u128::from(bytes.max(1))).clamp(1, 1 << 31) as u64;
+        self
+    }
+
+    /// Where samples that follow each other lie.
+    pub(crate) fn locality(&self) -> Locality {
+        match (self.shuffled, &self.source, self.window) {
+            (false, Source::Dataset, None) => Locality::Sequence,
+            (false, Source::Dataset, Some(_)) if self.block > 0 => Locality::Blocks,
+            _ => Locality::None,
+        }
     }
 
     /// Every sample once per epoch, each epoch in another random order.
@@ -157,7 +176,9 @@ impl Order {
     /// `chunks` chunks in an epoch; twice as many chunks are in memory. With as many chunks as there are it is a
     /// global shuffle.
     ///
-    /// `build()` refuses it for a dataset without chunks, where [`shuffled`](Self::shuffled) costs nothing more.
+    /// A dataset without chunks is cut into runs of samples of some 32 MiB together. That is for data behind a
+    /// [cache](crate::storage::Cache), which then brings whole blocks in few requests, ahead of the reads; elsewhere
+    /// [`shuffled`](Self::shuffled) costs nothing more.
     pub fn windowed(seed: u64, chunks: usize) -> Self {
         Self { window: Some(chunks), ..Self::sequential().with_seed(seed) }
     }
@@ -179,12 +200,12 @@ impl Order {
     pub fn indices(ids: impl Into<Vec<u64>>) -> Self {
         let ids: Arc<[u64]> = ids.into().into();
         let largest = ids.iter().copied().max().unwrap_or(0);
-        Self { source: Source::Indices { ids, largest }, seed: 0, shuffled: false, window: None, lanes: 1 }
+        Self { source: Source::Indices { ids, largest }, seed: 0, shuffled: false, window: None, block: 0, lanes: 1 }
     }
 
     /// The ids of a user's [`Sampler`]. Transforms draw by seed 0, unless [`with_seed`](Self::with_seed) sets another.
     pub fn sampler(sampler: impl Sampler) -> Self {
-        Self { source: Source::Sampler(Arc::new(sampler)), seed: 0, shuffled: false, window: None, lanes: 1 }
+        Self { source: Source::Sampler(Arc::new(sampler)), seed: 0, shuffled: false, window: None, block: 0, lanes: 1 }
     }
 
     /// The same samples, shuffled anew each epoch; also sets the seed of transforms.
@@ -243,7 +264,9 @@ impl Order {
         let chunks = chunks.cloned();
         let source = self.source.clone();
         let most = chunks.as_ref().map_or(0, |chunks| chunks.starts.len().saturating_sub(1));
-        Ok(EpochOrder { source, permutation, len, dataset_len, epoch, chunks, lanes, needs: None, most })
+        let block = if self.locality() == Locality::Blocks { self.block } else { 0 };
+        let ahead = block.saturating_mul(self.window.unwrap_or(0) as u64).saturating_mul(u64::from(self.lanes));
+        Ok(EpochOrder { source, permutation, len, dataset_len, epoch, chunks, lanes, block, ahead, needs: None, most })
     }
 
     /// The walk over chunks; `None` when samples come one by one.
@@ -264,12 +287,15 @@ impl Order {
             (Some(_), None) if chunks.is_some() => {
                 bad("a windowed order needs the whole dataset, not a subset; split it by files, or list its samples")
             }
-            (Some(_), None) => bad(
-                "a windowed order needs a dataset in chunks; a shuffled order without windows shuffles this one globally",
-            ),
-            (Some(window), Some(chunks)) => {
+            (Some(_), None) if self.block == 0 => {
+                bad("the chunks of a windowed order are the dataset's: ask the loader for a preview")
+            }
+            (Some(window), chunks) => {
                 let key = Key::new(self.seed).named("windowed order").derive(epoch);
-                Ok(Some(Lanes::new(&chunks.starts, u64::from(self.lanes), window, Some(key))))
+                let ends = || (1..=dataset_len.div_ceil(self.block)).map(|end| (end * self.block).min(dataset_len));
+                let starts =
+                    chunks.map_or_else(|| std::iter::once(0).chain(ends()).collect(), |chunks| chunks.starts.clone());
+                Ok(Some(Lanes::new(&starts, u64::from(self.lanes), window, Some(key))))
             }
             (None, Some(chunks)) if sequential => Ok(Some(Lanes::new(&chunks.starts, u64::from(self.lanes), 1, None))),
             (None, _) if self.lanes > 1 => {
@@ -286,7 +312,7 @@ impl Order {
     /// Errors: of a sampler that panics.
     pub(crate) fn settings(&self, positions: u64) -> Result<Settings> {
         let (kind, identity) = match &self.source {
-            Source::Dataset if self.window.is_some() => (Kind::Windowed, 0),
+            Source::Dataset if self.window.is_some() => (Kind::Windowed, self.block),
             Source::Dataset if self.shuffled => (Kind::Shuffled, 0),
             Source::Dataset => (Kind::Sequential, 0),
             Source::Indices { ids, .. } => (Kind::Indices, hash(ids)),
@@ -324,8 +350,19 @@ pub(crate) struct Settings {
     pub(crate) lanes: u64,
     /// Positions of an epoch.
     pub(crate) positions: u64,
-    /// Hash of the listed indices, or a sampler's identity.
+    /// Hash of the listed indices, a sampler's identity, or samples of a chunk where the dataset has none.
     pub(crate) identity: u64,
+}
+
+/// Where samples that follow each other lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Locality {
+    /// Anywhere.
+    None,
+    /// Within some MiB of each other.
+    Blocks,
+    /// Side by side.
+    Sequence,
 }
 
 /// The kind of an order.
@@ -373,6 +410,9 @@ pub(crate) struct EpochOrder {
     epoch: u64,
     chunks: Option<ChunkStarts>,
     lanes: Option<Lanes>,
+    /// Samples of a chunk, where the dataset has none of its own, and positions up to the next window; else 0.
+    block: u64,
+    ahead: u64,
     /// The sequence in which a rank needs chunks, once the positions that it visits are known.
     needs: Option<Needs>,
     /// The most chunks needed at once, in any epoch.
@@ -440,6 +480,15 @@ impl EpochOrder {
                 self.checked(position, id.map_err(|error| error.within(place()))?)
             }
         }
+    }
+
+    /// Samples of the window after that of the positions: some, so that each chunk of it has one in all likelihood.
+    pub(crate) fn ahead(&self, positions: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
+        let every = (self.block / HINTS).max(1) as usize;
+        let positions = positions.take(if self.ahead > 0 { usize::MAX } else { 0 }).step_by(every);
+        let ahead =
+            positions.map(|position| position.saturating_add(self.ahead)).filter(|position| *position < self.len);
+        ahead.filter_map(|position| self.id(position).ok())
     }
 
     /// The first `count` ids, or as many as there are.
@@ -584,6 +633,27 @@ mod tests {
         assert_eq!(sorted(ids(&shuffled, 10, 0)), [2, 5, 5, 9]);
         assert!((1..20).any(|epoch| ids(&shuffled, 10, epoch) != ids(&shuffled, 10, 0)));
         assert_eq!(ids(&Order::indices([]), 10, 0), [0; 0]);
+    }
+
+    #[test]
+    fn a_windowed_order_without_chunks_shuffles_runs_of_samples() {
+        // 4 MiB each: 8 samples of a run.
+        let order = Order::windowed(5, 3).in_blocks(1000, 1000 * (4 << 20));
+        let epoch = order.epoch(1000, 2).unwrap();
+        let all = epoch.first_ids(u64::MAX).unwrap();
+        assert_eq!(sorted(all.clone()), (0..1000).collect::<Vec<_>>());
+        let runs = |window: &[u64]| window.iter().map(|id| id / 8).collect::<std::collections::BTreeSet<_>>();
+        let windows: Vec<_> = all.chunks(24).map(runs).collect();
+        assert!(windows.iter().all(|runs| runs.len() <= 3), "{windows:?}");
+        assert!(all.chunks(24).take(9).any(|window| !window.is_sorted_by_key(|id| id / 8)), "{all:?}");
+        assert_ne!(all, order.epoch(1000, 3).unwrap().first_ids(u64::MAX).unwrap());
+        // Each run of the next window is announced, and nothing past the epoch's end.
+        let ahead = |positions| epoch.ahead(positions).collect::<Vec<_>>();
+        assert_eq!(runs(&ahead(0..24)), runs(&all[24..48]));
+        assert!(ahead(990..1000).is_empty());
+        assert!(Order::shuffled(5).in_blocks(1000, 1).epoch(1000, 2).unwrap().ahead(0..24).next().is_none());
+        let error = Order::windowed(5, 3).preview(1000, 0, 1).unwrap_err();
+        assert!(error.kind() == ErrorKind::Config && error.to_string().contains("ask the loader"), "{error}");
     }
 
     #[test]

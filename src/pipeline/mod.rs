@@ -104,7 +104,7 @@ pub(crate) use task::Job;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::meter::Meters;
 use crate::report::spans;
-use crate::storage::{Again, Extent, PageCache};
+use crate::storage::{Again, Announcer, Extent, PageCache};
 use crate::sync::Hold;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -112,6 +112,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 pub(crate) struct Core {
     pub(crate) samples: sample::Samples,
     pub(crate) cache: Option<Arc<PageCache>>,
+    /// Tells a cache of reads to come, for orders by blocks.
+    pub(crate) announcer: Option<Announcer>,
     /// Retries failed reads.
     pub(crate) again: Again,
     pub(crate) to_io: ToIo,

@@ -9,10 +9,11 @@ use super::reads::{Begun, Reads};
 use super::sample::Samples;
 use super::task::{Job, Run, Sample};
 use super::watchdog::Doing;
+use crate::dataset::Parts;
 use crate::error::{Error, ErrorKind, Stage};
 use crate::memory::{ByteRing, FreeSlot, Region, Ticket};
 use crate::meter::{Stay, Work, planner};
-use crate::storage::{Completion, PageCache, Reader};
+use crate::storage::{Announcer, Completion, PageCache, Reader};
 use crossbeam_channel::Receiver;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -162,6 +163,9 @@ impl Planner {
                 }
             };
             let Some(mut run) = begin_batch(&self.core.samples, slot, job, ticket) else { continue };
+            if let Some(announcer) = &self.core.announcer {
+                announce(announcer, &self.core.samples, &run);
+            }
             let to_workers = &self.core.to_workers;
             if let Some(chunks) = &mut self.chunks {
                 chunks.plan(run);
@@ -279,6 +283,18 @@ impl Planner {
         }
         // Reads that are still in flight stay with the reader, which leaks and counts them. By then this thread counts
         // as abandoned. That is right: a thread whose reads never complete can never end.
+    }
+}
+
+/// Tells the cache of the reads that follow those of the batch by a window. Their errors are those of the reads.
+fn announce(announcer: &Announcer, samples: &Samples, run: &Run) {
+    let (job, ticket) = (&run.job, run.rows.ticket());
+    let positions = (0..run.len()).map(|row| job.batches.position(ticket.batch, row));
+    for id in job.order.ahead(positions) {
+        let mut parts = Parts::new();
+        if samples.parts(id, &mut parts).is_ok() {
+            parts.iter().filter_map(|(_, part)| part.extent()).for_each(|extent| announcer.announce(&extent));
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The choice of a reader and its reasons: made once, by `build`, from the machine's features.
 
-use super::cache::{Cache, Fill};
+use super::cache::{Announcer, Cache, Fill};
 use super::fault_hook::FaultHook;
 use super::files::{Files, PROBES_MAX, Probe, Seen, probe, seen};
 use super::mixed::Mixed;
@@ -44,6 +44,8 @@ pub struct Opened {
     pub choice: Choice,
     /// Retries of failed reads.
     pub(crate) again: Again,
+    /// Tells the cache of reads to come.
+    pub(crate) announcer: Option<Announcer>,
     /// Counts of requests to object stores, and of their local cache.
     pub(crate) remote: Option<RemoteCounts>,
 }
@@ -112,7 +114,14 @@ fn open_objects(sources: Arc<Sources>, files: bool, options: &ReaderOptions) -> 
         let reader = start_objects((&sources, options), meter, None, None)?;
         let (name, why) = (reader.name(), Vec::new());
         let choice = Choice { reader: name, direct: false, cached_first: false, explicit: false, why };
-        return Ok(Opened { reader, cache: None, choice, again: Again::new(sources, options, None), remote });
+        return Ok(Opened {
+            reader,
+            cache: None,
+            choice,
+            again: Again::new(sources, options, None),
+            announcer: None,
+            remote,
+        });
     }
     let mut opened = open_files(sources.clone(), options)?;
     let objects = start_objects((&sources, options), meter, Some(opened.reader.waker()), None)?;
@@ -129,6 +138,7 @@ fn open_cached(sources: Arc<Sources>, (cache, slow): (&Cache, &[Slow]), options:
     let mut opened = open_files(Arc::new(sources.with_cache(kept.clone())), options)?;
     let waker = opened.reader.waker();
     let fill = Fill::start((sources.clone(), kept.clone()), options, cache, (meter.clone(), waker.clone()))?;
+    opened.announcer = Some(fill.announcer());
     let objects = sources.kinds().0;
     let start = || start_objects((&sources, options), meter.clone(), Some(waker.clone()), Some(&fill));
     let origin = match (objects, slow.is_empty()) {
@@ -209,7 +219,7 @@ fn open_files(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> 
     let name = if slow.is_empty() { reader.name() } else { on_mount(reader.name()) };
     let choice = Choice { reader: name, direct: align > 1, cached_first: cache.is_some(), explicit, why };
     let again = Again::new(sources.clone(), options, seen.clone());
-    Ok(Opened { reader, cache, choice, again, remote: None })
+    Ok(Opened { reader, cache, choice, again, announcer: None, remote: None })
 }
 
 /// A reader's name, if files lie on a network mount and no cache keeps them.

@@ -153,6 +153,7 @@ pub fn configure(
 
 pub use blob::Blob;
 pub(crate) use blob::Way;
+pub(crate) use cache::Announcer;
 pub use cache::{Cache, CacheEntry, CacheWarmed};
 pub(crate) use choice::{Choice, Opened, RemoteCounts, open};
 #[cfg(feature = "unstable")]

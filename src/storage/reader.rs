@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 #[cfg(feature = "unstable")]
 use crate::memory::ByteRing;
 use crate::memory::IoBuf;
+use crate::order::Locality;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -43,8 +44,8 @@ pub struct ReaderOptions {
     pub(crate) connections: Option<usize>,
     /// The cache of objects and of files on network mounts.
     pub(crate) cache: Option<super::Cache>,
-    /// Samples follow each other in their sources.
-    pub(crate) dense: bool,
+    /// Where samples that follow each other lie.
+    pub(crate) locality: Locality,
     /// For tests: the errno with which the setup of io_uring fails.
     #[doc(hidden)]
     pub deny_uring: Option<i32>,
@@ -65,7 +66,7 @@ impl Default for ReaderOptions {
             patience: None,
             connections: None,
             cache: None,
-            dense: false,
+            locality: Locality::None,
             deny_uring: None,
             #[cfg(feature = "unstable")]
             faulty: None,

@@ -485,7 +485,6 @@ fn illegal_settings_of_ranks_are_refused_by_build() {
             "only windowed and sequential orders have lanes",
         ),
         (start().order(Order::windowed(1, 0).lanes(2)).build(), "a window of 0 chunks"),
-        (records().order(windowed(2)).build(), "needs a dataset in chunks"),
         (
             data.dataset.clone().subset([1, 2]).map(|part| Loader::builder(part).order(windowed(2))).unwrap().build(),
             "whole dataset",

@@ -548,6 +548,27 @@ mod compressed {
     }
 
     #[test]
+    fn a_sample_of_a_compressed_shard_has_a_maximum_of_its_own() {
+        let mds = builder().open(fixture("zstd")).unwrap();
+        let values = all(&mds).unwrap();
+        let rows = values.iter().map(|fields| fields.iter().map(|value| value.len() as u64).sum::<u64>());
+        let row = rows.max().unwrap() + 4 * mds.schema().len() as u64;
+        for field in 0..mds.schema().len() {
+            let longest = values.iter().map(|fields| fields[field].len() as u64).max().unwrap();
+            let found = mds.field_bytes_max(field).unwrap();
+            assert!((longest..=row).contains(&found), "field {field}: {found} for {longest}, a row has {row}");
+        }
+        // Exact for a column alone, also where the offsets fill more than a block of zstd.
+        let samples = (0..40_000_usize).map(|k| vec![crate::common::noise(k * 7 % 501, k as u64)]).collect();
+        let oracle = Oracle { columns: vec![("bytes", None)], samples };
+        let shard = oracle.shard();
+        let zip = packed(&shard, false);
+        let mds = fuzzing::mds(&oracle.index(shard.len(), Some(zip.len())), &zip).unwrap();
+        let longest = oracle.samples.iter().map(|fields| fields[0].len() as u64).max().unwrap();
+        assert_eq!(mds.field_bytes_max(0).unwrap(), longest);
+    }
+
+    #[test]
     fn a_decompressed_copy_of_a_shard_is_read_instead() {
         for raw in [vec![1], vec![0, 1, 2, 3]] {
             let dir = Dir::new();

@@ -87,7 +87,7 @@ impl Storage {
         };
         let choice = Choice { reader: "virtual", direct: false, cached_first: false, explicit: false, why: Vec::new() };
         let again = Again::new(Arc::default(), &ReaderOptions::default(), None);
-        (Opened { reader: Box::new(reader), cache: None, choice, again, remote: None }, log)
+        (Opened { reader: Box::new(reader), cache: None, choice, again, announcer: None, remote: None }, log)
     }
 
     fn send(&mut self, now: u64) {

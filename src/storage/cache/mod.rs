@@ -50,6 +50,6 @@ mod warm;
 
 pub use config::Cache;
 pub use contents::CacheEntry;
-pub(crate) use fill::{Fill, Route};
+pub(crate) use fill::{Announcer, Fill, Route};
 pub(crate) use kept::Kept;
 pub use warm::CacheWarmed;

@@ -33,11 +33,15 @@ use crate::memory::ChunkBuf;
 use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{EncodedField, Field, Spec};
 use bytes::Bytes;
+#[cfg(feature = "zstd")]
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Maximum bytes of a shard's own column description (JSON).
 const CONFIG_MAX: u64 = 1 << 20;
+/// Maximum bytes of a block in a zstd frame.
+const ZSTD_BLOCK: u64 = 128 << 10;
 /// Maximum bytes of a zstd frame header.
 const FRAME_HEADER_MAX: u64 = 18;
 /// Heap for opening a chunk: zstd's context and the columns as JSON.
@@ -416,6 +420,30 @@ impl Mds {
         }
     }
 
+    /// Bytes of a shard's largest sample, by its offsets. A compressed shard is read and decompressed up to their end.
+    fn largest_in(&self, number: usize) -> Result<u64> {
+        let Shard { samples, compressed, .. } = self.shards[number];
+        let (source, table) = (SourceId::at(number), 4 * (u64::from(samples) + 2));
+        let (blob, len) = (Blob::of_source(&self.sources, source)?, self.sources.len_of(source));
+        let mut part = if compressed { table.next_multiple_of(ZSTD_BLOCK) + ZSTD_BLOCK } else { table };
+        let words = loop {
+            part = part.min(len);
+            let bytes = blob.read(0, part, "the shard")?;
+            match if compressed { beginning(&bytes, table as usize) } else { Some(bytes) } {
+                Some(words) => break words,
+                None if part < len => part *= 2,
+                None => {
+                    let error =
+                        Error::new(ErrorKind::Decode, Stage::Index, "zstd cannot decompress the shard's offsets");
+                    return Err(error.with_path(self.sources.path(source)));
+                }
+            }
+        };
+        let offset = |word: &[u8]| u32::from_le_bytes(word.try_into().expect("4 bytes"));
+        let offsets: Vec<u32> = words.chunks_exact(4).skip(1).map(offset).collect();
+        Ok(offsets.windows(2).map(|pair| u64::from(pair[1].saturating_sub(pair[0]))).max().unwrap_or(0))
+    }
+
     /// Extent of a sample, if shards are not chunks.
     fn extent(&self, sample: u64) -> Extent {
         let (shard, _) = self.starts.locate(sample);
@@ -490,6 +518,19 @@ fn frame_fits(_: &[u8], _: u64) -> Result<()> {
     supported("zstd")
 }
 
+/// The first `len` bytes of a frame of which `part` is there; `None` if it holds fewer.
+#[cfg(feature = "zstd")]
+fn beginning(part: &[u8], len: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    zstd::stream::read::Decoder::with_buffer(part).ok()?.read_exact(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+#[cfg(not(feature = "zstd"))]
+fn beginning(_: &[u8], _: usize) -> Option<Vec<u8>> {
+    None
+}
+
 /// Fills `target` exactly.
 #[cfg(feature = "zstd")]
 fn decompress(piece: &[u8], target: &mut [u8], scratch: &mut Scratch) -> Result<()> {
@@ -538,6 +579,15 @@ impl Dataset for Mds {
 
     fn sample_bytes_max(&self) -> u64 {
         self.sample_bytes_max
+    }
+
+    /// In chunks, a sample may have as many bytes as a shard. The offsets of all shards tell its own maximum.
+    fn field_bytes_max(&self, field: usize) -> Result<u64> {
+        if !self.chunks || self.chosen[field].makes() {
+            return Ok(if self.chosen[field].makes() { 8 } else { self.sample_bytes_max });
+        }
+        let largest = parallel(0..self.shards.len(), |_, number| self.largest_in(number))?;
+        Ok(self.columns.most(self.chosen[field].column, largest.into_iter().max().unwrap_or(0)))
     }
 
     fn largest_sample(&self) -> Option<u64> {

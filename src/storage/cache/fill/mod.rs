@@ -8,7 +8,8 @@
 //!        └─ the same, and ranges are small ──────────► network; the block is downloaded when no read waits
 //! ```
 //!
-//! In a dense order, threads download ahead of the reads: as many blocks of an object as there are threads.
+//! In a sequential order, threads download ahead of the reads: as many blocks of an object as there are threads. In an
+//! order by blocks, the planner [announces](Announcer) those of the next window.
 //!
 //! So each byte comes once: as a piece of a range, or with its block. Ranges of less than [`SMALL`] bytes in the mean would
 //! take longer than their blocks, and there each byte may come twice.
@@ -26,6 +27,7 @@ use super::kept::{Kept, Object};
 #[cfg(feature = "remote")]
 use super::units::{UNIT, units_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::order::Locality;
 use crate::storage::done::Done;
 use crate::storage::mounts::Mounts;
 use crate::storage::remote::Meter;
@@ -82,6 +84,16 @@ pub(crate) struct Fill {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// Tells a cache of reads to come.
+#[derive(Clone)]
+pub(crate) struct Announcer(Arc<Shared>);
+
+impl Announcer {
+    pub(crate) fn announce(&self, extent: &Extent) {
+        self.0.announce(extent);
+    }
+}
+
 /// A block, or [`LOOKUP`] of an object.
 type Job = (SourceId, u64);
 
@@ -101,7 +113,7 @@ struct Shared {
     mounts: Mounts,
     dir: Dir,
     /// Samples follow each other in their objects, so that whole blocks are soon used.
-    dense: bool,
+    locality: Locality,
     patience: Option<Duration>,
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -203,7 +215,7 @@ impl Fill {
             sources,
             mounts: cache.mounts(),
             dir,
-            dense: options.dense,
+            locality: options.locality,
             patience: options.patience,
             queue: Mutex::default(),
             changed: Condvar::new(),
@@ -242,6 +254,10 @@ impl Fill {
         let refused = |error| Error::os(Stage::Build, "cannot start a thread of the cache", error);
         self.threads.push(started.map_err(refused)?);
         Ok(())
+    }
+
+    pub(crate) fn announcer(&self) -> Announcer {
+        Announcer(self.shared.clone())
     }
 
     /// What is on the disk.
@@ -354,7 +370,7 @@ impl Keep for Shared {
         let Some(Some(_)) = self.kept.object(source.index()) else { return Ok(None) };
         let is_block = offset.next_multiple_of(size) + size <= offset + len || len == all;
         // In a dense order, the block itself comes soon.
-        let pieces = self.pieces && (is_block || !self.dense && self.keeps_pieces());
+        let pieces = self.pieces && (is_block || !self.is_dense() && self.keeps_pieces());
         let units = units_of(offset, len);
         let wide = units.start * UNIT..(units.end * UNIT).min(all);
         let room = (wide.end - wide.start) as usize;
@@ -415,7 +431,7 @@ impl Shared {
         };
         // What a slow disk does not take now, another epoch may bring.
         let keeps = self.keeps();
-        if keeps && self.dense {
+        if keeps && self.locality == Locality::Sequence {
             self.ask_ahead(object, extent.source, *blocks.end() + 1);
         }
         let Some(first) = blocks.find(|block| !object.has(*block)) else { return Route::Disk(op) };
@@ -432,7 +448,7 @@ impl Shared {
             // The network is as fast as a download here, and has more requests to give.
             return Route::Network(op);
         }
-        match self.dense || is_most || object.is_unproven(first) {
+        match self.is_dense() || is_most || object.is_unproven(first) {
             true => {
                 self.ask(object, extent.source, rest);
                 self.wait_for(op, first)
@@ -456,6 +472,11 @@ impl Shared {
         }
     }
 
+    /// Whether all of a block is wanted soon.
+    fn is_dense(&self) -> bool {
+        self.locality != Locality::None
+    }
+
     /// Whether the disk takes blocks now.
     fn keeps(&self) -> bool {
         !(self.rests(&self.full_until) || self.rests(&self.fails_until) || self.is_disk_slow())
@@ -466,6 +487,15 @@ impl Shared {
         let len = self.sources.len_of(extent.source);
         let block_len = self.kept.block().min(len - block * self.kept.block());
         extent.len >= block_len / 4
+    }
+
+    /// Queues the blocks of a read to come.
+    pub(super) fn announce(&self, extent: &Extent) {
+        let known = extent.len > 0 && self.sources.check(extent).is_ok() && self.keeps();
+        if let (true, Some(Some(object))) = (known, self.kept.object(extent.source.index())) {
+            let blocks = self.kept.blocks(extent.offset, extent.len);
+            self.ask(object, extent.source, blocks.filter(|block| !object.has(*block)));
+        }
     }
 
     /// Queues the blocks that follow. Their time comes, as the order is dense: without this, a few reads in flight leave
