@@ -414,11 +414,11 @@ fn o_direct_reads_what_the_cache_wrote() {
 }
 
 /// Another process that reads the bucket through the cache: `once`, or until it is killed.
-fn child(bucket: &Bucket, once: bool) -> Child {
+fn child(bucket: &Bucket, once: bool, capacity: u64) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "cache::part", "--ignored", "--nocapture"]).stdout(Stdio::null());
     command.env("CACHE_URL", bucket.server.http("")).env("CACHE_DIR", bucket.dir.path("cache"));
-    command.env("CACHE_ONCE", once.to_string()).spawn().unwrap()
+    command.env("CACHE_ONCE", once.to_string()).env("CACHE_CAPACITY", capacity.to_string()).spawn().unwrap()
 }
 
 #[test]
@@ -426,7 +426,8 @@ fn child(bucket: &Bucket, once: bool) -> Child {
 fn part() {
     let (url, dir) = (std::env::var("CACHE_URL").unwrap(), std::env::var("CACHE_DIR").unwrap());
     let records = Records::builder(RECORD).open_files(&["a.bin", "b.bin"].map(|name| format!("{url}{name}"))).unwrap();
-    let cache = Cache::at(dir).block_bytes(BLOCK);
+    let capacity = std::env::var("CACHE_CAPACITY").unwrap().parse().unwrap();
+    let cache = Cache::at(dir).block_bytes(BLOCK).capacity(capacity);
     let loader = Loader::builder(records).order(Order::sequential()).batch_size(7).cache(cache).build().unwrap();
     let expected = noise(RECORD * COUNT, 21);
     loop {
@@ -452,7 +453,7 @@ fn a_kill_while_blocks_are_written_leaves_no_wrong_byte() {
         if kill % 4 == 0 {
             let _ = std::fs::remove_dir_all(bucket.dir.path("cache"));
         }
-        let mut child = child(&bucket, false);
+        let mut child = child(&bucket, false, u64::MAX);
         std::thread::sleep(Duration::from_micros(20_000 + 977 * (kill * 37 % 60)));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -463,6 +464,11 @@ fn a_kill_while_blocks_are_written_leaves_no_wrong_byte() {
 
 #[test]
 fn kills_beside_a_living_loader_leak_no_room() {
+    // Without a limit, and with room for one version of the objects.
+    [u64::MAX, (BLOCKS + 4) * BLOCK].into_iter().for_each(kills_leak_no_room);
+}
+
+fn kills_leak_no_room(capacity: u64) {
     let kills: u64 = std::env::var("FEEDLINE_KILLS").map_or(12, |kills| kills.parse().unwrap());
     let bucket = Bucket::new();
     bucket.server.put("bucket/other/c.bin", noise(RECORD * 20, 3));
@@ -474,24 +480,25 @@ fn kills_beside_a_living_loader_leak_no_room() {
         // Other versions, so each child books room.
         bucket.server.put("bucket/a.bin", bytes[..bytes.len() / 2].to_vec());
         bucket.server.put("bucket/b.bin", bytes[bytes.len() / 2..].to_vec());
-        let mut child = child(&bucket, false);
+        let mut child = child(&bucket, false, capacity);
         std::thread::sleep(Duration::from_micros(15_000 + 977 * (kill * 37 % 40)));
         child.kill().unwrap();
         child.wait().unwrap();
-        if kill % 25 == 24 {
+        if capacity == u64::MAX && kill % 25 == 24 {
             bucket.cache().trim(0).unwrap();
         }
     }
-    drop(bucket.loader(Order::sequential(), bucket.cache()));
+    drop(bucket.loader(Order::sequential(), bucket.cache().capacity(capacity)));
     let mut sum = [0; 8];
     std::fs::File::open(bucket.dir.path("cache/v1/used")).unwrap().read_exact_at(&mut sum, 0).unwrap();
     let (sum, on_disk): (u64, u64) =
         (u64::from_le_bytes(sum), bucket.cache().entries().unwrap().iter().map(|entry| entry.bytes).sum());
-    println!("{kills} kills: {sum} bytes in the sum, {on_disk} on the disk");
+    println!("{kills} kills, capacity {capacity}: {sum} bytes in the sum, {on_disk} on the disk");
     // A killed child may have had a block of each thread on its way.
     assert!(sum <= on_disk + 8 * BLOCK, "{sum} bytes in the sum, {on_disk} on the disk");
     // Since the last count, each may have left as much on the disk.
     assert!(on_disk <= sum + (kills % 25 + 1) * 8 * BLOCK, "{sum} bytes in the sum, {on_disk} on the disk");
+    assert!(on_disk <= capacity.saturating_add(8 * BLOCK), "{on_disk} on the disk of {capacity}");
     assert_eq!(
         std::fs::read_dir(bucket.dir.path("cache/v1/booked")).unwrap().count(),
         2,
@@ -509,7 +516,7 @@ fn a_stopped_process_that_claims_blocks_delays_others_once() {
         counter.fetch_add(u64::from(is_read(request)), Ordering::Relaxed);
         is_read(request).then_some(Fault::Delay(Duration::from_secs(5)))
     });
-    let mut stopped = child(&bucket, true);
+    let mut stopped = child(&bucket, true, u64::MAX);
     let deadline = Instant::now() + Duration::from_secs(30);
     while asked.load(Ordering::Relaxed) < 4 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
@@ -534,7 +541,7 @@ fn a_stopped_process_that_claims_blocks_delays_others_once() {
 fn eight_processes_on_one_cache_download_each_block_once() {
     let bucket = Bucket::new();
     bucket.downloads();
-    let children: Vec<_> = (0..8).map(|_| child(&bucket, true)).collect();
+    let children: Vec<_> = (0..8).map(|_| child(&bucket, true, u64::MAX)).collect();
     children.into_iter().for_each(|mut child| assert!(child.wait().unwrap().success()));
     let downloads = bucket.downloads();
     assert!((1..=BLOCKS + BLOCKS / 20).contains(&downloads), "{downloads} downloads of {BLOCKS} blocks");

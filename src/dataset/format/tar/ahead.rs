@@ -19,7 +19,7 @@ use crate::storage::Way;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes from the front that tell how large members are.
-const FRONT: u64 = 4 << 20;
+const FRONT: u64 = 1 << 20;
 
 /// Bytes for each request for headers in the mean: it takes as long as some 100 KB of the link.
 const GAP: u64 = 64 << 10;
@@ -39,7 +39,7 @@ static HELD: AtomicUsize = AtomicUsize::new(0);
 /// Errors: those of reading the shard's front.
 pub(super) fn bring_headers(scan: &mut Scan<'_>) -> Result<()> {
     let len = scan.len();
-    if !scan.asks_a_store() || len < 4 * FRONT {
+    if !scan.asks_a_store() || len < 16 * FRONT {
         return Ok(());
     }
     let front = scan.bytes(0, FRONT as usize)?;
