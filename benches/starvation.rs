@@ -22,12 +22,10 @@
 //! take the time of their bandwidth.
 
 mod common;
-#[cfg(feature = "cuda")]
 #[path = "starvation/device.rs"]
 mod device;
 #[path = "starvation/host.rs"]
 mod host;
-#[cfg(feature = "cuda")]
 #[path = "../tests/common/standin.rs"]
 mod standin;
 
@@ -120,7 +118,6 @@ fn main() -> ExitCode {
 
 fn scenarios() -> Vec<Scenario> {
     let mut all = host::SCENARIOS.to_vec();
-    #[cfg(feature = "cuda")]
     all.extend(device::SCENARIOS);
     all
 }

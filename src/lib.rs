@@ -228,7 +228,6 @@ pub use pipeline::{FieldRoute, Gds, MemoryPlan, Numa, OnBadSample, Route};
 #[doc(hidden)]
 pub use setting::Dialect;
 pub use state::State;
-#[cfg(feature = "signals")]
 pub use stop::Signal;
 pub use stop::Stop;
 
@@ -254,9 +253,7 @@ pub mod profile {
 pub mod unstable {
     pub use crate::dataset::fingerprint::Fingerprint;
     pub use crate::dataset::fuzzing;
-    #[cfg(feature = "cuda")]
     pub use crate::device::cuda::driver::devices;
-    #[cfg(feature = "cuda")]
     pub use crate::device::cuda::found::{Absent, Found};
     pub use crate::dlpack::raw::{DLDataType, DLTensor};
     pub use crate::memory::{ByteRing, IoBuf, RingSpan};

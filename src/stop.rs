@@ -17,7 +17,6 @@
 //! Limits: a signal that arrives while its handler is being installed may be lost. Linux merges equal signals that are
 //! pending together, so two SIGTERMs at once may be one.
 
-#[cfg(feature = "signals")]
 use crate::error::Result;
 use std::fmt;
 use std::sync::Arc;
@@ -35,7 +34,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// # Signals
 ///
-/// With the feature `signals` (default) `Stop::on_signals()` makes one that SIGTERM and SIGUSR1 set, and `Stop::on([…])`
+/// `Stop::on_signals()` makes one that SIGTERM and SIGUSR1 set, and `Stop::on([…])`
 /// one for other signals. Slurm sends SIGTERM at the end of a job's time and kills it `KillWait` (30 s unless configured)
 /// later; with `--signal=USR1@120` it sends SIGUSR1 two minutes before the end to the job's steps. Kubernetes sends
 /// SIGTERM to the first process of a container and kills it `terminationGracePeriodSeconds` later. A shell script in
@@ -73,7 +72,6 @@ pub struct Stop {
 #[derive(Default)]
 struct Shared {
     requested: AtomicBool,
-    #[cfg(feature = "signals")]
     signals: signals::Watch,
 }
 
@@ -93,14 +91,8 @@ impl Stop {
         // The signal first: this call notes it.
         self.signalled() || self.shared.requested.load(Ordering::Acquire)
     }
-
-    #[cfg(not(feature = "signals"))]
-    fn signalled(&self) -> bool {
-        false
-    }
 }
 
-#[cfg(feature = "signals")]
 impl Stop {
     /// A flag set by SIGTERM and SIGUSR1, the signals of schedulers before they end a job. Errors: as [`on`](Self::on).
     pub fn on_signals() -> Result<Self> {
@@ -130,16 +122,13 @@ impl fmt::Debug for Stop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut out = f.debug_struct("Stop");
         out.field("requested", &self.requested());
-        #[cfg(feature = "signals")]
         out.field("signal", &self.signal());
         out.finish()
     }
 }
 
-#[cfg(feature = "signals")]
 pub use signals::Signal;
 
-#[cfg(feature = "signals")]
 mod signals {
     use crate::error::{Error, Result, Stage};
     use crate::sync::Hold;

@@ -84,15 +84,9 @@ pub fn print_tasks(plan: &Plan) {
 }
 
 /// A flag that the signals of schedulers and Ctrl-C set.
-#[cfg(feature = "signals")]
 pub fn stop() -> feedline::Result<Stop> {
     use feedline::Signal;
     Stop::on([Signal::Term, Signal::Usr1, Signal::Int, Signal::Hup])
-}
-
-#[cfg(not(feature = "signals"))]
-pub fn stop() -> feedline::Result<Stop> {
-    Ok(Stop::new())
 }
 
 /// Prints the steps that somebody may have to look at.

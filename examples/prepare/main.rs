@@ -15,10 +15,10 @@
 
 mod job;
 mod shards;
-#[cfg(all(feature = "remote", feature = "signals"))]
+#[cfg(feature = "remote")]
 #[path = "../throughput/source.rs"]
 mod source;
-#[cfg(all(feature = "remote", feature = "signals"))]
+#[cfg(feature = "remote")]
 mod warm;
 
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
@@ -49,7 +49,7 @@ enum Verb {
     Plan(shards::PlanArgs),
     Run(job::RunArgs),
     Finish(job::FinishArgs),
-    #[cfg(all(feature = "remote", feature = "signals"))]
+    #[cfg(feature = "remote")]
     Warm(Box<warm::WarmArgs>),
 }
 
@@ -110,18 +110,18 @@ enum Kind {
 fn main() -> ExitCode {
     feedline::Dialect::CommandLine.speak();
     let command = Args::command();
-    #[cfg(all(feature = "remote", feature = "signals"))]
+    #[cfg(feature = "remote")]
     let command = warm::with_defaults(command);
     let parsed = command.try_get_matches().and_then(|found| Args::from_arg_matches(&found));
-    #[cfg(all(feature = "remote", feature = "signals"))]
+    #[cfg(feature = "remote")]
     let args = source::given(parsed);
-    #[cfg(not(all(feature = "remote", feature = "signals")))]
+    #[cfg(not(feature = "remote"))]
     let args = parsed.unwrap_or_else(|error: clap::Error| error.exit());
     let done = match (args.verb, args.shards.zip(args.options)) {
         (Some(Verb::Plan(args)), _) => shards::plan(&args),
         (Some(Verb::Run(args)), _) => shards::run(&args),
         (Some(Verb::Finish(args)), _) => shards::finish(&args),
-        #[cfg(all(feature = "remote", feature = "signals"))]
+        #[cfg(feature = "remote")]
         (Some(Verb::Warm(args)), _) => warm::run(&args),
         (None, Some((args, options))) => run(&args, &options).map(|()| ExitCode::SUCCESS),
         (None, None) => Err("name a folder of pictures and a folder to write to; --help says more".into()),

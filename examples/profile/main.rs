@@ -21,7 +21,6 @@ mod content;
 #[cfg(test)]
 mod folder;
 mod generate;
-#[cfg(feature = "cuda")]
 mod gpu;
 mod live;
 mod measure;
@@ -41,7 +40,6 @@ mod workload;
 use answer::{Answer, Data, Run};
 use args::Given;
 use feedline::dataset::Dataset;
-#[cfg(feature = "cuda")]
 use feedline::device::DeviceKind;
 use feedline::profile::Names;
 use feedline::tensor::Encoding;
@@ -125,11 +123,9 @@ fn open_outputs(given: &Given, dataset: &dyn Dataset) -> Anyhow<[Option<Output>;
     Ok(output::open_all([args.trace.as_deref(), args.html.as_deref()], dataset.sources(), &others)?)
 }
 
-#[cfg(feature = "signals")]
 const ENDS: [feedline::Signal; 3] = [feedline::Signal::Int, feedline::Signal::Term, feedline::Signal::Hup];
 
 /// Ignores a closed terminal, as under `nohup`: the run goes on.
-#[cfg(feature = "signals")]
 fn hangups_are_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -138,10 +134,7 @@ fn hangups_are_ignored() -> bool {
 
 /// A stop flag for Ctrl-C; a second Ctrl-C ends the process.
 fn stop() -> Anyhow<Stop> {
-    #[cfg(feature = "signals")]
     return Ok(Stop::on(if hangups_are_ignored() { &ENDS[..2] } else { &ENDS }.iter().copied())?);
-    #[cfg(not(feature = "signals"))]
-    Ok(Stop::new())
 }
 
 fn make_data(given: &mut Given) -> Anyhow<()> {
@@ -193,7 +186,6 @@ fn build(given: &Given, dataset: Arc<dyn Dataset>) -> Anyhow<(Arc<Loader>, Step)
     Ok((Arc::new(builder.build()?), step))
 }
 
-#[cfg(feature = "cuda")]
 fn step_of(given: &Given, builder: LoaderBuilder) -> Anyhow<(LoaderBuilder, Step)> {
     let DeviceKind::Cuda(ordinal) = given.args.settings.device.kind() else {
         return Ok((builder, Step::Host(HostStep::new(given.step))));
@@ -201,11 +193,6 @@ fn step_of(given: &Given, builder: LoaderBuilder) -> Anyhow<(LoaderBuilder, Step
     let step =
         gpu::GpuStep::new(ordinal, given.step).map_err(|error| format!("the step on cuda:{ordinal}: {error}"))?;
     Ok((builder.stream(step.stream()), Step::Gpu(step)))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn step_of(given: &Given, builder: LoaderBuilder) -> Anyhow<(LoaderBuilder, Step)> {
-    Ok((builder, Step::Host(HostStep::new(given.step))))
 }
 
 /// All results of a run.

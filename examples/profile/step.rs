@@ -36,7 +36,6 @@ impl Stretch {
 /// Consumer of batches.
 pub enum Step {
     Host(HostStep),
-    #[cfg(feature = "cuda")]
     Gpu(crate::gpu::GpuStep),
 }
 
@@ -45,7 +44,6 @@ impl Step {
     pub fn take(&mut self, batch: Batch, quit: impl Fn() -> bool) -> Result<bool, Box<dyn Error>> {
         match self {
             Self::Host(step) => Ok(step.take(batch, quit)),
-            #[cfg(feature = "cuda")]
             Self::Gpu(step) => step.take(batch).map(|()| true),
         }
     }
@@ -54,7 +52,6 @@ impl Step {
     pub fn end(self) -> Result<Stretch, Box<dyn Error>> {
         match self {
             Self::Host(step) => Ok(step.end()),
-            #[cfg(feature = "cuda")]
             Self::Gpu(step) => step.end(),
         }
     }

@@ -4,10 +4,7 @@
 //! `Backend` (`backend.rs`) is all that a loader uses of a device. The host delivers views of the slot itself. A CUDA
 //! device ([`cuda`]) pins the slots, and copies full ones on its own stream.
 
-#![cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the host is the only backend then"))]
-
 mod backend;
-#[cfg(feature = "cuda")]
 pub mod cuda;
 mod finish;
 mod ops;
@@ -28,30 +25,6 @@ use std::sync::Arc;
 pub struct Device {
     backend: Arc<dyn Backend>,
     why: String,
-}
-
-/// The stand-in for CUDA in a build without the feature.
-#[cfg(not(feature = "cuda"))]
-mod cuda {
-    use super::{Arc, Backend, Error, ErrorKind, Result, Stage};
-
-    const ABSENT: &str = "built without the feature `cuda`";
-
-    pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Backend>> {
-        Err(Error::new(ErrorKind::Device, Stage::Build, format!("cuda:{ordinal}: {ABSENT}")))
-    }
-
-    pub(super) fn best() -> Result<(Arc<dyn Backend>, String)> {
-        Err(Error::new(ErrorKind::Device, Stage::Build, ABSENT))
-    }
-
-    pub(super) fn probe() -> String {
-        format!("host only: {ABSENT}")
-    }
-
-    pub(super) fn leaked() -> u64 {
-        0
-    }
 }
 
 /// Driver objects that broken devices leaked in this process.

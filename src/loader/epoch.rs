@@ -279,7 +279,7 @@ impl Epoch {
             }
             let tick = TICK.min(self.shared.deadlines.stall / LOOKS);
             let left = until.map_or(tick, |until| until.saturating_duration_since(Instant::now()));
-            #[cfg(all(test, feature = "cuda"))]
+            #[cfg(test)]
             crate::meter::Clock::waits();
             match self.shared.ready.recv_timeout(left.min(tick)) {
                 Ok(contents) => {

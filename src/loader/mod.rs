@@ -6,7 +6,7 @@ mod epoch;
 mod origin;
 mod report;
 mod resume;
-#[cfg(all(test, feature = "cuda"))]
+#[cfg(test)]
 mod scenarios;
 mod settings;
 

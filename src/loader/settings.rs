@@ -472,7 +472,7 @@ impl LoaderBuilder {
     }
 
     /// Uses this clock and this reader.
-    #[cfg(all(test, feature = "cuda"))]
+    #[cfg(test)]
     pub(super) fn simulated(mut self, clock: Clock, opened: Opened) -> Self {
         (self.clock, self.opened) = (clock, Some(opened));
         self

@@ -26,7 +26,6 @@ pub use budget::Budget;
 pub(crate) use budget::{Lease, Part};
 pub use chunk::ChunkBuf;
 pub use process::Process;
-#[cfg(feature = "cuda")]
 pub(crate) use region::Pinned;
 pub(crate) use region::{Bytes as RegionBytes, Region, Withheld};
 pub use ring::{ByteRing, RingSpan};

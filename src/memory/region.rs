@@ -157,7 +157,6 @@ impl Region {
     }
 
     /// Registers the region with a device for its whole life. A second call does nothing.
-    #[cfg(feature = "cuda")]
     pub(crate) fn pin(&self, pin: impl FnOnce() -> Result<Box<dyn Pinned>>) -> Result<()> {
         if self.pin.get().is_none() {
             self.withhold(true);
@@ -310,7 +309,6 @@ mod tests {
             assert!(!is_forked(&region), "the second registration withholds it");
             drop(second);
             assert!(is_forked(&region));
-            #[cfg(feature = "cuda")]
             {
                 let refused = || Err(Error::new(ErrorKind::Device, Stage::Device, "refused"));
                 region.pin(refused).unwrap_err();

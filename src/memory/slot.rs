@@ -462,7 +462,6 @@ impl Filled {
     }
 
     /// A range of the slot's bytes, across arrays and their gaps.
-    #[cfg(feature = "cuda")]
     pub(crate) fn span(&self, range: std::ops::Range<usize>) -> &[u8] {
         self.array(range.start, range.len())
     }

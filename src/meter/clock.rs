@@ -23,7 +23,7 @@ enum Kind {
     Still,
 }
 
-#[cfg(all(test, feature = "cuda"))]
+#[cfg(test)]
 thread_local! {
     /// See [`Clock::count_waits`].
     static WAITS: std::cell::RefCell<Option<Arc<AtomicU64>>> = const { std::cell::RefCell::new(None) };
@@ -53,13 +53,13 @@ impl Clock {
     }
 
     /// Counts how often this thread begins to wait for a batch.
-    #[cfg(all(test, feature = "cuda"))]
+    #[cfg(test)]
     pub(crate) fn count_waits(counter: Arc<AtomicU64>) {
         WAITS.set(Some(counter));
     }
 
     /// This thread begins to wait for a batch.
-    #[cfg(all(test, feature = "cuda"))]
+    #[cfg(test)]
     pub(crate) fn waits() {
         WAITS.with_borrow(|waits| {
             if let Some(waits) = waits {

@@ -32,7 +32,6 @@ pub use snapshot::{
 };
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};
-#[cfg(feature = "cuda")]
 pub(crate) use tracks::Ring;
 pub(crate) use tracks::Rings;
 pub use tracks::{Span, Track, Work};

@@ -35,7 +35,6 @@ pub struct Span {
 }
 
 impl Track {
-    #[cfg(feature = "cuda")]
     pub(crate) fn new(name: &str, spans: Vec<Span>) -> Self {
         Self { name: name.into(), spans }
     }

@@ -98,7 +98,6 @@ impl Shard {
     }
 
     /// The local rank alone: `LOCAL_RANK` gives it also where no variable gives the rank.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "it chooses among GPUs"))]
     pub(crate) fn local_from_env() -> Result<Option<u32>> {
         local(Env(&environment))
     }

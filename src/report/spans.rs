@@ -13,42 +13,7 @@
 
 use crate::error::Error;
 use std::time::Duration;
-#[cfg(feature = "tracing")]
 use tracing::{Level, Span, debug, debug_span, enabled, error, info, info_span, span::EnteredSpan, warn};
-#[cfg(not(feature = "tracing"))]
-use without::*;
-
-/// The names of `tracing` that this file uses, as nothing.
-#[cfg(not(feature = "tracing"))]
-mod without {
-    #[derive(Debug)]
-    pub(super) struct Span;
-    pub(super) type EnteredSpan = Span;
-
-    impl Span {
-        pub(super) fn entered(self) -> Self {
-            self
-        }
-    }
-
-    /// A span or an event. It names its arguments, so that no variable is unused.
-    macro_rules! nothing {
-        (target: $target:literal, parent: $parent:expr, $($given:expr),*) => {{ let _ = ($parent, $($given),*); Span }};
-        (target: $target:literal, $($(%)? $(?)? $given:expr),*) => {{ let _ = ($($given),*); Span }};
-    }
-
-    macro_rules! enabled {
-        ($($given:tt)*) => {
-            false
-        };
-    }
-
-    pub(super) use {
-        enabled, nothing as debug, nothing as debug_span, nothing as error, nothing as info, nothing as info_span,
-        nothing as warn,
-    };
-}
-
 /// The outcome of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -126,16 +91,7 @@ pub(crate) fn fault(fault: &Error, outcome: Outcome) {
     }
 }
 
-#[cfg(all(test, not(feature = "tracing")))]
-mod tests {
-    #[test]
-    fn without_the_feature_spans_take_no_room() {
-        assert_eq!((size_of::<super::Epoch>(), size_of::<super::Wait>()), (0, 0));
-        assert!(!super::wants_verdicts());
-    }
-}
-
-#[cfg(all(test, feature = "tracing"))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::fmt::{Debug, Write};

@@ -127,14 +127,12 @@ struct Life<'a> {
 impl Sweep {
     /// Runs some lives with devices of their own; checks their kept batches, and that nothing is left.
     fn lives(&mut self, numbers: std::ops::Range<u64>) {
-        #[cfg(feature = "cuda")]
         let session = {
             let gpu = standin::Gpu::new(1 << 30, "0000:3b:00.0");
             let (bandwidth, latency) = (2 << 30, Duration::from_micros(30));
             standin::cuda().session(standin::Config { devices: vec![gpu], bandwidth, latency, ..Default::default() })
         };
         self.devices.push(feedline::Device::host());
-        #[cfg(feature = "cuda")]
         self.devices.push(feedline::Device::cuda(0).unwrap());
         for number in numbers {
             self.life(number);
@@ -142,7 +140,6 @@ impl Sweep {
         }
         self.forget(0);
         self.devices.clear();
-        #[cfg(feature = "cuda")]
         {
             // Batches that outlive their loader are freed by threads.
             standin::soon(|| session.live() == standin::Live::default());
@@ -319,18 +316,12 @@ impl Life<'_> {
 }
 
 /// On the host the slots bound the held batches; on a device its buffers do.
-#[cfg(feature = "cuda")]
 fn on_device(builder: LoaderBuilder, device: &feedline::Device, number: usize, slots: usize) -> (LoaderBuilder, usize) {
     if number == 0 {
         return (builder.device(device.clone()), slots);
     }
     let buffers = 2 + slots / 2;
     (builder.device(device.clone()).device_batches(buffers), buffers)
-}
-
-#[cfg(not(feature = "cuda"))]
-fn on_device(builder: LoaderBuilder, device: &feedline::Device, _: usize, slots: usize) -> (LoaderBuilder, usize) {
-    (builder.device(device.clone()), slots)
 }
 
 /// Makes the next reads of the file reach storage, through any reader.

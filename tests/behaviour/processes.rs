@@ -228,10 +228,7 @@ fn rank() {
 }
 
 fn stop() -> Stop {
-    #[cfg(feature = "signals")]
     return Stop::on_signals().unwrap();
-    #[cfg(not(feature = "signals"))]
-    Stop::new()
 }
 
 /// Without explicit io_uring: some machines lack it, and the kernel may still hold memory of ranks just killed.
@@ -437,9 +434,7 @@ enum End {
     ByItself,
     KillAll,
     KillOneThenTheOthers,
-    #[cfg(feature = "signals")]
     TermAll,
-    #[cfg(feature = "signals")]
     TermOne,
 }
 
@@ -456,9 +451,7 @@ impl End {
                 std::thread::sleep(Duration::from_micros(draws.below(5000)));
                 ranks.iter_mut().for_each(|rank| rank.send(Number::KILL));
             }
-            #[cfg(feature = "signals")]
             Self::TermAll => ranks.iter_mut().for_each(|rank| rank.send(Number::TERM)),
-            #[cfg(feature = "signals")]
             Self::TermOne => ranks[one].send(Number::TERM),
         }
     }
@@ -472,7 +465,6 @@ impl End {
         match self {
             Self::ByItself => false,
             Self::KillAll | Self::KillOneThenTheOthers => status.signal() == Some(Number::KILL.as_raw()),
-            #[cfg(feature = "signals")]
             Self::TermAll | Self::TermOne => status.code() == Some(LEFT),
         }
     }
@@ -659,7 +651,6 @@ fn padding_rows_are_no_samples_before_and_after_a_kill() {
 }
 
 #[test]
-#[cfg(feature = "signals")]
 fn sigterm_stops_all_ranks_after_the_same_step() {
     survives(&SHUFFLED, &[4, 2, 8, 1, 3, 5], &[End::TermOne, End::TermAll]);
     survives(&WINDOWED, &[3, 8, 2, 4], &[End::TermAll, End::KillAll, End::TermOne]);

@@ -1,8 +1,6 @@
 //! Real signals to separate processes: each test starts itself again as a child, which runs the test's `child` and
 //! reports in lines, while the parent sends the signals. Every wait has a deadline.
 
-#![cfg(feature = "signals")]
-
 use crate::common::{here, process, told};
 use feedline::{Signal, Stop};
 use rustix::process::{Pid, Signal as Number, kill_process};

@@ -4,11 +4,8 @@
 
 pub mod cached;
 pub mod child;
-#[cfg(feature = "cuda")]
 pub mod cuda;
-#[cfg(feature = "cuda")]
 pub mod cufile;
-#[cfg(feature = "cuda")]
 pub mod doubles;
 pub mod formats;
 pub mod gate;
@@ -21,7 +18,6 @@ pub mod numeric;
 pub mod runs;
 #[cfg(feature = "remote")]
 pub mod server;
-#[cfg(feature = "cuda")]
 pub mod standin;
 pub mod sweep;
 pub mod synthetic;

@@ -1,6 +1,5 @@
 //! The promises of a loader on a CUDA device, against stand-ins of the libraries; the same loader on the host is the
 //! oracle.
-#![cfg(feature = "cuda")]
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -22,5 +22,5 @@ mod substitutes;
 mod torture;
 
 // The parts of the example refer to each other at the crate root.
-#[cfg(all(feature = "image", feature = "signals"))]
+#[cfg(feature = "image")]
 use torture::{copy, damage, job, scenarios, source, supervise};

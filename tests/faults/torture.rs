@@ -1,6 +1,6 @@
 //! The example `torture`: its parts, and the whole program on generated data.
 
-#![cfg(all(feature = "image", feature = "signals"))]
+#![cfg(feature = "image")]
 
 #[allow(dead_code)]
 #[path = "../../examples/torture/copy.rs"]

@@ -42,7 +42,7 @@
 //! - A terminal that goes away (window closed, connection lost) acts as q.
 //! - A panic of any thread, even one that the loader catches, ends the dashboard, so that its message is readable.
 //! - After q, Esc or Ctrl-C the terminal is restored at once, and [`Live::quit`] tells the caller to end. A second
-//!   Ctrl-C is then the usual signal. SIGTERM does the same, with the feature `signals`. Both need a caller that
+//!   Ctrl-C is then the usual signal. SIGTERM does the same. Both need a caller that
 //!   checks.
 
 mod keys;
@@ -215,23 +215,16 @@ fn action(key: KeyEvent) -> Option<Action> {
 
 /// Whether SIGTERM came.
 struct Terminated {
-    #[cfg(feature = "signals")]
     stop: feedline::Stop,
 }
 
 impl Terminated {
     fn watch() -> feedline::Result<Self> {
-        Ok(Self {
-            #[cfg(feature = "signals")]
-            stop: feedline::Stop::on([feedline::Signal::Term])?,
-        })
+        Ok(Self { stop: feedline::Stop::on([feedline::Signal::Term])? })
     }
 
     fn requested(&self) -> bool {
-        #[cfg(feature = "signals")]
         return self.stop.requested();
-        #[cfg(not(feature = "signals"))]
-        false
     }
 }
 

@@ -1,5 +1,4 @@
 //! The promises of a loader on a CUDA device, against the stand-in driver. The same loader on the host is the oracle.
-#![cfg(feature = "cuda")]
 
 /// Bytes, shapes and numbers of batches equal the host's.
 mod conformance;

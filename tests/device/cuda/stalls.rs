@@ -65,11 +65,9 @@ fn a_stopped_consumer_stream_is_no_stall() {
 }
 
 /// Takes the loader's warnings.
-#[cfg(feature = "tracing")]
 #[derive(Clone, Default)]
 struct Warnings(Arc<std::sync::Mutex<Vec<String>>>);
 
-#[cfg(feature = "tracing")]
 impl tracing::field::Visit for Warnings {
     fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
         if field.name() == "message" {
@@ -78,7 +76,6 @@ impl tracing::field::Visit for Warnings {
     }
 }
 
-#[cfg(feature = "tracing")]
 impl tracing::Subscriber for Warnings {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
         metadata.target() == "feedline" && *metadata.level() == tracing::Level::WARN
@@ -102,7 +99,6 @@ impl tracing::Subscriber for Warnings {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-#[cfg(feature = "tracing")]
 #[test]
 fn a_consumer_stream_that_stands_still_is_told_once() {
     case(config(), |_| {

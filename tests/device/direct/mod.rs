@@ -1,5 +1,4 @@
 //! Rows read from files into device memory by cuFile, against the stand-ins. The same loader on the host is the oracle.
-#![cfg(feature = "cuda")]
 
 mod failures;
 mod formats;

@@ -153,35 +153,21 @@ fn settings(sweep: Sweep) -> Vec<(usize, usize)> {
 
 /// The stand-in GPU driver, if the sweep needs it.
 struct Driver {
-    #[cfg(feature = "cuda")]
     session: Option<standin::Session>,
 }
 
 impl Driver {
-    #[cfg(feature = "cuda")]
     fn new(gpu: bool) -> Self {
         Self { session: gpu.then(|| standin::cuda().session(standin::Config::default())) }
     }
 
-    #[cfg(not(feature = "cuda"))]
-    fn new(gpu: bool) -> Self {
-        assert!(!gpu, "no GPU without the feature");
-        Self {}
-    }
-
     fn device(&self) -> Option<Device> {
-        #[cfg(feature = "cuda")]
         return self.session.as_ref().map(|_| Device::cuda(0).unwrap());
-        #[cfg(not(feature = "cuda"))]
-        None
     }
 
     /// Description of its live objects.
     fn alive(&self) -> Option<String> {
-        #[cfg(feature = "cuda")]
         return self.session.as_ref().map(|session| format!("{:?}", session.live()));
-        #[cfg(not(feature = "cuda"))]
-        None
     }
 }
 
@@ -266,7 +252,6 @@ fn any_failing_read_leaves_right_rows_or_named_substitutes() {
     run(1);
 }
 
-#[cfg(feature = "cuda")]
 #[test]
 fn any_failing_read_before_a_gpu_has_the_same_ends() {
     run(2);
