@@ -89,11 +89,9 @@ impl Stop {
     /// Whether the flag was set, by [`request`](Self::request) or by a signal. A few atomic loads: poll it every step.
     pub fn requested(&self) -> bool {
         // The signal first: this call notes it.
-        self.signalled() || self.shared.requested.load(Ordering::Acquire)
+        self.signal().is_some() || self.shared.requested.load(Ordering::Acquire)
     }
-}
 
-impl Stop {
     /// A flag set by SIGTERM and SIGUSR1, the signals of schedulers before they end a job. Errors: as [`on`](Self::on).
     pub fn on_signals() -> Result<Self> {
         Self::on([Signal::Term, Signal::Usr1])
@@ -111,10 +109,6 @@ impl Stop {
     /// since the last call, it is the one listed first in [`Signal`].
     pub fn signal(&self) -> Option<Signal> {
         self.shared.signals.first()
-    }
-
-    fn signalled(&self) -> bool {
-        self.signal().is_some()
     }
 }
 
