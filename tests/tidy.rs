@@ -39,7 +39,6 @@ const UNSAFE: &[&str] = &[
     "examples/pytorch/src/stream.rs",
     "examples/pytorch/src/tensor.rs",
     "src/decode/image/turbo.rs",
-    "src/device/backend.rs",
     "src/device/cuda/copy.rs",
     "src/device/cuda/cufile/api.rs",
     "src/device/cuda/cufile/mod.rs",

@@ -1,29 +1,26 @@
-//! The interface between loader and device. Its two backends, the host and CUDA, exist in every build; CUDA works only
-//! if compiled in.
+//! The interface between loader and device: the host, or a GPU.
 //!
 //! ```text
 //! Backend              the device: address, streams
 //!   └─ lane() ──► Lane          one loader: memory of its batches, registered for direct reads
-//!        └─ open() ──► Engine        on the transfer thread: pins slots, runs the operations of a batch
+//!        └─ open() ──► Copier        on the transfer thread: pins slots, runs the operations of a batch
 //!        │    └─ copy() ──► OnDevice     a batch that the consumer holds
 //!        └────────► DirectReader, IdleMeter
 //! ```
 //!
 //! The operations on a batch are one list, [`DeviceOp`]: a new step is a new variant, made by `pipeline/recipe.rs` and
-//! run by the engine.
+//! run by the copier.
 
-#![allow(unsafe_code)]
-
+use super::cuda::{Buffer, Lane};
 use super::{DeviceKind, DeviceOp, Stream};
 use crate::error::{Error, Result};
 use crate::ledger::BadSample;
-use crate::memory::{Array, Filled, Region, Ticket};
-use crate::meter::{Clock, GpuIdle, Track};
+use crate::memory::{Array, Filled, Ticket};
+use crate::meter::Clock;
 use crate::sync::Hold;
 use crate::tensor::Layout;
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 use rustix::fd::OwnedFd;
-use std::any::Any;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,7 +51,7 @@ pub(crate) trait Backend: Send + Sync {
     fn beside_captures(&self, work: &mut dyn FnMut());
 
     /// The batch memory of a new loader. `None`: batches are delivered in their slots.
-    fn lane(self: Arc<Self>) -> Option<Box<dyn Lane>>;
+    fn lane(self: Arc<Self>) -> Option<Lane>;
 }
 
 /// The host: delivers slots unchanged.
@@ -89,27 +86,9 @@ impl Backend for Host {
         work();
     }
 
-    fn lane(self: Arc<Self>) -> Option<Box<dyn Lane>> {
+    fn lane(self: Arc<Self>) -> Option<Lane> {
         None
     }
-}
-
-/// One loader's part of a device during `build`.
-pub(crate) trait Lane: Send {
-    /// Opens the direct route and runs the trial read. Returns the actual route of the bytes, or why it is not used.
-    fn open_direct(&mut self, trial: DirectTrial) -> Result<String, String>;
-
-    /// Gives up direct reads.
-    fn close_direct(&mut self);
-
-    /// Reserves the memory of `count` batches of `bytes` bytes, if direct reads need it registered.
-    fn reserve(&mut self, count: usize, bytes: usize) -> Result<(), Unreserved>;
-
-    /// The open direct reader.
-    fn direct(&self) -> Option<Arc<dyn DirectReader>>;
-
-    /// Reserves the remaining memory and opens the streams.
-    fn open(self: Box<Self>, setup: Setup) -> Result<Opened>;
 }
 
 /// Failure to reserve batch memory.
@@ -133,7 +112,7 @@ pub(crate) struct DirectTrial {
     pub(crate) any_route: bool,
 }
 
-/// Parameters of an engine.
+/// Parameters of a copier.
 pub(crate) struct Setup {
     /// The arrays of the slot.
     pub(crate) slot: Layout,
@@ -150,45 +129,6 @@ pub(crate) struct Setup {
     pub(crate) clock: Clock,
     /// Whether to measure idle time.
     pub(crate) measured: bool,
-}
-
-/// An open lane.
-pub(crate) struct Opened {
-    pub(crate) engine: Box<dyn Engine>,
-    pub(crate) idle: Arc<dyn IdleMeter>,
-}
-
-/// Runs the operations of batches. Lives on the transfer thread.
-pub(crate) trait Engine: Send {
-    /// Pins a slot's memory for as long as it lives.
-    fn pin(&self, region: &Region) -> Result<()>;
-
-    /// Receives free buffers.
-    fn free(&self) -> &Receiver<Box<dyn DeviceBatch>>;
-
-    /// A free buffer for a batch, if any.
-    fn take(&mut self) -> Option<Box<dyn DeviceBatch>>;
-
-    /// Takes back an unused buffer.
-    fn give_back(&mut self, buffer: Box<dyn DeviceBatch>);
-
-    /// Whether all work on the buffer has ended, for writers other than the engine. If not, the bell rings when it has.
-    fn is_idle(&self, buffer: &mut dyn DeviceBatch) -> Result<bool>;
-
-    /// Whether a busy buffer waits for consumers' streams rather than its own last copy.
-    fn awaits_consumer(&self, buffer: &dyn DeviceBatch) -> bool;
-
-    /// Enqueues the operations of a batch.
-    fn copy(&mut self, slot: Filled, buffer: Box<dyn DeviceBatch>, now: u64) -> Copied;
-
-    /// Copies in flight.
-    fn in_flight(&self) -> usize;
-
-    /// Frees the slots of finished copies. Passes each copy's time on the device to `done`, if known.
-    fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Option<OnBus>)) -> Result<()>;
-
-    /// State of the oldest copy in flight.
-    fn oldest(&mut self, now: u64) -> Result<Oldest>;
 }
 
 /// Outcome of a copy request.
@@ -218,91 +158,6 @@ pub(crate) enum Oldest {
     Blocked,
     /// The device alone delays it: copies run since this time of the host's clock.
     Runs(u64),
-}
-
-/// Measures the idle time of the consumer's stream.
-pub(crate) trait IdleMeter: Send + Sync {
-    /// `next()` was entered, for an iterator's first batch or a later one, behind a check of the builder's streams if
-    /// there are any.
-    fn asked(&self, first: bool, checked: bool);
-
-    /// Totals so far.
-    fn totals(&self) -> GpuIdle;
-
-    /// Recent activity of the stream.
-    fn track(&self) -> Track;
-}
-
-/// Reads from files directly into batch memory.
-pub(crate) trait DirectReader: Send + Sync {
-    /// Alignment of offsets and lengths, in bytes.
-    fn align(&self) -> u64;
-
-    /// Registers a file opened with O_DIRECT.
-    fn open(&self, file: OwnedFd) -> Result<Box<dyn DirectFile>, String>;
-
-    /// Host memory and a stream, for reads that cannot go direct.
-    fn bounce(&self, bytes: usize) -> Result<Box<dyn Bounce>>;
-
-    /// The actual route of the bytes so far.
-    fn mode(&self) -> String;
-}
-
-/// A file for direct reads.
-pub(crate) trait DirectFile: Send + Sync {
-    /// Reads `len` bytes at `offset` of the file to `base + place`; returns the bytes read. `base` is the start of a
-    /// buffer.
-    ///
-    /// # Safety
-    /// The bytes belong to that buffer. They have no other user until the call returns; if its thread is abandoned, they
-    /// never have one.
-    unsafe fn read(&self, base: DevicePtr, len: usize, offset: u64, place: u64) -> Result<usize, String>;
-}
-
-/// Host memory with a route to the device.
-pub(crate) trait Bounce: Send {
-    /// The whole memory.
-    fn bytes(&mut self) -> &mut [u8];
-
-    /// Copies the first `len` bytes to the device, and waits. An error says whether the copy may still be in flight.
-    ///
-    /// # Safety
-    /// `[to, to + len)` belongs to a buffer, and has no other user until the call returns.
-    unsafe fn send(&mut self, to: DevicePtr, len: usize) -> Result<(), (Error, bool)>;
-}
-
-/// Memory of one batch on a device.
-pub(crate) trait DeviceBatch: Any + Send + Sync {
-    fn head(&self) -> &BatchHead;
-
-    /// The batch's arrays.
-    fn layout(&self) -> &Layout;
-
-    /// Start address.
-    fn base(&self) -> DevicePtr;
-
-    fn kind(&self) -> DeviceKind;
-
-    /// Binds a stream: its later work finds the data, and its work before the drop delays reuse of the memory.
-    ///
-    /// Takes `&self`, under an uncontended lock.
-    fn bind(&self, stream: &Stream) -> Result<()>;
-
-    /// Binds the default stream, unless a stream is bound already.
-    fn bind_any(&self) -> Result<()>;
-
-    /// Binds the builder's streams, which `build` has checked. Fails on a broken device, where the bytes may never
-    /// arrive.
-    fn hand_out(&self, streams: &[Stream]) -> Result<()>;
-
-    /// Copies `to.len()` bytes from `from` of the batch to the host, and waits for them.
-    fn read_back(&self, from: usize, to: &mut [u8]) -> Result<()>;
-
-    /// After the consumer's drop: returns the buffer to the engine.
-    fn release(self: Box<Self>);
-
-    /// Leaks the buffer: the device may write to it for ever.
-    fn leak(self: Box<Self>);
 }
 
 /// The host's copy of a device batch's metadata, so that the end of the copy can free the slot.
@@ -355,10 +210,10 @@ fn refill<T: Copy>(list: &mut Vec<T>, from: &[T]) {
 }
 
 /// A batch's contents in device memory. Dropping it releases the memory.
-pub(crate) struct OnDevice(Option<Box<dyn DeviceBatch>>);
+pub(crate) struct OnDevice(Option<Box<Buffer>>);
 
 impl OnDevice {
-    pub(crate) fn new(memory: Box<dyn DeviceBatch>) -> Self {
+    pub(crate) fn new(memory: Box<Buffer>) -> Self {
         Self(Some(memory))
     }
 
@@ -366,7 +221,7 @@ impl OnDevice {
         self.memory().head()
     }
 
-    pub(crate) fn memory(&self) -> &dyn DeviceBatch {
+    pub(crate) fn memory(&self) -> &Buffer {
         self.0.as_deref().expect("taken only by drop")
     }
 
@@ -445,6 +300,6 @@ impl OnDevice {
 
 impl Drop for OnDevice {
     fn drop(&mut self) {
-        self.0.take().into_iter().for_each(DeviceBatch::release);
+        self.0.take().into_iter().for_each(Buffer::release);
     }
 }

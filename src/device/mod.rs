@@ -11,6 +11,7 @@ mod ops;
 mod stream;
 
 pub(crate) use backend::*;
+pub(crate) use cuda::{Bounce, Buffer, Copier, DirectFile, DirectReader, IdleMeter, Lane};
 pub use finish::Finish;
 pub(crate) use ops::{DeviceOp, DirectStep, FinishStep, Gather};
 pub use stream::Stream;

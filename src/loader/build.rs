@@ -418,7 +418,7 @@ type WorkerThreads = (rayon::ThreadPool, runtime::Handles);
 struct Started {
     runtime: Runtime,
     ready: Receiver<Contents>,
-    idle: Option<Arc<dyn IdleMeter>>,
+    idle: Option<Arc<IdleMeter>>,
 }
 
 /// Channel ends outside the exchange.

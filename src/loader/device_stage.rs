@@ -4,7 +4,7 @@
 
 use super::settings::DeviceSettings;
 use crate::dataset::{Dataset, Part, Parts};
-use crate::device::{Backend, DeviceKind, DirectReader, DirectTrial, Engine, IdleMeter, Lane, Setup, Unreserved};
+use crate::device::{Backend, Copier, DeviceKind, DirectReader, DirectTrial, IdleMeter, Lane, Setup, Unreserved};
 use crate::error::{Result, Stage, caught};
 use crate::memory::{Filled, Pool};
 use crate::meter::{Meters, Role};
@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// The route of each field to the device, with its resources.
 pub(super) struct Routes {
     settings: DeviceSettings,
-    lane: Option<Box<dyn Lane>>,
+    lane: Option<Lane>,
     sources: Arc<Sources>,
     context: RouteContext,
     /// By field of the dataset: the extent of its first row, if rows are unchanged bytes of a file.
@@ -97,11 +97,11 @@ impl Routes {
     }
 
     /// The routes and the direct reader, for the report.
-    pub(super) fn chosen(&self) -> (Vec<FieldRoute>, Option<Arc<dyn DirectReader>>) {
+    pub(super) fn chosen(&self) -> (Vec<FieldRoute>, Option<Arc<DirectReader>>) {
         (self.routes.clone(), self.direct())
     }
 
-    fn direct(&self) -> Option<Arc<dyn DirectReader>> {
+    fn direct(&self) -> Option<Arc<DirectReader>> {
         self.lane.as_ref().and_then(|lane| lane.direct())
     }
 
@@ -155,9 +155,9 @@ impl Routes {
             clock: meters.clock.clone(),
             measured: meters.on,
         };
-        let opened = lane.open(setup)?;
+        let (copier, idle) = lane.open(setup)?;
         let backend = self.settings.device.backend().clone();
-        Ok(Some(DeviceStage { backend, engine: opened.engine, idle: opened.idle, direct, full, bell }))
+        Ok(Some(DeviceStage { backend, copier, idle, direct, full, bell }))
     }
 }
 
@@ -182,8 +182,8 @@ fn firsts(dataset: &dyn Dataset) -> Vec<Option<Extent>> {
 /// Device memory and streams, before the threads start.
 pub(super) struct DeviceStage {
     backend: Arc<dyn Backend>,
-    engine: Box<dyn Engine>,
-    idle: Arc<dyn IdleMeter>,
+    copier: Copier,
+    idle: Arc<IdleMeter>,
     direct: Option<direct::DirectPlan>,
     full: (Sender<Filled>, Receiver<Filled>),
     bell: (Sender<()>, Receiver<()>),
@@ -195,7 +195,7 @@ impl DeviceStage {
     }
 
     /// The idle meter of the consumer's stream.
-    pub(super) fn idle(&self) -> Arc<dyn IdleMeter> {
+    pub(super) fn idle(&self) -> Arc<IdleMeter> {
         self.idle.clone()
     }
 
@@ -219,11 +219,11 @@ impl DeviceStage {
     }
 
     fn spawn(self, core: Arc<Core>, (pool, pinning): (Pool, Sender<Infallible>), runtime: &mut Runtime) -> Result<()> {
-        let Self { backend, engine, direct, full, bell, .. } = self;
+        let Self { backend, copier, direct, full, bell, .. } = self;
         let (ready, slots) = (core.exchange.ready.clone(), pool.regions().len());
         let mut spawn = |name, body: Box<dyn FnOnce() + Send>| runtime.spawn(name, Role::Direct, body);
         let reads = direct.map(|plan| direct::DirectReads::start(plan, &core, bell.0, &mut spawn)).transpose()?;
-        let transfer = Transfer { core, engine, reads, full: full.1, bell: bell.1, ready, slots, pageable: false };
+        let transfer = Transfer { core, copier, reads, full: full.1, bell: bell.1, ready, slots, pageable: false };
         runtime.spawn("feedline-copy".into(), Role::Copier, move || transfer.run(&*backend, pool, pinning))
     }
 }

@@ -140,7 +140,7 @@ struct Shared {
     whole: Batches,
     facts: Facts,
     /// Idle time of the consumer's stream, on a GPU.
-    idle: Option<Arc<dyn IdleMeter>>,
+    idle: Option<Arc<IdleMeter>>,
     deadlines: Deadlines,
     /// Snapshots of the steady time. Locked at an iterator's first batch, at its end, and by snapshots.
     steady: Mutex<Steady>,
@@ -164,7 +164,7 @@ struct Facts {
     plan: MemoryPlan,
     /// Routes of the fields to the device.
     routes: Vec<FieldRoute>,
-    direct: Option<Arc<dyn DirectReader>>,
+    direct: Option<Arc<DirectReader>>,
     /// For datasets in chunks: samples of opened chunks per sample, over all ranks.
     planned_amplification: Option<f64>,
     /// The kernel's counters at `build`, to tell the origin of the bytes.

@@ -11,7 +11,7 @@
 //! are one read.
 //!
 //! Invariants:
-//! * A buffer is written only after all its users are done ([`Engine::is_idle`]). It is used only after every row has
+//! * A buffer is written only after all its users are done ([`Copier::is_idle`]). It is used only after every row has
 //!   been counted down, even if the batch is cancelled or a thread panics.
 //! * Every row is read, or has an error that names file, offset and sample. Rows that cuFile could not read are
 //!   counted.
@@ -22,7 +22,7 @@ use super::plan::{DIRECT_BOUNCE, DIRECT_THREADS};
 use super::{Core, Gds};
 use crate::dataset::{Part, Parts};
 #[cfg(doc)]
-use crate::device::Engine;
+use crate::device::Copier;
 use crate::device::{Backend, Bounce, DevicePtr, DirectFile, DirectReader, DirectStep};
 use crate::error::{Error, ErrorKind, Lowest, Result, Stage, caught};
 use crate::memory::Filled;
@@ -44,7 +44,7 @@ const READ_MOST: u64 = 16 << 20;
 pub(crate) struct Direct {
     core: Arc<Core>,
     backend: Arc<dyn Backend>,
-    reader: Arc<dyn DirectReader>,
+    reader: Arc<DirectReader>,
     steps: Vec<DirectStep>,
     contents: Layout,
     gds: Gds,
@@ -57,7 +57,7 @@ pub(crate) struct Direct {
 }
 
 /// A file opened by the device's reader, or why the reader rejects the file.
-type Handle = Result<Box<dyn DirectFile>, String>;
+type Handle = Result<DirectFile, String>;
 
 /// The rows of one batch in flight.
 pub(crate) struct Reading {
@@ -114,7 +114,7 @@ pub(crate) struct DirectReads {
 /// Decisions of `build` about direct reads.
 pub(crate) struct DirectPlan {
     pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) reader: Arc<dyn DirectReader>,
+    pub(crate) reader: Arc<DirectReader>,
     pub(crate) steps: Vec<DirectStep>,
     pub(crate) contents: Layout,
     pub(crate) gds: Gds,
@@ -140,7 +140,7 @@ impl DirectReads {
         for index in 0..DIRECT_THREADS {
             let (direct, todo) = (direct.clone(), todo.clone());
             let mut bounce = direct.reader.bounce(DIRECT_BOUNCE)?;
-            let body = move || direct.backend.within(&mut || work(&direct, &todo, &mut *bounce));
+            let body = move || direct.backend.within(&mut || work(&direct, &todo, &mut bounce));
             spawn(format!("feedline-gds-{index}"), Box::new(body))?;
         }
         Ok(Self { direct, tasks })
@@ -185,7 +185,7 @@ impl DirectReads {
     }
 }
 
-fn work(direct: &Direct, todo: &Receiver<Task>, bounce: &mut dyn Bounce) {
+fn work(direct: &Direct, todo: &Receiver<Task>, bounce: &mut Bounce) {
     for task in todo {
         let reading = &task.reading;
         if !reading.cancelled.load(Ordering::Relaxed) {
@@ -210,7 +210,7 @@ struct Stretch {
 
 impl Direct {
     /// Reads the rows of a task; `row` is the current row.
-    fn read_rows(&self, task: &Task, row: &mut u32, bounce: &mut dyn Bounce) -> Result<()> {
+    fn read_rows(&self, task: &Task, row: &mut u32, bounce: &mut Bounce) -> Result<()> {
         let step = &self.steps[task.step];
         while *row < task.rows.end {
             *row = match self.run_at(task, *row)? {
@@ -272,7 +272,7 @@ impl Direct {
         asked.map_err(|error| self.core.samples.named_by_id(error, id))
     }
 
-    fn read_run(&self, task: &Task, step: &DirectStep, run: &Stretch, bounce: &mut dyn Bounce) -> Result<()> {
+    fn read_run(&self, task: &Task, step: &DirectStep, run: &Stretch, bounce: &mut Bounce) -> Result<()> {
         match self.by_cufile(task, step, run) {
             Ok(()) => {
                 self.core.meters.device.reads.add(1);
@@ -344,14 +344,14 @@ impl Direct {
         self.contents.fields()[step.field].offset as u64 + u64::from(row) * step.row_bytes as u64
     }
 
-    fn handle(&self, source: SourceId) -> Result<&dyn DirectFile, String> {
-        let open = || self.reader.open(open_own(&self.files, source)?);
+    fn handle(&self, source: SourceId) -> Result<&DirectFile, String> {
+        let open = || self.reader.register(open_own(&self.files, source)?);
         let registered = self.handles[source.index()].get_or_init(open);
-        registered.as_deref().map_err(|why| format!("cuFile does not take the file: {why}"))
+        registered.as_ref().map_err(|why| format!("cuFile does not take the file: {why}"))
     }
 
     /// Reads a row through the host: when cuFile cannot read it, or its bytes are not stored unchanged in a file.
-    fn by_host(&self, task: &Task, step: &DirectStep, row: u32, bounce: &mut dyn Bounce) -> Result<()> {
+    fn by_host(&self, task: &Task, step: &DirectStep, row: u32, bounce: &mut Bounce) -> Result<()> {
         self.core.meters.device.host_rows.add(1);
         let id = task.reading.ids[row as usize];
         let named = |error: Error| self.core.samples.named_by_id(error, id);

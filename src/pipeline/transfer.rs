@@ -17,7 +17,7 @@ use super::Core;
 use super::direct::{DirectReads, Reading};
 use super::watchdog::Doing;
 use crate::batch::{Contents, Reorder};
-use crate::device::{Backend, Copied, DeviceBatch, Engine, Oldest, OnBus};
+use crate::device::{Backend, Buffer, Copied, Copier, Oldest, OnBus};
 use crate::error::Result;
 use crate::memory::{Filled, Pool, Unused};
 use crate::meter::{Work, copying};
@@ -37,7 +37,7 @@ const AGAIN: Duration = Duration::from_millis(1);
 /// The parts of the transfer thread.
 pub(crate) struct Transfer {
     pub(crate) core: Arc<Core>,
-    pub(crate) engine: Box<dyn Engine>,
+    pub(crate) copier: Copier,
     /// For fields that go from storage to the device.
     pub(crate) reads: Option<DirectReads>,
     /// Full slots of the current run, in any order.
@@ -57,11 +57,11 @@ pub(crate) struct Transfer {
 pub(crate) struct Dozing(std::sync::Mutex<Option<Doors>>);
 
 #[cfg(test)]
-type Doors = (Receiver<()>, Receiver<Filled>, Option<Receiver<Box<dyn DeviceBatch>>>);
+type Doors = (Receiver<()>, Receiver<Filled>, Option<Receiver<Box<Buffer>>>);
 
 #[cfg(test)]
 impl Dozing {
-    fn begin(&self, (bell, full): (&Receiver<()>, &Receiver<Filled>), free: Option<&Receiver<Box<dyn DeviceBatch>>>) {
+    fn begin(&self, (bell, full): (&Receiver<()>, &Receiver<Filled>), free: Option<&Receiver<Box<Buffer>>>) {
         *self.0.lock().unwrap() = Some((bell.clone(), full.clone(), free.cloned()));
     }
 
@@ -72,7 +72,7 @@ impl Dozing {
     /// Whether the thread waits and its channels are empty.
     pub(crate) fn is_asleep(&self) -> bool {
         let waits = self.0.lock().unwrap();
-        let nothing = |free: &Receiver<Box<dyn DeviceBatch>>| free.is_empty();
+        let nothing = |free: &Receiver<Box<Buffer>>| free.is_empty();
         waits
             .as_ref()
             .is_some_and(|(bell, full, free)| bell.is_empty() && full.is_empty() && free.as_ref().is_none_or(nothing))
@@ -97,7 +97,7 @@ impl WaitingSlots {
 struct Flight {
     slot: Filled,
     /// `None` for a failed slot, which only waits for its turn.
-    buffer: Option<Box<dyn DeviceBatch>>,
+    buffer: Option<Box<Buffer>>,
     /// The batch's direct reads, once its buffer is idle.
     reading: Option<Arc<Reading>>,
 }
@@ -127,7 +127,7 @@ impl Transfer {
     fn pin(&mut self, slot: Unused) {
         if !self.core.to_io.is_ending() {
             self.core.watch.device.begin(Doing::Copying, None);
-            match self.engine.pin(slot.region()) {
+            match self.copier.pin(slot.region()) {
                 Ok(()) => self.core.meters.device.pinned_slots.add(1),
                 Err(error) => {
                     self.core.meters.device.note_pageable(&error);
@@ -145,7 +145,7 @@ impl Transfer {
         let mut said = Said::default();
         let mut waiting = WaitingSlots::new(0, self.slots);
         let mut flights = Flights(VecDeque::with_capacity(self.slots));
-        let (bell, full, free) = (self.bell.clone(), self.full.clone(), self.engine.free().clone());
+        let (bell, full, free) = (self.bell.clone(), self.full.clone(), self.copier.free().clone());
         // The events to wait for, with room on the device and without.
         let (mut roomy, mut short) = (Select::new(), Select::new());
         for select in [&mut roomy, &mut short] {
@@ -197,7 +197,7 @@ impl Transfer {
             said.since = said.since.max(at);
             device.states.enter(state, said.since);
         };
-        let gone = self.engine.let_go_done(now, &mut |on_bus| {
+        let gone = self.copier.let_go_done(now, &mut |on_bus| {
             landed = true;
             let Some(on_bus) = on_bus else { return };
             let OnBus { copy, ops_ns } = on_bus;
@@ -209,11 +209,11 @@ impl Transfer {
                 ring.note(copy.start.max(ring.end()), copy.end, Work::Copy);
             }
         });
-        let oldest = gone.and_then(|()| self.engine.oldest(now));
+        let oldest = gone.and_then(|()| self.copier.oldest(now));
         let doing = match (&oldest, flights.0.front()) {
             (Ok(Oldest::Blocked), _) => Some(Doing::Blocked),
             (Ok(Oldest::Runs(_)), _) => Some(Doing::Copying),
-            (_, Some(Flight { reading: None, buffer: Some(buffer), .. })) if self.engine.awaits_consumer(&**buffer) => {
+            (_, Some(Flight { reading: None, buffer: Some(buffer), .. })) if self.copier.awaits_consumer(&**buffer) => {
                 Some(Doing::Blocked)
             }
             (_, Some(_)) if self.reads.is_some() => Some(Doing::ReadingDirectly),
@@ -226,7 +226,7 @@ impl Transfer {
             _ if !room => enter(copying::BLOCKED, now),
             _ => enter(copying::STARVED, now),
         }
-        let now = (self.engine.in_flight(), flights.rows_left());
+        let now = (self.copier.in_flight(), flights.rows_left());
         let moved = landed || now != said.before || doing != said.doing;
         (said.doing, said.before) = (doing, now);
         match doing {
@@ -241,7 +241,7 @@ impl Transfer {
     fn begin_all(&mut self, waiting: &mut WaitingSlots, flights: &mut VecDeque<Flight>) -> bool {
         loop {
             let Some(slot) = waiting.next.take().or_else(|| waiting.reorder.take()) else { return true };
-            let buffer = if slot.failed() { None } else { self.engine.take() };
+            let buffer = if slot.failed() { None } else { self.copier.take() };
             if buffer.is_none() && !slot.failed() {
                 waiting.next = Some(slot);
                 return false;
@@ -258,7 +258,7 @@ impl Transfer {
         let (Some(reads), Some(buffer), None) = (&self.reads, &mut flight.buffer, &flight.reading) else {
             return Ok(());
         };
-        if self.is_present(&flight.slot) && self.engine.is_idle(&mut **buffer)? {
+        if self.is_present(&flight.slot) && self.copier.is_idle(&mut **buffer)? {
             flight.reading = Some(reads.read(flight.slot.ids(), buffer.base()));
         }
         Ok(())
@@ -274,7 +274,7 @@ impl Transfer {
             }
             let done = match (reading, &mut flight.buffer) {
                 (Some(reading), _) => reading.is_done(),
-                (None, Some(buffer)) if present => self.reads.is_none() && self.engine.is_idle(&mut **buffer)?,
+                (None, Some(buffer)) if present => self.reads.is_none() && self.copier.is_idle(&mut **buffer)?,
                 _ => true,
             };
             if !done {
@@ -297,7 +297,7 @@ impl Transfer {
             return failure.into_iter().for_each(|error| self.core.fail(error));
         }
         if !self.is_present(&slot) || failure.is_some() {
-            buffer.into_iter().for_each(|buffer| self.engine.give_back(buffer));
+            buffer.into_iter().for_each(|buffer| self.copier.give_back(buffer));
             if let Some(error) = failure.filter(|_| self.is_present(&slot)) {
                 slot.note_failure(error);
                 self.hand_out(Contents::Host(slot));
@@ -308,7 +308,7 @@ impl Transfer {
         if let (Some(reads), Some(reading)) = (&self.reads, &reading) {
             reads.note_offsets(reading, &mut slot);
         }
-        match self.engine.copy(slot, buffer, self.core.meters.clock.now()) {
+        match self.copier.copy(slot, buffer, self.core.meters.clock.now()) {
             Copied::Started(on_device, bytes) => {
                 self.core.meters.device.copies.add(1);
                 self.core.meters.device.bytes.add(bytes as u64);

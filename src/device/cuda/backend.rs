@@ -2,10 +2,10 @@
 
 use super::buffer::Target;
 use super::copy::Copier;
-use super::direct::Direct;
+use super::direct::DirectReader;
 use super::driver::{DeviceMemory, Gpu, LEGACY, PER_THREAD};
 use super::idle::IdleMeter;
-use crate::device::{self, Backend, DeviceKind, DirectReader, DirectTrial, Lane, Opened, Setup, Stream, Unreserved};
+use crate::device::{Backend, DeviceKind, DirectTrial, Setup, Stream, Unreserved};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -58,32 +58,35 @@ impl Backend for Gpu {
         work();
     }
 
-    fn lane(self: Arc<Self>) -> Option<Box<dyn Lane>> {
-        Some(Box::new(CudaLane { gpu: self, direct: None, targets: Vec::new() }))
+    fn lane(self: Arc<Self>) -> Option<Lane> {
+        Some(Lane { gpu: self, direct: None, targets: Vec::new() })
     }
 }
 
-/// One loader's part of a GPU.
-struct CudaLane {
+/// One loader's part of a GPU during `build`.
+pub(crate) struct Lane {
     gpu: Arc<Gpu>,
-    direct: Option<Arc<Direct>>,
+    direct: Option<Arc<DirectReader>>,
     /// Batch memory registered with cuFile.
     targets: Vec<Target>,
 }
 
-impl Lane for CudaLane {
-    fn open_direct(&mut self, trial: DirectTrial) -> Result<String, String> {
-        let (direct, how) = Direct::open(&self.gpu, trial)?;
+impl Lane {
+    /// Opens the direct route and runs the trial read. Returns the actual route of the bytes, or why it is not used.
+    pub(crate) fn open_direct(&mut self, trial: DirectTrial) -> Result<String, String> {
+        let (direct, how) = DirectReader::open(&self.gpu, trial)?;
         self.direct = Some(Arc::new(direct));
         Ok(how)
     }
 
-    fn close_direct(&mut self) {
+    /// Gives up direct reads.
+    pub(crate) fn close_direct(&mut self) {
         self.targets.clear();
         self.direct = None;
     }
 
-    fn reserve(&mut self, count: usize, bytes: usize) -> Result<(), Unreserved> {
+    /// Reserves the memory of `count` batches of `bytes` bytes, if direct reads need it registered.
+    pub(crate) fn reserve(&mut self, count: usize, bytes: usize) -> Result<(), Unreserved> {
         let Some(direct) = &self.direct else { return Ok(()) };
         for _ in 0..count {
             let memory = DeviceMemory::new(&self.gpu, bytes, "a batch").map_err(Unreserved::Failed)?;
@@ -92,28 +95,16 @@ impl Lane for CudaLane {
         Ok(())
     }
 
-    fn direct(&self) -> Option<Arc<dyn DirectReader>> {
-        self.direct.clone().map(|direct| direct as Arc<dyn DirectReader>)
+    /// The open direct reader.
+    pub(crate) fn direct(&self) -> Option<Arc<DirectReader>> {
+        self.direct.clone()
     }
 
-    fn open(self: Box<Self>, setup: Setup) -> Result<Opened> {
+    /// Reserves the remaining memory and opens the streams.
+    pub(crate) fn open(self, setup: Setup) -> Result<(Copier, Arc<IdleMeter>)> {
         let counts = (setup.slots, setup.batches);
         let idle = Arc::new(IdleMeter::new(&self.gpu, setup.clock.clone(), counts, setup.measured)?);
-        let engine = Copier::new(&self.gpu, setup, self.targets, idle.clone())?;
-        Ok(Opened { engine: Box::new(engine), idle })
-    }
-}
-
-impl device::IdleMeter for IdleMeter {
-    fn asked(&self, first: bool, checked: bool) {
-        self.asked(first, checked);
-    }
-
-    fn totals(&self) -> crate::meter::GpuIdle {
-        self.totals()
-    }
-
-    fn track(&self) -> crate::meter::Track {
-        self.track()
+        let copier = Copier::new(&self.gpu, setup, self.targets, idle.clone())?;
+        Ok((copier, idle))
     }
 }

@@ -3,7 +3,7 @@
 use super::cufile::{BufferGuard, CuFile};
 use super::driver::{self, CopyStream, DeviceMemory, DevicePtr, Event, Gpu};
 use super::idle::IdleMeter;
-use crate::device::{Backend, BatchHead, DeviceBatch, DeviceKind, OnDevice, Stream};
+use crate::device::{Backend, BatchHead, DeviceKind, OnDevice, Stream};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Hold;
 use crate::tensor::Layout;
@@ -22,9 +22,9 @@ pub(super) struct Home {
     pub(super) slot: Layout,
     pub(super) contents: Layout,
     pub(super) idle: Arc<IdleMeter>,
-    pub(super) back: Sender<Box<dyn DeviceBatch>>,
+    pub(super) back: Sender<Box<Buffer>>,
     /// Receives buffers that return after the copier is gone.
-    pub(super) freed: Receiver<Box<dyn DeviceBatch>>,
+    pub(super) freed: Receiver<Box<Buffer>>,
     pub(super) closed: AtomicBool,
 }
 
@@ -90,7 +90,7 @@ impl Drop for Target {
 }
 
 /// Device memory of one batch, and the host's metadata for it.
-pub(super) struct Buffer {
+pub(crate) struct Buffer {
     pub(super) memory: Target,
     /// The batch has arrived. Bound streams wait for this event.
     pub(super) copied: Arc<Event>,
@@ -221,45 +221,56 @@ impl Buffer {
     }
 }
 
-impl DeviceBatch for Buffer {
-    fn head(&self) -> &BatchHead {
+/// What loaders do with the memory of a batch.
+impl Buffer {
+    pub(crate) fn head(&self) -> &BatchHead {
         &self.head
     }
 
-    fn layout(&self) -> &Layout {
+    /// The batch's arrays.
+    pub(crate) fn layout(&self) -> &Layout {
         &self.home().contents
     }
 
-    fn base(&self) -> DevicePtr {
+    /// Start address.
+    pub(crate) fn base(&self) -> DevicePtr {
         self.memory.memory().ptr()
     }
 
-    fn kind(&self) -> DeviceKind {
+    pub(crate) fn kind(&self) -> DeviceKind {
         DeviceKind::Cuda(self.copied.gpu().ordinal())
     }
 
-    fn bind(&self, stream: &Stream) -> Result<()> {
+    /// Binds a stream: its later work finds the data, and its work before the drop delays reuse of the memory.
+    ///
+    /// Takes `&self`, under an uncontended lock.
+    pub(crate) fn bind(&self, stream: &Stream) -> Result<()> {
         self.bind_checked(stream, false)
     }
 
-    fn bind_any(&self) -> Result<()> {
+    /// Binds the default stream, unless a stream is bound already.
+    pub(crate) fn bind_any(&self) -> Result<()> {
         let bound = !self.streams().is_empty();
         if bound { Ok(()) } else { self.bind(&Stream::legacy()) }
     }
 
-    fn hand_out(&self, streams: &[Stream]) -> Result<()> {
+    /// Binds the builder's streams, which `build` has checked. Fails on a broken device, where the bytes may never
+    /// arrive.
+    pub(crate) fn hand_out(&self, streams: &[Stream]) -> Result<()> {
         self.home().gpu.intact()?;
         self.home().idle.handed(self.base(), streams.is_empty());
         streams.iter().try_for_each(|stream| self.bind_checked(stream, true))
     }
 
-    fn read_back(&self, from: usize, to: &mut [u8]) -> Result<()> {
+    /// Copies `to.len()` bytes from `from` of the batch to the host, and waits for them.
+    pub(crate) fn read_back(&self, from: usize, to: &mut [u8]) -> Result<()> {
         self.bind_any()?;
         let stream = self.streams().first().map_or(driver::LEGACY, Stream::raw);
         self.home().gpu.read_back(to, self.base() + from as DevicePtr, stream)
     }
 
-    fn release(mut self: Box<Self>) {
+    /// After the consumer's drop: returns the buffer to the copier.
+    pub(crate) fn release(mut self: Box<Self>) {
         let Some(home) = self.home.take() else { return };
         self.let_go(&home);
         // The channel has room for every buffer.
@@ -270,7 +281,8 @@ impl DeviceBatch for Buffer {
         }
     }
 
-    fn leak(self: Box<Self>) {
+    /// Leaks the buffer: the device may write to it for ever.
+    pub(crate) fn leak(self: Box<Self>) {
         driver::note_leak();
         std::mem::forget(self);
     }
@@ -292,7 +304,7 @@ impl Drop for Buffer {
 ///
 /// `cuMemFree` waits for the device, and [`Buffer::drop`] waits for the consumer's streams. Their work may need a lock
 /// that the caller holds (Python's).
-fn free_elsewhere(buffer: Box<dyn DeviceBatch>) {
+fn free_elsewhere(buffer: Box<Buffer>) {
     if driver::is_leaving() {
         return buffer.leak();
     }

@@ -17,12 +17,11 @@ use super::driver::{self, CopyStream, DevicePtr, Gpu, Pin};
 use super::flight::{InFlight, Marks};
 use super::idle::IdleMeter;
 use super::kernels::Kernels;
-use crate::device::{Copied, DeviceBatch, DeviceOp, DirectStep, Engine, FinishStep, Oldest, OnBus, Setup};
+use crate::device::{Copied, DeviceOp, DirectStep, FinishStep, Oldest, OnBus, Setup};
 use crate::error::{Error, Result};
 use crate::memory::{Filled, Pinned, Region};
 use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,7 +39,7 @@ struct Run {
 }
 
 /// Copies slots. Owned by the transfer thread.
-pub(super) struct Copier {
+pub(crate) struct Copier {
     home: Arc<Home>,
     /// Fields of the slot to copy.
     copied: Vec<usize>,
@@ -56,8 +55,8 @@ pub(super) struct Copier {
     /// copies.
     idle: CopyStream,
     bell: Arc<Sender<()>>,
-    free: Receiver<Box<dyn DeviceBatch>>,
-    /// Taken out of `free` while the engine waits for it.
+    free: Receiver<Box<Buffer>>,
+    /// Taken out of `free` while the transfer thread waits for it.
     spare: Option<Box<Buffer>>,
     /// Buffers dropped while their streams were capturing: their remaining use cannot be queried yet.
     #[expect(clippy::vec_box, reason = "buffers travel in their boxes")]
@@ -206,15 +205,10 @@ impl Copier {
     }
 }
 
-/// Converts the box to its concrete type.
-fn own(buffer: Box<dyn DeviceBatch>) -> Box<Buffer> {
-    let buffer: Box<dyn Any> = buffer;
-    buffer.downcast().expect("made by this engine")
-}
-
-impl Engine for Copier {
-    /// Takes about 0.6 s per GB.
-    fn pin(&self, region: &Region) -> Result<()> {
+/// What the transfer thread does.
+impl Copier {
+    /// Pins a slot's memory for as long as it lives. Takes about 0.6 s per GB.
+    pub(crate) fn pin(&self, region: &Region) -> Result<()> {
         region.pin(|| {
             // SAFETY: the region keeps the pin, and releases it before it unmaps its memory.
             let pin = unsafe { Pin::new(&self.home.gpu, region.ptr().as_ptr(), region.len()) }?;
@@ -222,12 +216,14 @@ impl Engine for Copier {
         })
     }
 
-    fn free(&self) -> &Receiver<Box<dyn DeviceBatch>> {
+    /// Receives free buffers.
+    pub(crate) fn free(&self) -> &Receiver<Box<Buffer>> {
         &self.free
     }
 
-    fn take(&mut self) -> Option<Box<dyn DeviceBatch>> {
-        while let Some(mut buffer) = self.spare.take().or_else(|| self.free.try_recv().ok().map(own)) {
+    /// A free buffer for a batch, if any.
+    pub(crate) fn take(&mut self) -> Option<Box<Buffer>> {
+        while let Some(mut buffer) = self.spare.take().or_else(|| self.free.try_recv().ok()) {
             if self.is_known(&mut buffer) {
                 return Some(buffer);
             }
@@ -237,18 +233,18 @@ impl Engine for Copier {
         let known = unknown.iter_mut().position(|buffer| self.is_known(buffer));
         let found = known.map(|known| unknown.swap_remove(known));
         self.unknown = unknown;
-        found.map(|buffer| buffer as Box<dyn DeviceBatch>)
+        found
     }
 
-    fn give_back(&mut self, buffer: Box<dyn DeviceBatch>) {
-        if let Some(other) = self.spare.replace(own(buffer)) {
+    /// Takes back an unused buffer.
+    pub(crate) fn give_back(&mut self, buffer: Box<Buffer>) {
+        if let Some(other) = self.spare.replace(buffer) {
             let _ = self.home.back.send(other);
         }
     }
 
-    fn is_idle(&self, buffer: &mut dyn DeviceBatch) -> Result<bool> {
-        let buffer: &mut dyn Any = buffer;
-        let buffer: &mut Buffer = buffer.downcast_mut().expect("made by this engine");
+    /// Whether all work on the buffer has ended, for writers other than the copier. If not, the bell rings when it has.
+    pub(crate) fn is_idle(&self, buffer: &mut Buffer) -> Result<bool> {
         if buffer.unsure {
             self.home.gpu.synchronize()?;
             buffer.unsure = false;
@@ -271,16 +267,15 @@ impl Engine for Copier {
         Ok(true)
     }
 
-    fn awaits_consumer(&self, buffer: &dyn DeviceBatch) -> bool {
-        let buffer: &dyn Any = buffer;
-        let waits = |buffer: &Buffer| buffer.rings && buffer.copied.is_done().unwrap_or(false);
-        buffer.downcast_ref().is_some_and(waits)
+    /// Whether a busy buffer waits for consumers' streams rather than its own last copy.
+    pub(crate) fn awaits_consumer(&self, buffer: &Buffer) -> bool {
+        buffer.rings && buffer.copied.is_done().unwrap_or(false)
     }
 
-    fn copy(&mut self, slot: Filled, buffer: Box<dyn DeviceBatch>, now: u64) -> Copied {
+    /// Enqueues the operations of a batch.
+    pub(crate) fn copy(&mut self, slot: Filled, mut buffer: Box<Buffer>, now: u64) -> Copied {
         // Before each copy: so at most one batch of events for each buffer is between two readings.
         self.home.idle.read();
-        let mut buffer = own(buffer);
         buffer.head.take(&slot, now);
         let (marks, waits) = (self.in_flight.marks(), !buffer.released.is_empty());
         match self.enqueue(&slot, &mut buffer, &marks) {
@@ -305,16 +300,19 @@ impl Engine for Copier {
         }
     }
 
-    fn in_flight(&self) -> usize {
+    /// Copies in flight.
+    pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Option<OnBus>)) -> Result<()> {
+    /// Frees the slots of finished copies. Passes each copy's time on the device to `done`, if known.
+    pub(crate) fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Option<OnBus>)) -> Result<()> {
         let gone = self.in_flight.let_go_done(now, done);
         gone.or_else(|error| self.settle_all(error))
     }
 
-    fn oldest(&mut self, now: u64) -> Result<Oldest> {
+    /// State of the oldest copy in flight.
+    pub(crate) fn oldest(&mut self, now: u64) -> Result<Oldest> {
         let oldest = self.in_flight.oldest(now);
         oldest.or_else(|error| self.settle_all(error).map(|()| Oldest::Nothing))
     }

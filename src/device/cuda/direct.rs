@@ -6,7 +6,7 @@
 use super::buffer::Target;
 use super::cufile::{ALIGN, CuFile, Handle, Mode, Options, Stats};
 use super::driver::{CopyStream, DevicePtr, Gpu};
-use crate::device::{Bounce, DirectFile, DirectReader, DirectTrial};
+use crate::device::DirectTrial;
 use crate::error::{Error, Result};
 use crate::memory::Region;
 use rustix::fd::OwnedFd;
@@ -21,13 +21,13 @@ const CONTEXTS: (u32, u32) = (1, 16);
 const TRIAL: usize = 1 << 20;
 
 /// An open cuFile, with its counters from before the loader.
-pub(super) struct Direct {
+pub(crate) struct DirectReader {
     gpu: Arc<Gpu>,
     cufile: Arc<CuFile>,
     before: Option<Stats>,
 }
 
-impl Direct {
+impl DirectReader {
     /// Opens cuFile and makes the trial read; or returns the reason against cuFile.
     pub(super) fn open(gpu: &Arc<Gpu>, trial: DirectTrial) -> Result<(Self, String), String> {
         let root = trial.library.as_ref().map_or(Path::new("/"), |(_, root)| root);
@@ -100,6 +100,28 @@ impl Direct {
             _ => String::new(),
         }
     }
+
+    /// Alignment of offsets and lengths, in bytes.
+    pub(crate) fn align(&self) -> u64 {
+        ALIGN
+    }
+
+    /// Registers a file opened with O_DIRECT.
+    pub(crate) fn register(&self, file: OwnedFd) -> Result<DirectFile, String> {
+        let handle = self.cufile.register_file(file).map_err(|failure| failure.to_string())?;
+        Ok(DirectFile { gpu: self.gpu.clone(), cufile: self.cufile.clone(), handle })
+    }
+
+    /// Host memory and a stream, for reads that cannot go direct.
+    pub(crate) fn bounce(&self, bytes: usize) -> Result<Bounce> {
+        let region = Region::new(bytes, "a bounce buffer")?;
+        Ok(Bounce { stream: CopyStream::new(&self.gpu)?, gpu: self.gpu.clone(), region })
+    }
+
+    /// The actual route of the bytes so far.
+    pub(crate) fn mode(&self) -> String {
+        self.taken().to_string()
+    }
 }
 
 /// Message of an error, with its cause.
@@ -110,35 +132,21 @@ fn words(error: Error) -> String {
     }
 }
 
-impl DirectReader for Direct {
-    fn align(&self) -> u64 {
-        ALIGN
-    }
-
-    fn open(&self, file: OwnedFd) -> Result<Box<dyn DirectFile>, String> {
-        let handle = self.cufile.register_file(file).map_err(|failure| failure.to_string())?;
-        Ok(Box::new(RegisteredFile { gpu: self.gpu.clone(), cufile: self.cufile.clone(), handle }))
-    }
-
-    fn bounce(&self, bytes: usize) -> Result<Box<dyn Bounce>> {
-        let region = Region::new(bytes, "a bounce buffer")?;
-        Ok(Box::new(HostRoute { stream: CopyStream::new(&self.gpu)?, gpu: self.gpu.clone(), region }))
-    }
-
-    fn mode(&self) -> String {
-        self.taken().to_string()
-    }
-}
-
 /// A file registered with cuFile.
-struct RegisteredFile {
+pub(crate) struct DirectFile {
     gpu: Arc<Gpu>,
     cufile: Arc<CuFile>,
     handle: Handle,
 }
 
-impl DirectFile for RegisteredFile {
-    unsafe fn read(&self, base: DevicePtr, len: usize, offset: u64, place: u64) -> Result<usize, String> {
+impl DirectFile {
+    /// Reads `len` bytes at `offset` of the file to `base + place`; returns the bytes read. `base` is the start of a
+    /// buffer.
+    ///
+    /// # Safety
+    /// The bytes belong to that buffer. They have no other user until the call returns; if its thread is abandoned, they
+    /// never have one.
+    pub(crate) unsafe fn read(&self, base: DevicePtr, len: usize, offset: u64, place: u64) -> Result<usize, String> {
         let _bound = self.gpu.bind().map_err(|error| error.to_string())?;
         // SAFETY: the caller's promise.
         unsafe { self.cufile.read(&self.handle, base, len, offset, place) }.map_err(|failure| failure.to_string())
@@ -146,19 +154,24 @@ impl DirectFile for RegisteredFile {
 }
 
 /// Host memory and a stream, for reads that cannot go direct.
-struct HostRoute {
+pub(crate) struct Bounce {
     gpu: Arc<Gpu>,
     stream: CopyStream,
     region: Region,
 }
 
-impl Bounce for HostRoute {
-    fn bytes(&mut self) -> &mut [u8] {
+impl Bounce {
+    /// The whole memory.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: in bounds, initialised, and exclusive by `&mut self`: `send` waits before it returns.
         unsafe { std::slice::from_raw_parts_mut(self.region.ptr().as_ptr(), self.region.len()) }
     }
 
-    unsafe fn send(&mut self, to: DevicePtr, len: usize) -> Result<(), (Error, bool)> {
+    /// Copies the first `len` bytes to the device, and waits. An error says whether the copy may still be in flight.
+    ///
+    /// # Safety
+    /// `[to, to + len)` belongs to a buffer, and has no other user until the call returns.
+    pub(crate) unsafe fn send(&mut self, to: DevicePtr, len: usize) -> Result<(), (Error, bool)> {
         let from = self.bytes()[..len].as_ptr();
         let _bound = self.gpu.bind().map_err(|error| (error, false))?;
         // SAFETY: the source stays unchanged until the synchronisation has returned, or the context is broken. The

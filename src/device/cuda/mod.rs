@@ -194,7 +194,12 @@ pub use cudarc;
 #[cfg(feature = "cudarc")]
 pub use interop::FieldSlice;
 
+pub(crate) use backend::Lane;
+pub(crate) use buffer::Buffer;
+pub(crate) use copy::Copier;
+pub(crate) use direct::{Bounce, DirectFile, DirectReader};
 pub(super) use driver::leaked;
+pub(crate) use idle::IdleMeter;
 
 /// Makes no more calls of the driver from here on: loaders on a GPU fail, and what is dropped leaks.
 ///
