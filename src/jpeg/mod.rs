@@ -39,6 +39,7 @@ mod region;
 mod rows;
 mod seek;
 #[cfg(test)]
+#[path = "../../tests/unit/jpeg.rs"]
 mod tests;
 mod walk;
 

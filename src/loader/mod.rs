@@ -7,6 +7,7 @@ mod origin;
 mod report;
 mod resume;
 #[cfg(test)]
+#[path = "../../tests/unit/scenarios/mod.rs"]
 mod scenarios;
 mod settings;
 

@@ -76,6 +76,7 @@ pub(crate) mod exchange;
 pub(crate) mod fetch;
 mod gather;
 #[cfg(all(test, loom))]
+#[path = "../../tests/unit/models.rs"]
 mod models;
 pub(crate) mod placement;
 pub(crate) mod plan;

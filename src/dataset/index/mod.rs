@@ -93,6 +93,7 @@ mod pack;
 mod scan;
 mod table;
 #[cfg(test)]
+#[path = "../../../tests/unit/index.rs"]
 mod tests;
 
 #[cfg(feature = "unstable")]

@@ -49,9 +49,11 @@ mod geometry;
 mod orientation;
 mod other;
 #[cfg(test)]
+#[path = "../../../tests/unit/image_parts.rs"]
 mod parts_tests;
 mod resize;
 #[cfg(test)]
+#[path = "../../../tests/unit/image.rs"]
 mod tests;
 #[cfg(feature = "turbojpeg")]
 mod turbo;

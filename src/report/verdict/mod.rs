@@ -43,6 +43,7 @@
 mod advice;
 mod evidence;
 #[cfg(test)]
+#[path = "../../../tests/unit/verdict.rs"]
 mod tests;
 
 use super::depth::link_is_full;

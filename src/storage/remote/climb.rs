@@ -262,5 +262,5 @@ impl Window {
 }
 
 #[cfg(test)]
-#[path = "climb_tests.rs"]
+#[path = "../../../tests/unit/climb.rs"]
 mod tests;

@@ -278,5 +278,5 @@ impl<C: Send + Sync + 'static> Source<C> for Library<C> {
 }
 
 #[cfg(test)]
-#[path = "credentials_tests.rs"]
+#[path = "../../../tests/unit/credentials.rs"]
 mod tests;

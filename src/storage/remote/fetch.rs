@@ -26,9 +26,6 @@ use std::time::{Duration, Instant};
 /// Tries in a row that bring nothing, at least.
 pub(super) const TRIES: u32 = 6;
 
-/// A try ends when [`LEAST`] bytes take longer than this, or after the share of the stall deadline that leaves time for all tries.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-
 /// Bytes that must come within the patience.
 const LEAST: u64 = 16 << 10;
 

@@ -12,8 +12,8 @@
 //! (clients), `credentials`, `lookup` (listings), `fetch` (one range, with retries), `reader`.
 //!
 //! Limits: requests in flight per store (`limit`, additive increase and multiplicative decrease; `climb`, by what the link
-//! brings); [`fetch::TRIES`] tries in a row without progress; [`fetch::PATIENCE`], or the option `timeout`, without 16 KiB ends a try; one body chunk
-//! in memory per request.
+//! brings); [`fetch::TRIES`] tries in a row without progress; a try ends without 16 KiB in 10 s, or the option `timeout`; one
+//! body chunk in memory per request.
 //!
 //! Invariants:
 //! * Every byte comes from the version that was listed. Each request asks for it (`If-Match`), and each answer is

@@ -323,5 +323,5 @@ fn ended(child: &mut Child, end: Instant) -> Option<ExitStatus> {
 }
 
 #[cfg(test)]
-#[path = "profile_tests.rs"]
+#[path = "../../../tests/unit/aws_profile.rs"]
 mod tests;

@@ -1,7 +1,6 @@
 //! Stores of the process, and objects with their version.
 
 use super::credentials::{Credentials, Library, Renewed};
-use super::fetch::PATIENCE;
 use super::http::{Connector, cause};
 use super::limit::Limit;
 use super::profile::Profile;
@@ -26,6 +25,9 @@ use tokio::runtime::Runtime;
 
 /// Network threads of the process. They decrypt bodies and copy them into rows.
 const THREADS: usize = 2;
+
+/// A try ends when 16 KiB take longer than this, or after the share of the stall deadline that leaves time for all tries.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One bucket, container or HTTP server.
 pub(super) struct Store {

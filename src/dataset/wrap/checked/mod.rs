@@ -24,6 +24,7 @@
 mod file;
 mod outline;
 #[cfg(test)]
+#[path = "../../../../tests/unit/checked.rs"]
 mod tests;
 
 use self::file::{Found, HEADER, Head, hashes, load};

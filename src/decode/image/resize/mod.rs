@@ -28,6 +28,7 @@ mod avx2;
 mod axis;
 mod kernels;
 #[cfg(test)]
+#[path = "../../../../tests/unit/resize.rs"]
 mod tests;
 
 use super::Filter;

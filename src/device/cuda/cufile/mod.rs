@@ -37,6 +37,7 @@ mod api;
 mod failure;
 mod stats;
 #[cfg(test)]
+#[path = "../../../../tests/unit/cufile.rs"]
 mod tests;
 mod watch;
 

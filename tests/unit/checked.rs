@@ -220,7 +220,7 @@ fn a_dataset_that_opens_its_bytes_can_be_checked() {
     std::fs::write(dir.0.join("images/b/1.jpg"), vec![1; 3_000_000]).unwrap();
     assert_eq!(all(&checked).iter().map(Result::is_ok).collect::<Vec<_>>(), [true, true, false]);
 
-    let shard: &[u8] = include_bytes!("../../../../tests/fixtures/tar/small.tar");
+    let shard: &[u8] = include_bytes!("../fixtures/tar/small.tar");
     let tar = || {
         let builder = Tar::builder().checksums(false).bytes("bin").class("cls");
         builder.open_bytes(shard).unwrap()

@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-#[path = "../../../../tests/common/cufile.rs"]
+#[path = "../common/cufile.rs"]
 mod standin;
 
 /// A temporary folder as `/`: with modules and udev, without nvidia-fs.
