@@ -91,10 +91,8 @@ impl Url {
         match key {
             Ok(key) if !key.as_ref().is_empty() => Ok(key),
             Ok(_) => Err(named(Error::new(ErrorKind::Config, Stage::Index, "the URL names no object"))),
-            Err(error) => {
-                let message = "the key has an empty or relative part";
-                Err(named(Error::new(ErrorKind::Config, Stage::Index, message).with_source(error)))
-            }
+            // The client's error repeats the key, with what may be secret in it.
+            Err(_) => Err(named(Error::new(ErrorKind::Config, Stage::Index, "the key has an empty or relative part"))),
         }
     }
 }
