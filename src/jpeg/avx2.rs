@@ -233,7 +233,7 @@ fn transform<const N: usize>((coefficients, quants, out): Blocks<'_>, scalar: fn
     for (k, row) in rows.iter_mut().enumerate() {
         *row = _mm256_mullo_epi16(both(coefficients, k), both(quants, k));
     }
-    // Columns of one value may overflow otherwise than sums do: a case for damaged pictures.
+    // A constant column takes another path, whose overflow differs; only damaged pictures overflow.
     let large = _mm256_cmpgt_epi16(_mm256_abs_epi16(rows[0]), _mm256_set1_epi16((1 << (15 - KEPT)) - 1));
     let least = _mm256_cmpeq_epi16(rows[0], _mm256_set1_epi16(i16::MIN));
     if _mm256_movemask_epi8(_mm256_or_si256(large, least)) != 0 {

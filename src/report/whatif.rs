@@ -160,7 +160,7 @@ impl WhatIf {
             items_per_s = items_per_s.min(ceiling);
         }
         if let (Some((_, ceiling)), true) = (least, change.local_cache && self.network > 0.0) {
-            // An upper bound has no waits of stages for each other.
+            // The bound assumes that stages never wait for each other.
             items_per_s = ceiling;
         }
         if change.cached {
@@ -214,7 +214,7 @@ impl WhatIf {
             None => 1.0,
             Some(by) if by > 0.0 && by.is_finite() => by,
             Some(by) => {
-                caveats.push(format!("{what} {by} times as fast is no speed, and was left out."));
+                caveats.push(format!("{what}: a factor of {by} was ignored; it must be positive."));
                 1.0
             }
         };
@@ -296,13 +296,12 @@ impl WhatIf {
                 false => format!("There are cores for {then:.1} workers only."),
             });
         } else if then > now {
-            caveats.push(
-                "Workers are supposed to be as fast beside more of them, on cores that nobody else needs.".into(),
-            );
+            caveats
+                .push("Assumes that more workers do not slow each other down, and that their cores are free.".into());
         }
         let copying = if change.cached { self.caching / now } else { 0.0 };
         if copying > 0.0 {
-            caveats.push(format!("A worker is supposed to copy {CACHE_SPEED} GB/s from the page cache."));
+            caveats.push(format!("Assumes that a worker copies {CACHE_SPEED} GB/s from the page cache."));
         }
         (load + copying) * now / then
     }

@@ -133,7 +133,7 @@ fn a_damaged_map_goes_once_no_process_reads_it() {
         let found = bucket.cache().verify(go_on).unwrap();
         assert!(found.len() == 1 && found[0].to_string().contains(outcome), "{found:?}");
     };
-    verified("it goes with a trim");
+    verified("`trim` removes it");
     same(&Got::epoch(&loader, 0), &expected, "in use");
     drop(loader);
     verified("it is removed");

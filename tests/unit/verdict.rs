@@ -34,11 +34,11 @@ fn a_verdict_gives_cause_evidence_and_advice_in_numbers() {
     for part in [
         "bound by decode, starved 50.0 % (strong evidence)",
         "The consumer waited 50.0 % of 10.00 s for 100 batches, 1,000 samples/s",
-        "4 decode workers worked 99 % of their time",
+        "4 decode workers: busy 99 % of the time",
         "Reads were in flight 40 % of the time, then 30.0 of 32 at once; 0.110 GB/s in reads of 110 kB",
         "the planner had none for 80 % of the time",
         "Decode needs 7.8 cores, has 4: `workers(",
-        "then the consumer limits at 2,000",
+        "the bottleneck is then the consumer, at 2,000",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }

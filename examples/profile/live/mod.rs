@@ -19,7 +19,7 @@
 //!   p99           3.60 ms     8.70 ms           –   150.00 ms
 //! bound by decode, starved 25.0 % (strong evidence)
 //!   → Decode needs 5.3 cores, has 4: `workers(6)` would give 1,606 samples/s or
-//!     more, then the consumer limits at 1,707.
+//!     more, the bottleneck is then the consumer, at 1,707.
 //! q quit  p pause  +/- window 2 s  w whole run
 //! ```
 //!

@@ -561,7 +561,7 @@ impl Gpu {
         len: usize,
         stream: Handle,
     ) -> Result<()> {
-        // The guard is older than earlier copies, which may have broken the context.
+        // A copy since the guard was taken may have broken the context: ask again.
         self.intact()?;
         // SAFETY: the caller's promise; the context is bound by the caller's `Bound`.
         self.check("cuMemcpyHtoDAsync", unsafe { (self.driver.symbols.copy_to_device)(to, from.cast(), len, stream) })

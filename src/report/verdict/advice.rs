@@ -385,10 +385,10 @@ impl Case<'_> {
         let least = then.stages.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1));
         match least.filter(|(stage, _)| *stage == then.bound_by) {
             Some((stage, ceiling)) => {
-                let (verb, what) = (if stage == Cause::Copy { "limit" } else { "limits" }, number(ceiling));
-                format!(", then {stage} {verb} at {what}{}", or_more(self.loads.at_least(stage)))
+                let least = or_more(self.loads.at_least(stage));
+                format!("; the bottleneck is then {stage}, at {}{least}", number(ceiling))
             }
-            None => format!(", then {} limits", then.bound_by),
+            None => format!("; the bottleneck is then {}", then.bound_by),
         }
     }
 
@@ -405,18 +405,17 @@ impl Case<'_> {
         let convert = Setting::Finish
             .hint(|finish| format!("keep pictures as bytes and have the device convert them ({finish}), "));
         let keep = Setting::Keep.hint(|keep| format!(" ({keep})"));
-        let numa = Setting::Numa.hint(|numa| format!(" {numa} next to the device."));
+        let numa = Setting::Numa.hint(|numa| format!(" Set {numa} to the device's node."));
         vec![
             format!("Fewer bytes over the bus: {convert}drop fields that are not used{keep}.").into(),
-            format!("The report says whether slots are pinned; copies from memory that is not are slower.{numa}")
-                .into(),
+            format!("The report says whether slots are pinned; copies from unpinned memory are slower.{numa}").into(),
         ]
     }
 }
 
 fn order_advice() -> Vec<Advice> {
     let larger = format!(
-        "A larger {} costs the planner less for each sample; so do fewer, larger reads: where each sample is a file of its own, {}",
+        "Use a larger {}, or fewer and larger reads: both reduce the planner's work per sample. Where each sample is a file of its own, {}",
         Setting::BatchSize,
         packed()
     );

@@ -99,7 +99,7 @@ impl Case<'_> {
         let all = f64::from(decode.workers.max(1)) * self.loads.steady_ns;
         let percent = |ns: u64| (100.0 * ns as f64 / all).min(100.0);
         format!(
-            "{} decode workers worked {:.0} % of their time; {:.0} % they waited for samples, {:.0} % there was no batch to fill.",
+            "{} decode workers: busy {:.0} % of the time, waiting for samples {:.0} %, ahead of the consumer {:.0} %.",
             decode.workers,
             percent(decode.busy_ns),
             percent(decode.starved_ns),

@@ -150,7 +150,7 @@ fn verify_entry(
         drop(lease);
         let removed = dir.discard(old)? > 0;
         dir.recount()?;
-        let outcome = if removed { "it is removed" } else { "it goes with a trim, once no process reads it" };
+        let outcome = if removed { "it is removed" } else { "`trim` removes it when no process reads it" };
         let message = format!("the map of an object is damaged; {outcome}");
         damaged.push(Error::new(ErrorKind::Io, Stage::Read, message).with_path(&old.data));
         return Ok(ControlFlow::Continue(()));

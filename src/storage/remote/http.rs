@@ -44,7 +44,7 @@ pub(super) struct Answer {
     pub(super) len: Option<u64>,
     /// `Content-Encoding`, unless the body is as it is stored.
     pub(super) coding: Option<String>,
-    /// Why there was no answer, without the URL.
+    /// Why the request failed. Without the URL, which may hold a secret.
     pub(super) failure: Option<String>,
     /// No other try will work.
     pub(super) lasting: bool,

@@ -196,7 +196,9 @@ fn member(shard: u64, at: u64, header: Header, long: Option<Vec<u8>>, pax: Pax) 
         return damage(DamageKind::Unsupported, at, BLOCK, "a sparse file (PAX): not read here");
     }
     if long.is_some() && (pax.path.is_some() || pax.size.is_some()) {
-        return ambiguous("a GNU long name and a PAX path or size for one member".into());
+        return ambiguous(
+            "the member has both a GNU long name and a PAX path or size; tar readers disagree which one counts".into(),
+        );
     }
     let size = match pax.size {
         // The only legal difference: the number does not fit, and the writer put 0.
