@@ -28,7 +28,7 @@ const NAMES: [&str; 14] = [
     "credential",
 ];
 
-/// The text with stars for what may be secret in it.
+/// The text, with stars in place of possible secrets.
 pub(crate) fn hidden(text: &str) -> Cow<'_, str> {
     if !text.contains(['@', '?', '=', '#']) && !text.contains(":/") {
         return text.into();

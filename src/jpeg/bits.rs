@@ -116,7 +116,7 @@ impl<'a> Bits<'a> {
     /// The place of the next bit; near it after an overrun.
     pub(super) fn place(&self) -> Place {
         let (unread, mut at) = (self.count - 8 * self.fed.min(self.count / 8), self.at);
-        // A byte that is begun counts: its offset is wanted.
+        // A partly read byte counts as read: callers need its offset.
         for _ in 0..unread.div_ceil(8) {
             let stuffed = at >= 2 && self.input[at - 2..at] == [0xFF, 0];
             at -= if stuffed { 2 } else { 1 };

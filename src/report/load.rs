@@ -287,7 +287,7 @@ const LOST: f64 = 0.15;
 const ALL_CORES: f64 = 0.8;
 /// Threads that are not the loader's take the cores from this share of the process's CPU time on.
 const NOT_OURS: f64 = 0.3;
-/// A quota holds the loader up from this share of its periods on.
+/// From this share of throttled periods on, the CPU quota counts as a limit.
 const THROTTLED: f64 = 0.1;
 /// Bytes lay in memory when devices read less than this part of them.
 const FROM_DEVICES: f64 = 0.05;

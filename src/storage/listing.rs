@@ -43,7 +43,7 @@ pub struct Listed {
 pub fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Listed> {
     let pattern = pattern.as_ref();
     let mut found = Found { endings, files: Vec::new(), left_out: BTreeMap::new() };
-    // Stores have no folders; a URL means one if it ends so.
+    // Stores have no folders; a URL that ends with `/` means one.
     let ends = || pattern.as_os_str().as_encoded_bytes().ends_with(b"/");
     let is_folder = if is_url(pattern) { ends() } else { pattern.is_dir() };
     match pattern.to_str() {

@@ -154,7 +154,7 @@ pub(super) fn decode(
     Ok(Rect::of(size))
 }
 
-/// What zune takes the colours for: not always as libjpeg does.
+/// The colour space that zune assumes; libjpeg may assume another.
 fn colours(decoder: &JpegDecoder<ZCursor<&[u8]>>, header: &Header) -> Colours {
     match (header.components, decoder.input_colorspace()) {
         (1, _) => Colours::Grey,

@@ -42,7 +42,7 @@ const LEAST: f64 = 8.0;
 /// Twice as many requests bring less than this many times as much: the link is full, or nearly.
 const GROWS: f64 = 1.25;
 
-/// Requests in flight for each one that the link takes: what one leaves idle, another fills.
+/// Requests in flight per request that would fill the link: pauses of one are filled by another.
 const ROOM: f64 = 1.6;
 
 /// Half as many requests bring so much of the rate: there were far too many.

@@ -26,7 +26,7 @@ const CROWDED: Duration = Duration::from_secs(1);
 
 /// The waits of one thread for a core.
 pub(super) struct Crowd {
-    /// The thread's `schedstat`; `None` if the kernel does not tell, or nothing is to decide.
+    /// The thread's `schedstat`; `None` if the kernel has none, or no decision depends on it.
     stat: Option<File>,
     waited: Duration,
     since: Instant,

@@ -9,8 +9,8 @@
 //!
 //! A way may take bytes of a member for a header. Then its pages serve nobody, and the scan reads what it needs itself.
 //!
-//! Limits: shards with large members ([`GAP`]); a way ends among small ones; [`PAGES_MAX`] bytes of headers. The scan reads what
-//! they leave by large ranges, as without them.
+//! Limits: shards with large members ([`GAP`]); a way ends at small members; [`PAGES_MAX`] bytes of headers. The scan reads the
+//! rest itself, in large ranges.
 
 use super::member::{BLOCK, Header};
 use crate::dataset::index::Scan;
@@ -131,7 +131,7 @@ impl Follow {
         self.requests += 1;
         // Small members are read faster in full.
         let is_slow = self.requests > 16 && self.at - self.start < GAP / 4 * self.requests;
-        // At a place without a header, the scan sees for itself.
+        // If there is no header here, the scan reads this part itself.
         here > from && !is_slow && self.at < self.end.min(len) && HELD.load(Ordering::Relaxed) < PAGES_MAX
     }
 
