@@ -275,7 +275,7 @@ pub(crate) fn follow(link: &Path, root: &Path) -> Result<Kind> {
 /// Reads the metadata of a path. Links are followed. Errors: the system's.
 pub(crate) fn look(path: &Path) -> Result<Meta> {
     if is_url(path) {
-        // Stores have no folders; a URL means one if it ends so.
+        // Stores have no folders; a URL that ends with `/` means one.
         let folder = path.as_os_str().as_encoded_bytes().ends_with(b"/");
         return if folder { Ok(Meta { kind: Kind::Folder, ..Meta::of_memory(0) }) } else { remote::look(path) };
     }
