@@ -1,7 +1,7 @@
 //! Contents of generated files: the formats, filled with incompressible bytes that are identical in every run.
 //!
 //! ```text
-//! (sample number) ──► noise, or a picture like a photograph ──► records │ TFRecord │ npz │ npy │ tar │ Parquet │ .jpg
+//! (sample number) ──► noise, or a picture like a photograph ──► records │ TFRecord │ tokens │ npz │ Parquet │ .jpg
 //! ```
 //!
 //! Limits: a sample must fit into memory, an npz file into 4 GiB. Pictures are crops of one texture, so they resemble
@@ -25,10 +25,6 @@ pub enum Content {
         width: usize,
         bytes: usize,
     },
-    /// An array of `f32`.
-    Npy {
-        bytes: usize,
-    },
     /// An array `x` of bytes, and a number `y`.
     Npz {
         bytes: usize,
@@ -39,7 +35,6 @@ pub enum Content {
         bytes: usize,
     },
     Images(Texture),
-    Tar(Texture),
 }
 
 /// Tokens are below this, as in GPT-2.
@@ -67,9 +62,6 @@ impl Content {
             out.write_all(&framed)?;
             done(framed.len() as u64)?;
         }
-        if let Self::Tar(_) = self {
-            out.write_all(&[0; 1024])?;
-        }
         out.flush()
     }
 
@@ -82,10 +74,6 @@ impl Content {
                 tfrecord(bytes, out);
             }
             Self::Tokens { width, bytes: len } => tokens(number, *width, len / width, out),
-            Self::Npy { bytes: len } => {
-                floats(number, len / 4, bytes);
-                npy("<f4", &format!("({},)", len / 4), bytes, out);
-            }
             Self::Npz { bytes: len } => {
                 noise(number, *len, bytes);
                 npz(number, bytes, out);
@@ -93,12 +81,6 @@ impl Content {
             #[cfg(feature = "parquet")]
             Self::Parquet { .. } => {}
             Self::Images(texture) => texture.picture(number, out)?,
-            Self::Tar(texture) => {
-                bytes.clear();
-                texture.picture(number, bytes)?;
-                member(&format!("{number:09}.jpg"), bytes, out);
-                member(&format!("{number:09}.cls"), (number % 1000).to_string().as_bytes(), out);
-            }
         }
         Ok(())
     }
@@ -144,13 +126,6 @@ fn tokens(number: u64, width: usize, count: usize, out: &mut Vec<u8>) {
     for _ in 0..count {
         out.extend_from_slice(&draws.below(VOCABULARY).to_le_bytes()[..width]);
     }
-}
-
-/// Numbers from 0 to 1 that use all mantissa bits.
-fn floats(number: u64, count: usize, out: &mut Vec<u8>) {
-    let mut draws = Draws::of(number);
-    out.clear();
-    out.extend((0..count).flat_map(|_| ((draws.next() >> 40) as f32 / (1_u32 << 24) as f32).to_le_bytes()));
 }
 
 fn tfrecord(payload: &[u8], out: &mut Vec<u8>) {
@@ -205,26 +180,6 @@ fn npz(label: u64, x: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&(directory.len() as u32).to_le_bytes());
     out.extend_from_slice(&at.to_le_bytes());
     out.extend_from_slice(&[0; 2]);
-}
-
-/// Appends a member of a tar file.
-fn member(name: &str, data: &[u8], out: &mut Vec<u8>) {
-    let mut header = [0; 512];
-    let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
-    put(0, name);
-    put(100, "0000644\0");
-    put(108, "0000000\0");
-    put(116, "0000000\0");
-    put(124, &format!("{:011o}\0", data.len()));
-    put(136, "00000000000\0");
-    put(148, "        ");
-    put(156, "0");
-    put(257, "ustar\x0000");
-    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-    out.extend_from_slice(&header);
-    out.extend_from_slice(data);
-    out.resize(out.len().next_multiple_of(512), 0);
 }
 
 #[cfg(feature = "parquet")]
@@ -364,13 +319,6 @@ mod tests {
     }
 
     #[test]
-    fn noise_uses_every_byte_value_equally_often() {
-        let mut counts = [0_u32; 256];
-        file(&Content::Records { bytes: 1 << 18 }, 7..8).iter().for_each(|byte| counts[usize::from(*byte)] += 1);
-        assert!(counts.iter().all(|count| (800..1250).contains(count)), "{counts:?}");
-    }
-
-    #[test]
     fn picture_sizes_vary_around_the_requested_mean() {
         let content = Content::Images(Texture::new(30_000).unwrap());
         let sizes: Vec<usize> = (0..16).map(|number| file(&content, number..number + 1).len()).collect();
@@ -378,16 +326,5 @@ mod tests {
         assert!((24_000..36_000).contains(&mean), "{sizes:?}");
         let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());
         assert!(10 * most > 13 * least, "{sizes:?}");
-    }
-
-    #[test]
-    fn the_progress_callback_can_stop_writing() {
-        let records = Content::Records { bytes: 10 };
-        let (mut out, mut heard) = (Vec::new(), 0);
-        let result = records.write(&mut out, 0..5, |bytes| {
-            heard += bytes;
-            if heard == 20 { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
-        });
-        assert!(result.is_err() && out.len() == 20);
     }
 }
