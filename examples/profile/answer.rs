@@ -38,7 +38,7 @@ pub struct Answer {
     /// Rate of `steps` batches in `seconds`, as for the AU; without steps, of the whole run.
     pub items_per_s: f64,
     pub bytes_per_s: f64,
-    pub stages: Vec<Stage>,
+    pub stages: Vec<StageLoad>,
     pub what_if: Vec<Guess>,
     pub step_ms: f64,
     pub batch: usize,
@@ -68,27 +68,15 @@ pub struct Answer {
     pub snapshot: Snapshot,
 }
 
-/// A stage of the loader, or the consumer.
-#[derive(Serialize)]
-pub struct Stage {
-    pub stage: Cause,
-    pub utilisation: f64,
-    pub ceiling_items_per_s: f64,
-    pub at_least: bool,
-}
-
 /// Prediction for a change.
 #[derive(Serialize)]
 pub struct Guess {
     pub what: String,
     pub change: Change,
-    pub items_per_s: f64,
-    pub at_least: bool,
-    pub at_most: bool,
-    pub bound_by: Cause,
+    #[serde(flatten)]
+    pub then: Prediction,
     /// With the same step.
     pub au: Option<f64>,
-    pub caveats: Vec<String>,
 }
 
 /// Minimum lateness, in percent, that changes the verdict's meaning.
@@ -130,7 +118,7 @@ impl Answer {
             advice: verdict.advice.clone(),
             items_per_s,
             bytes_per_s,
-            stages: verdict.stages.iter().map(Stage::from).collect(),
+            stages: verdict.stages.clone(),
             what_if: match tally.stretch.steps {
                 // Less than a millisecond of work may represent the steady time of a single batch.
                 0 => Vec::new(),
@@ -213,13 +201,6 @@ fn late(au: Option<f64>, verdict: &Verdict) -> Option<f64> {
     Some((1.0 - au? - verdict.starved_share).max(0.0))
 }
 
-impl From<&StageLoad> for Stage {
-    fn from(load: &StageLoad) -> Self {
-        let StageLoad { stage, utilisation, ceiling_items_per_s, at_least, .. } = *load;
-        Self { stage, utilisation, ceiling_items_per_s, at_least }
-    }
-}
-
 /// The measurement, predictions for usual changes, and predictions for requested changes.
 fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64) -> Vec<Guess> {
     let Some(model) = WhatIf::from(snapshot) else { return Vec::new() };
@@ -250,36 +231,22 @@ fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64) -> Vec<Guess> {
         }
     }
     let rows = snapshot.consumer.samples as f64 / snapshot.consumer.batches.max(1) as f64;
-    let guess = |(what, change)| Guess::new(what, change, &model, rows, given);
-    let mut all = vec![Guess::as_it_is(&model, items_per_s, rows, given)];
-    all.extend(changes.into_iter().map(guess));
-    all
-}
-
-impl Guess {
-    /// The loader's sustained rate, as the base of the other rows. `measured` is the rate of the run.
-    fn as_it_is(model: &WhatIf, measured: f64, rows: f64, given: &Given) -> Self {
-        let guess = Self::new("as it is".into(), Change::default(), model, rows, given);
-        // Measured: neither bounds nor assumptions.
-        let mut guess = Self { at_least: false, caveats: Vec::new(), ..guess };
-        let kept = guess.items_per_s;
-        if (kept - measured).abs() > OTHER_RATE * measured {
-            guess.caveats.push(format!(
-                "Rows show the loader's sustained rate. The run's own {} samples/s omit the first step, and \
-                 include batches that were ready before the first one was taken.",
-                number(measured)
-            ));
-        }
-        guess
+    let guess = |(what, change): (String, Change)| {
+        let then = model.with(&change);
+        let busy = then.items_per_s / rows.max(1.0) * given.step.as_secs_f64();
+        Guess { what, change, then, au: (busy > 0.0).then(|| busy.min(1.0)) }
+    };
+    let mut now = guess(("as it is".into(), Change::default()));
+    // Measured: neither bounds nor assumptions.
+    (now.then.at_least, now.then.caveats) = (false, Vec::new());
+    if (now.then.items_per_s - items_per_s).abs() > OTHER_RATE * items_per_s {
+        now.then.caveats.push(format!(
+            "Rows show the loader's sustained rate. The run's own {} samples/s omit the first step, and include batches \
+             that were ready before the first one was taken.",
+            number(items_per_s)
+        ));
     }
-
-    /// `rows`: mean rows per batch.
-    fn new(what: String, change: Change, model: &WhatIf, rows: f64, given: &Given) -> Self {
-        let Prediction { items_per_s, at_least, at_most, bound_by, caveats, .. } = model.with(&change);
-        let busy = items_per_s / rows.max(1.0) * given.step.as_secs_f64();
-        let au = (busy > 0.0).then(|| busy.min(1.0));
-        Self { what, change, items_per_s, at_least, at_most, bound_by, au, caveats }
-    }
+    std::iter::once(now).chain(changes.into_iter().map(guess)).collect()
 }
 
 /// The input data.

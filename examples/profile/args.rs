@@ -89,7 +89,7 @@ What the figures mean:
 
 A workload of MLPerf Storage emulates that benchmark's demands on storage, for one accelerator. It is no submission.
 
---generate makes images, records, tfrecord, tokens and npz (and parquet if built in). It writes to a new or empty
+--generate makes images, records, tar, tfrecord, tokens, npy and npz (and parquet if built in). It writes to a new or empty
 folder; a later run with the same folder reuses the data.
 
 The object of --json has the same figures: shares are 0 to 1, names in _pct are percent, null is unknown or meaningless.
@@ -191,7 +191,8 @@ impl Given {
             Source::Tfrecord => 114_660,
             Source::Tokens => token_bytes.saturating_mul(source.seq_len as u64),
             Source::Npz => 1 << 20,
-            Source::Images => 107_000,
+            Source::Npy => 224 * 224 * 3 * 4,
+            Source::Images | Source::Tar => 107_000,
             _ => 65_536,
         };
         let workload = self.benchmark;

@@ -1,7 +1,7 @@
 //! Contents of generated files: the formats, filled with incompressible bytes that are identical in every run.
 //!
 //! ```text
-//! (sample number) ──► noise, or a picture like a photograph ──► records │ TFRecord │ tokens │ npz │ Parquet │ .jpg
+//! (sample number) ──► noise, or a picture like a photograph ──► records │ TFRecord │ npz │ npy │ tar │ Parquet │ .jpg
 //! ```
 //!
 //! Limits: a sample must fit into memory, an npz file into 4 GiB. Pictures are crops of one texture, so they resemble
@@ -25,6 +25,10 @@ pub enum Content {
         width: usize,
         bytes: usize,
     },
+    /// An array of `f32`.
+    Npy {
+        bytes: usize,
+    },
     /// An array `x` of bytes, and a number `y`.
     Npz {
         bytes: usize,
@@ -35,6 +39,7 @@ pub enum Content {
         bytes: usize,
     },
     Images(Texture),
+    Tar(Texture),
 }
 
 /// Tokens are below this, as in GPT-2.
@@ -62,6 +67,9 @@ impl Content {
             out.write_all(&framed)?;
             done(framed.len() as u64)?;
         }
+        if let Self::Tar(_) = self {
+            out.write_all(&[0; 1024])?;
+        }
         out.flush()
     }
 
@@ -74,6 +82,10 @@ impl Content {
                 tfrecord(bytes, out);
             }
             Self::Tokens { width, bytes: len } => tokens(number, *width, len / width, out),
+            Self::Npy { bytes: len } => {
+                floats(number, len / 4, bytes);
+                npy("<f4", &format!("({},)", len / 4), bytes, out);
+            }
             Self::Npz { bytes: len } => {
                 noise(number, *len, bytes);
                 npz(number, bytes, out);
@@ -81,6 +93,12 @@ impl Content {
             #[cfg(feature = "parquet")]
             Self::Parquet { .. } => {}
             Self::Images(texture) => texture.picture(number, out)?,
+            Self::Tar(texture) => {
+                bytes.clear();
+                texture.picture(number, bytes)?;
+                member(&format!("{number:09}.jpg"), bytes, out);
+                member(&format!("{number:09}.cls"), (number % 1000).to_string().as_bytes(), out);
+            }
         }
         Ok(())
     }
@@ -126,6 +144,13 @@ fn tokens(number: u64, width: usize, count: usize, out: &mut Vec<u8>) {
     for _ in 0..count {
         out.extend_from_slice(&draws.below(VOCABULARY).to_le_bytes()[..width]);
     }
+}
+
+/// Numbers from 0 to 1 that use all mantissa bits.
+fn floats(number: u64, count: usize, out: &mut Vec<u8>) {
+    let mut draws = Draws::of(number);
+    out.clear();
+    out.extend((0..count).flat_map(|_| ((draws.next() >> 40) as f32 / (1_u32 << 24) as f32).to_le_bytes()));
 }
 
 fn tfrecord(payload: &[u8], out: &mut Vec<u8>) {
@@ -180,6 +205,26 @@ fn npz(label: u64, x: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&(directory.len() as u32).to_le_bytes());
     out.extend_from_slice(&at.to_le_bytes());
     out.extend_from_slice(&[0; 2]);
+}
+
+/// Appends a member of a tar file.
+fn member(name: &str, data: &[u8], out: &mut Vec<u8>) {
+    let mut header = [0; 512];
+    let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
+    put(0, name);
+    put(100, "0000644\0");
+    put(108, "0000000\0");
+    put(116, "0000000\0");
+    put(124, &format!("{:011o}\0", data.len()));
+    put(136, "00000000000\0");
+    put(148, "        ");
+    put(156, "0");
+    put(257, "ustar\x0000");
+    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    out.extend_from_slice(&header);
+    out.extend_from_slice(data);
+    out.resize(out.len().next_multiple_of(512), 0);
 }
 
 #[cfg(feature = "parquet")]

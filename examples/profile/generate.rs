@@ -10,7 +10,7 @@
 
 use crate::content::{Content, Texture};
 use crate::source::Source;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde::{Deserialize, Serialize};
 use std::error::Error;
@@ -141,7 +141,9 @@ fn measure(dir: &Path, ending: &str) -> io::Result<(u64, u64)> {
 fn ending(source: Source) -> &'static str {
     match source {
         Source::Images => ".jpg",
+        Source::Tar => ".tar",
         Source::Tfrecord => ".tfrecord",
+        Source::Npy => ".npy",
         Source::Npz => ".npz",
         #[cfg(feature = "parquet")]
         Source::Parquet => ".parquet",
@@ -154,9 +156,11 @@ impl Wanted {
         let bytes = usize::try_from(self.sample_bytes)?;
         Ok(match self.source {
             Source::Images => Content::Images(Texture::new(bytes)?),
+            Source::Tar => Content::Tar(Texture::new(bytes)?),
             Source::Records => Content::Records { bytes },
             Source::Tfrecord => Content::TfRecord { bytes },
             Source::Tokens => Content::Tokens { width: usize::try_from(self.token_bytes)?, bytes },
+            Source::Npy => Content::Npy { bytes },
             Source::Npz => Content::Npz { bytes },
             #[cfg(feature = "parquet")]
             Source::Parquet => Content::Parquet { bytes },
@@ -179,7 +183,7 @@ impl Wanted {
             source: source.to_string(),
             sample_bytes: bytes,
             token_bytes: self.token_bytes,
-            samples_per_file: if matches!(source, Source::Images | Source::Npz) { 1 } else { several },
+            samples_per_file: if matches!(source, Source::Images | Source::Npy | Source::Npz) { 1 } else { several },
             samples,
             mib,
             files: 0,
@@ -199,11 +203,8 @@ impl Marker {
 }
 
 fn fill(data: &Path, source: Source, marker: &Marker, content: &Content, quit: impl Fn() -> bool + Sync) -> Anyhow<()> {
-    let bar = ProgressBar::with_draw_target(
-        Some(marker.samples * marker.sample_bytes),
-        // Hidden unless standard error is a terminal.
-        ProgressDrawTarget::stderr_with_hz(5),
-    );
+    // Drawn on terminals only.
+    let bar = ProgressBar::new(marker.samples * marker.sample_bytes);
     bar.set_style(ProgressStyle::with_template("making data {wide_bar} {bytes} of {total_bytes} ({eta})")?);
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
@@ -247,7 +248,7 @@ fn settle(dir: &Path, mut marker: Marker) -> Anyhow<Made> {
 mod tests {
     use super::*;
     use crate::folder::Folder;
-    use feedline::dataset::{Dataset, DatasetExt, Images, Npz, Records, TfRecord, Tokens};
+    use feedline::dataset::{Dataset, DatasetExt, Images, Npy, Npz, Records, Tar, TfRecord, Tokens};
     use feedline::tensor::DType;
 
     fn wanted(source: Source, sample_bytes: u64) -> Wanted {
@@ -283,10 +284,13 @@ mod tests {
         let path = make(&folder.join("tokens"), &tokens).unwrap().path;
         let tokens = read_all(&Tokens::builder(DType::U16).window(2048).open(path).unwrap());
         assert!(tokens.len() == 256 && tokens.iter().flatten().flatten().any(|byte| *byte > 0));
+        let npy = read_all(&Npy::open(data(Source::Npy, 10_000)).unwrap());
+        assert!(npy.len() == 104 && npy.iter().all(|fields| fields[0].len() == 10_000));
         let npz = read_all(&Npz::builder().verify(true).open(data(Source::Npz, 10_000)).unwrap());
         assert!(npz.len() == 104 && npz.iter().all(|fields| fields.len() == 2 && fields[1].len() == 8));
         let images = read_all(&Images::open(data(Source::Images, 20_000)).unwrap());
         assert!(images.len() == 52 && images.iter().all(|fields| fields[0].starts_with(&[0xff, 0xd8])));
+        assert_eq!(read_all(&Tar::open(data(Source::Tar, 20_000)).unwrap()).len(), 52);
     }
 
     #[cfg(feature = "parquet")]

@@ -61,6 +61,8 @@ const SECOND: u64 = 1_000_000_000;
 const WINDOW: u64 = 2 * SECOND;
 const WINDOW_MOST: u64 = 30 * SECOND;
 const WINDOW_BATCHES: u64 = 8;
+/// Lines of figures and plots.
+const PLOTS_LEAST: u16 = 6;
 /// Columns of a plot, one for each snapshot.
 const PLOTTED: usize = 300;
 const STRONG: Style = Style::new().bold();
@@ -194,13 +196,17 @@ impl State {
         let now = self.now();
         let scope = if self.whole { all } else { &now };
         let verdict = Verdict::of(scope);
-        let high = frame.area().height >= 34;
+        let Rect { width, height, .. } = frame.area();
+        let stages_high = 1 + verdict.stages.len() as u16;
+        let queues_high = if height >= 32 { 6 } else { 0 };
+        let (said, said_high) = said(&verdict, width);
+        let room = height.saturating_sub(2 + PLOTS_LEAST + stages_high + queues_high);
         let [head, top, stages, queues, words, keys] = Layout::vertical([
             Constraint::Length(1),
-            Constraint::Length(if high { 8 } else { 6 }),
-            Constraint::Length(1 + verdict.stages.len() as u16),
-            Constraint::Length(if high { 9 } else { 0 }),
-            Constraint::Min(2),
+            Constraint::Min(PLOTS_LEAST),
+            Constraint::Length(stages_high),
+            Constraint::Length(queues_high),
+            Constraint::Length(said_high.min(room)),
             Constraint::Length(1),
         ])
         .areas(frame.area());
@@ -211,7 +217,7 @@ impl State {
         let about = if self.whole { "whole run".into() } else { format!("last {}", time(now.at_ns as f64)) };
         draw_stages(frame, stages, &verdict, &about);
         draw_queues(frame, queues, scope, all);
-        frame.render_widget(said(&verdict), words);
+        frame.render_widget(said, words);
         let pause = if self.paused { "p resume" } else { "p pause" };
         let whole = if self.whole { "w now" } else { "w whole run" };
         frame.render_widget(Line::from(format!("q quit  {pause}  {whole}")).dim(), keys);
@@ -223,7 +229,7 @@ impl State {
         let state = match all.consumer.batches {
             _ if self.paused => " PAUSED ".reversed(),
             0 => " waiting for the first batch ".reversed(),
-            batches => format!("{} batches", grouped(&batches.to_string())).into(),
+            batches => format!("batch {}", grouped(&batches.to_string())).into(),
         };
         vec!["feedline  ".dim(), self.setup.title.clone().bold(), "  ".into(), state, format!("  {clock}").into()]
             .into()
@@ -353,14 +359,15 @@ fn draw_queues(frame: &mut Frame<'_>, area: Rect, scope: &Snapshot, all: &Snapsh
         latency("a copy", copies),
         latency("a wait in next()", Some(&all.consumer.waits)),
     ];
-    let [left, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Length(44)]).areas(area);
+    let [left, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Length(46)]).spacing(2).areas(area);
     let titled = |title| Block::new().borders(Borders::TOP).title(title);
     frame.render_widget(Paragraph::new(queues).block(titled("means ")), left);
     let times = Table::new(rows, [20, 12, 12]).header(Row::new(["", "median", "p99"]).dim());
     frame.render_widget(times.block(titled("latencies, whole run ")), right);
 }
 
-fn said(verdict: &Verdict) -> Paragraph<'static> {
+/// The verdict, and about how many lines it takes.
+fn said(verdict: &Verdict, width: u16) -> (Paragraph<'static>, u16) {
     let style = match verdict.cause {
         Cause::Unknown => STRONG,
         Cause::NotStarved => GOOD,
@@ -370,7 +377,11 @@ fn said(verdict: &Verdict) -> Paragraph<'static> {
     let mut lines = vec![Line::styled(heading, style)];
     lines.extend(verdict.advice.iter().map(|text| Line::from(format!("→ {text}"))));
     lines.extend(verdict.evidence.iter().map(|text| Line::from(format!("· {text}")).dim()));
-    Paragraph::new(lines).wrap(Wrap { trim: false }).block(Block::new().borders(Borders::TOP).title("verdict "))
+    // Words are broken before the end of a line, so a line holds a little less than its width.
+    let lines_of = |line: &Line<'_>| line.width().div_ceil(usize::from(width).saturating_sub(6).max(1)).max(1);
+    let high = 1 + lines.iter().map(lines_of).sum::<usize>();
+    let block = Block::new().borders(Borders::TOP).title("verdict ");
+    (Paragraph::new(lines).wrap(Wrap { trim: false }).block(block), high.min(1000) as u16)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A snapshot as one readable page: figures, verdict, bars of the stages' time, a table, histograms, the report.
+//! A snapshot as one readable page: figures, verdict, bars of the stages' time, histograms, the text.
 //!
 //! The page is self-contained: boxes sized by its own styles, no script, and its policy forbids the browser to load
 //! anything. It follows the reader's light or dark scheme, and prints. Only starvation is orange.
@@ -20,7 +20,6 @@ pub fn html(snapshot: &Snapshot, verdict: &[String], title: &str, report: &str) 
     page.tiles();
     page.verdict(verdict);
     page.shares();
-    page.table();
     page.histograms();
     page.report(report);
     page.out
@@ -126,30 +125,6 @@ impl Page<'_> {
         put!(self, "</div>");
     }
 
-    fn table(&mut self) {
-        put!(self, "<h2>Stages</h2>\n<table>\n<tr>");
-        for head in ["stage", "runs on", "busy", "work done", "while busy", "median", "p99"] {
-            put!(self, "<th>{head}</th>");
-        }
-        put!(self, "</tr>");
-        for row in rows(self.snapshot) {
-            let (busy, rate) = (percent(row.busy), &row.rate);
-            let quantile =
-                |ns: fn(&Latency) -> f64| row.latency.filter(|l| l.count > 0).map_or("–".into(), |l| time(ns(l)));
-            let (median, p99) = (quantile(|l| l.p50_ns), quantile(|l| l.p99_ns));
-            put!(self, "<tr><td>{}</td><td>{}</td><td>{busy}</td><td>{}</td>", row.stage, row.runs_on, row.work);
-            put!(self, "<td>{rate}</td><td>{median}</td><td>{p99}</td></tr>");
-        }
-        put!(
-            self,
-            "</table>\n<p>Busy is a share of the steady time; of all workers', for decode. Storage is busy while at"
-        );
-        put!(
-            self,
-            "least one read is in flight. Median and p99: a read, a piece of decoding, a copy, a wait for a batch.</p>"
-        );
-    }
-
     fn histograms(&mut self) {
         let Snapshot { consumer, storage, decode, copy, .. } = self.snapshot;
         let all = [
@@ -164,7 +139,9 @@ impl Page<'_> {
             let (Some((first, _)), Some((last, _))) = (bins.first(), bins.last()) else { continue };
             let most = bins.iter().map(|(_, count)| *count).max().unwrap_or(1).max(1);
             let (from, to) = (time(bin_start(*first)), time(bin_start(last + 1)));
-            put!(self, "<figure><figcaption>{} {what}</figcaption><div class=\"hist\">", count(latency.count));
+            let (median, p99) = (time(latency.p50_ns), time(latency.p99_ns));
+            let caption = format!("{} {what}: median {median}, p99 {p99}", count(latency.count));
+            put!(self, "<figure><figcaption>{caption}</figcaption><div class=\"hist\">");
             for (bin, count) in &bins {
                 let (height, from, to) = (100.0 * *count as f64 / most as f64, bin_start(*bin), bin_start(bin + 1));
                 let title = format!("{} to {}: {count}", time(from), time(to));
@@ -220,64 +197,6 @@ fn stages(snapshot: &Snapshot) -> Vec<(&'static str, f64, Vec<Part>)> {
     all.push(("storage", steady, vec![("own", "reading", storage.busy_ns), ("room", "no space", storage.blocked_ns)]));
     all.push(("order", steady, vec![("own", "planning", order.busy_ns), ("room", "no slot", order.no_slot_ns)]));
     all
-}
-
-/// A stage in the table.
-struct Row<'a> {
-    stage: &'static str,
-    runs_on: String,
-    busy: f64,
-    work: String,
-    rate: String,
-    latency: Option<&'a Latency>,
-}
-
-fn rows(snapshot: &Snapshot) -> Vec<Row<'_>> {
-    let Snapshot { consumer, order, storage, decode, copy, steady_ns, slots, .. } = snapshot;
-    let of = |ns: u64| share(ns, *steady_ns);
-    let mut rows = vec![
-        Row {
-            stage: "order",
-            runs_on: format!("1 thread, {} slots", slots.count),
-            busy: of(order.busy_ns),
-            work: format!("{} batches", count(consumer.batches)),
-            rate: format!("{} batches/s", number(per_second(consumer.batches, order.busy_ns))),
-            latency: None,
-        },
-        Row {
-            stage: "storage",
-            runs_on: format!("depth {}, on average {:.1}", storage.depth, of(storage.in_flight_ns)),
-            busy: of(storage.busy_ns),
-            work: format!("{} in {} reads", bytes(storage.bytes as f64), count(storage.reads)),
-            rate: format!("{}/s", bytes(per_second(storage.bytes, storage.busy_ns))),
-            latency: Some(&storage.latency),
-        },
-        Row {
-            stage: "decode",
-            runs_on: format!("{} workers, {} cores", decode.workers, decode.cores),
-            busy: of(decode.busy_ns) / f64::from(decode.workers.max(1)),
-            work: format!("{} samples", count(decode.samples)),
-            rate: format!("{} samples/s each", number(per_second(decode.samples, decode.busy_ns))),
-            latency: Some(&decode.latency),
-        },
-    ];
-    rows.extend(copy.as_ref().map(|copy| Row {
-        stage: "copy",
-        runs_on: format!("1 stream, {} batches", copy.buffers),
-        busy: of(copy.busy_ns),
-        work: format!("{} in {} batches", bytes(copy.bytes as f64), count(copy.batches)),
-        rate: format!("{}/s", bytes(per_second(copy.bytes, copy.busy_ns))),
-        latency: Some(&copy.latency),
-    }));
-    rows.push(Row {
-        stage: "consumer",
-        runs_on: "its own thread".into(),
-        busy: of(consumer.user_ns),
-        work: format!("{} samples", count(consumer.samples)),
-        rate: format!("{} samples/s", number(per_second(consumer.samples, consumer.user_ns))),
-        latency: Some(&consumer.waits),
-    });
-    rows
 }
 
 fn escape(text: &str) -> String {

@@ -205,9 +205,9 @@ fn stages(page: &mut Page, answer: &Answer) {
 
 /// Note for a change without gain.
 fn gain(answer: &Answer, guess: &Guess) -> &'static str {
-    let now = answer.what_if.first().map_or(0.0, |as_it_is| as_it_is.items_per_s);
+    let now = answer.what_if.first().map_or(0.0, |as_it_is| as_it_is.then.items_per_s);
     let changed = guess.change != Change::default();
-    if changed && guess.items_per_s < WhatIf::GAIN * now { ", no gain" } else { "" }
+    if changed && guess.then.items_per_s < WhatIf::GAIN * now { ", no gain" } else { "" }
 }
 
 /// A rate that is a lower bound, an upper bound, or neither.
@@ -238,12 +238,12 @@ fn what_if(page: &mut Page, answer: &Answer) {
     let au = if with_au { "      AU" } else { "" };
     let _ = writeln!(page.0, "{:<28}{:>20}{au}  then limits", "what if", "samples/s");
     for guess in &answer.what_if {
-        let (what, rate) = (&guess.what, bounded((guess.at_least, guess.at_most), guess.items_per_s));
+        let (what, rate) = (&guess.what, bounded((guess.then.at_least, guess.then.at_most), guess.then.items_per_s));
         let au = guess.au.filter(|_| with_au).map_or(String::new(), |au| format!("{:>6.1} %", 100.0 * au));
-        let _ = writeln!(page.0, "{what:<28}{rate:>20}{au}  {}{}", name(guess.bound_by), gain(answer, guess));
+        let _ = writeln!(page.0, "{what:<28}{rate:>20}{au}  {}{}", name(guess.then.bound_by), gain(answer, guess));
     }
     let mut caveats: Vec<&String> = Vec::new();
-    for caveat in answer.what_if.iter().flat_map(|guess| &guess.caveats) {
+    for caveat in answer.what_if.iter().flat_map(|guess| &guess.then.caveats) {
         if !caveats.contains(&caveat) {
             caveats.push(caveat);
             fill(&mut page.0, "  ", 2, caveat);
