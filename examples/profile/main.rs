@@ -117,7 +117,7 @@ fn hangups_are_ignored() -> bool {
 
 /// A stop flag for Ctrl-C; a second Ctrl-C ends the process.
 fn stop() -> Anyhow<Stop> {
-    return Ok(Stop::on(if hangups_are_ignored() { &ENDS[..2] } else { &ENDS }.iter().copied())?);
+    Ok(Stop::on(if hangups_are_ignored() { &ENDS[..2] } else { &ENDS }.iter().copied())?)
 }
 
 fn make_data(given: &mut Given) -> Anyhow<()> {

@@ -1,17 +1,6 @@
 //! The workloads of MLPerf Storage, from its configurations (mlcommons/storage): the data of one accelerator, and the
 //! length of its training step.
 //!
-//! ```text
-//!            format    rows × bytes of a sample     step: a100      h100     b200    AU to pass
-//! unet3d     npz          7 × 146,600,628              0.636     0.323    0.162      90 %
-//! resnet50   TFRecord   400 ×     114,660              0.435     0.224       –       90 %
-//! cosmoflow  TFRecord     1 ×   2,828,486             0.00551   0.00350      –       70 %
-//! retinanet  JPEG        16 ×     153,600              0.210     0.180       –       85 %   (of an earlier round)
-//!                        24 ×     322,957                –         –      0.04755    85 %
-//! flux       JPEG         8 ×     307,200              1.100     0.850       –       80 %   (of an earlier round)
-//!            Parquet     48 ×   2,164,832                –         –      1.35       90 %
-//! ```
-//!
 //! Limits: bytes of a sample are means. Generated samples have constant sizes, except pictures.
 
 use crate::source::Source;
