@@ -5,6 +5,7 @@ use crate::measure::Limit;
 use crate::settings::{self, Settings};
 use crate::source::{Source, SourceArgs, Token};
 use crate::workload::{Accelerator, Benchmark, Workload};
+use clap::builder::ArgPredicate;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser};
@@ -126,7 +127,6 @@ impl Given {
         let mut command = command();
         let matches = command.try_get_matches_from_mut(words)?;
         let args = Args::from_arg_matches(&matches)?;
-        said_what_to_read(&args, &matches).map_err(|(kind, message)| command.error(kind, message))?;
         Self::checked(args, &matches).map_err(|(kind, message)| command.error(kind, message))
     }
 
@@ -235,7 +235,7 @@ impl Benchmark {
     }
 }
 
-/// Makes `--source` and `--path` optional, because a workload or `--generate` may replace them: [`said_what_to_read`].
+/// A workload may replace `--source`, and `--generate` `--path`.
 /// Values below 0 are refused as values, not as unknown arguments.
 fn command() -> Command {
     Args::command()
@@ -244,8 +244,14 @@ fn command() -> Command {
             let with_value = arg.get_action().takes_values();
             if with_value { arg.allow_negative_numbers(true) } else { arg }
         })
-        .mut_arg("source", |arg| arg.required(false).default_value("images").hide_default_value(true))
-        .mut_arg("path", |arg| arg.required(false).default_value(".").hide_default_value(true))
+        .mut_arg("source", |arg| {
+            let arg = arg.required(false).required_unless_present("workload");
+            arg.default_value_if("workload", ArgPredicate::IsPresent, "images")
+        })
+        .mut_arg("path", |arg| {
+            let arg = arg.required(false).required_unless_present("generate");
+            arg.default_value_if("generate", ArgPredicate::IsPresent, ".")
+        })
 }
 
 type Refused = (ErrorKind, String);
@@ -253,27 +259,6 @@ type Refused = (ErrorKind, String);
 fn is_given(matches: &ArgMatches, name: &str) -> bool {
     matches.value_source(name) == Some(ValueSource::CommandLine)
 }
-
-/// Errors: the missing arguments.
-fn said_what_to_read(args: &Args, matches: &ArgMatches) -> Result<(), Refused> {
-    let source = is_given(matches, "source") || args.workload.is_some();
-    let path = is_given(matches, "path") || args.generate.is_some();
-    let message = match (source, path) {
-        (true, true) => return Ok(()),
-        (false, false) => WAYS,
-        (true, false) => "the data is missing: add --path <PATH>, or --generate <DIR> to generate it",
-        (false, true) => {
-            "the format is missing: add --source <SOURCE>, or --workload <WORKLOAD> with --accelerator <ACCELERATOR>"
-        }
-    };
-    Err((ErrorKind::MissingRequiredArgument, message.into()))
-}
-
-const WAYS: &str = "the data is missing. Use one of
-  --source <SOURCE> --path <PATH>                             your own data
-  --source <SOURCE> --generate <DIR>                          data generated there
-  --workload <WORKLOAD> --accelerator <ACCELERATOR>           a workload of MLPerf Storage,
-           with --path <PATH> or --generate <DIR>             on either";
 
 /// Options of particular sources.
 const OF_SOURCES: [(&str, &str); 19] = [
@@ -359,9 +344,10 @@ mod tests {
     #[test]
     fn inconsistent_arguments_are_refused() {
         for (line, why) in [
-            ("", "--source <SOURCE> --path <PATH>"),
-            ("--source images", "the data is missing: add --path <PATH>, or --generate <DIR>"),
-            ("--path data", "the format is missing: add --source <SOURCE>, or --workload <WORKLOAD>"),
+            ("", "--source <SOURCE>\n  --path <PATH>"),
+            ("--source images", "not provided:\n  --path <PATH>"),
+            ("--path data", "not provided:\n  --source <SOURCE>"),
+            ("--workload unet3d --accelerator h100", "not provided:\n  --path <PATH>"),
             ("--source records --path data", "--record-bytes <RECORD_BYTES>"),
             ("--source images --path data --generate dir", "'--path <PATH>' cannot be used with '--generate <DIR>'"),
             ("--source images --generate-mib 5", "--generate <DIR>"),
