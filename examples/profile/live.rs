@@ -324,7 +324,7 @@ fn draw_stages(frame: &mut Frame<'_>, area: Rect, verdict: &Verdict, about: &str
 }
 
 fn draw_queues(frame: &mut Frame<'_>, area: Rect, scope: &Snapshot, all: &Snapshot) {
-    let mean = |ns: u64| number(ns as f64 / scope.steady_ns.max(1) as f64);
+    let mean = |ns: u64| format!("{:.1}", ns as f64 / scope.steady_ns.max(1) as f64);
     let Snapshot { slots, storage, decode, .. } = scope;
     let mut queues = vec![
         Line::from(format!(
