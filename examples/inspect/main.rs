@@ -22,10 +22,10 @@ use clap::Parser;
 use feedline::dataset::{Damage, Dataset, Verified, Verify};
 use feedline::decode::{Image, Limits};
 use feedline::tensor::Encoding;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 use source::{Opened, SourceArgs};
 use std::error::Error;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::process::ExitCode;
@@ -194,13 +194,8 @@ fn lost(damage: &[Damage]) -> String {
     format!("; {least}{samples} more lost in the {} damaged places listed first", damage.len())
 }
 
+/// Drawn on terminals only.
 fn progress(samples: u64) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(samples);
     let style = ProgressStyle::with_template("{elapsed_precise} {wide_bar} {pos}/{len} ({per_sec}, {eta} left) {msg}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
-    bar
+    ProgressBar::new(samples).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

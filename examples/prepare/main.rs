@@ -23,9 +23,8 @@ mod warm;
 
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
 use feedline::prepare::{Format, RestartOptions, Shards};
-use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use std::error::Error;
-use std::io::IsTerminal;
 use std::num::{NonZeroU16, NonZeroUsize};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -169,13 +168,7 @@ fn bar() -> Result<ProgressBar, Box<dyn Error>> {
     progress("{elapsed_precise} {wide_bar} {pos}/{len} pictures, {msg} ({eta})")
 }
 
-/// A line on standard error; none if that is no terminal.
+/// A line on standard error, drawn on terminals only.
 fn progress(template: &str) -> Result<ProgressBar, Box<dyn Error>> {
-    if !std::io::stderr().is_terminal() {
-        return Ok(ProgressBar::hidden());
-    }
-    let bar = ProgressBar::no_length();
-    bar.set_style(ProgressStyle::with_template(template)?);
-    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
-    Ok(bar)
+    Ok(ProgressBar::no_length().with_style(ProgressStyle::with_template(template)?))
 }

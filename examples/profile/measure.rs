@@ -13,9 +13,6 @@ use std::time::{Duration, Instant};
 
 /// Interval at which a wait for a batch checks for the end of the run.
 const LOOK: Duration = Duration::from_millis(50);
-/// Default length of a run, in seconds.
-const SECONDS: f64 = 30.0;
-
 /// End of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {
@@ -26,17 +23,6 @@ pub enum Limit {
 }
 
 impl Limit {
-    pub fn new(seconds: Option<f64>, batches: Option<u64>, epochs: Option<u64>) -> Self {
-        match (batches, epochs) {
-            (Some(batches), _) => Self::Batches(batches),
-            (None, Some(epochs)) => Self::Epochs(epochs),
-            // Longer than any run counts as endless.
-            (None, None) => {
-                Self::Time(Duration::try_from_secs_f64(seconds.unwrap_or(SECONDS)).unwrap_or(Duration::MAX))
-            }
-        }
-    }
-
     /// Maximum number of batches.
     fn batches(self, per_epoch: u64) -> u64 {
         match self {
@@ -237,26 +223,11 @@ mod tests {
     }
 
     #[test]
-    fn a_single_batch_run_has_the_rate_of_the_whole_run() {
-        let tally = Tally { wall_s: 4.0, ..taken(Limit::Batches(1), || false) };
-        assert_eq!(tally.rates(), (5.0, 10.0));
-        assert_eq!(Tally::default().rates(), (0.0, 0.0));
-    }
-
-    #[test]
     fn interrupted_steps_count_in_no_rate() {
         let (loader, step) = (loader(), Step::Host(HostStep::new(Duration::from_millis(5))));
         let third = || loader.report().batches == 3;
         let tally = run(&loader, step, Limit::Epochs(2), third).unwrap();
         assert!(tally.interrupted && tally.batches == 3 && tally.stretch.steps == 1, "{tally:?}");
         assert_eq!((tally.samples, tally.stretch_samples, tally.stretch_bytes), (50, 20, 40));
-    }
-
-    #[test]
-    fn the_default_run_takes_30_seconds() {
-        assert_eq!(Limit::new(None, None, None), Limit::Time(Duration::from_secs(30)));
-        assert_eq!(Limit::new(Some(1e300), None, None), Limit::Time(Duration::MAX));
-        assert_eq!(Limit::new(None, Some(3), None), Limit::Batches(3));
-        assert_eq!(Limit::new(None, None, Some(3)), Limit::Epochs(3));
     }
 }

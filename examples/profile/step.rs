@@ -144,14 +144,6 @@ mod tests {
     }
 
     #[test]
-    fn a_single_step_has_no_stretch() {
-        let loader = Loader::builder(Records::builder(1).open_bytes([7; 4]).unwrap()).batch_size(10).build().unwrap();
-        let mut step = HostStep::new(Duration::ZERO);
-        step.take(loader.epoch(0).unwrap().next().unwrap().unwrap(), || false);
-        assert_eq!(step.end(), Stretch { steps: 0, seconds: 0.0 });
-    }
-
-    #[test]
     fn an_interrupted_step_does_not_count() {
         let loader = Loader::builder(Records::builder(1).open_bytes([7; 4]).unwrap()).batch_size(1).build().unwrap();
         let mut step = HostStep::new(Duration::from_secs(3600));

@@ -1,6 +1,6 @@
 //! The readable answer, at most 100 columns wide.
 
-use crate::answer::{Answer, Data, Guess, Stage};
+use crate::answer::{Answer, Data, Guess};
 use crate::args::Given;
 use feedline::profile::{Cause, Change, WhatIf};
 use std::fmt::Write;
@@ -82,7 +82,7 @@ pub fn heading(given: &Given, describe: &str, data: &Data) -> String {
         let text = if given.step.is_zero() { "none: measures the loader's own speed".into() } else { step(given) };
         page.line("step", &format!("{text}, batches of {}", settings.batch));
     }
-    let size = if data.bytes > 0 { format!(", {}", bytes(data.bytes)) } else { String::new() };
+    let size = if data.bytes > 0 { format!(", {}", bytes(data.bytes as f64)) } else { String::new() };
     page.line("data", &format!("{describe}{size}"));
     for warning in data.warnings(settings.past_cache()) {
         page.line("warning", &warning);
@@ -90,8 +90,7 @@ pub fn heading(given: &Given, describe: &str, data: &Data) -> String {
     page.0
 }
 
-pub fn bytes(count: u64) -> String {
-    let count = count as f64;
+pub fn bytes(count: f64) -> String {
     match count {
         1e9.. => format!("{} GB", significant(count / 1e9)),
         1e6.. => format!("{} MB", significant(count / 1e6)),
@@ -140,38 +139,12 @@ fn verdict_with(answer: &Answer, verdict: &str) -> String {
     out
 }
 
-/// The answer for a page: the verdict's heading, then the rest, one line each.
+/// The answer for the head of a page: the verdict's heading, then the rest, one line each.
 pub fn lines(answer: &Answer, verdict: &str) -> Vec<String> {
-    let mut rest = verdict.lines().map(str::to_string);
-    let mut all: Vec<String> = rest.next().into_iter().collect();
-    all.extend(figures(answer).into_iter().map(|(label, text)| match label {
-        "warning" | "note" => format!("{label}: {text}"),
-        _ => format!("{label} {text}"),
-    }));
-    all.extend(answer.late_step());
-    all.extend(rest);
-    all.extend(answer.stages.iter().map(|stage| {
-        format!(
-            "{}: busy {:.0} %, could do {} samples/s",
-            name(stage.stage),
-            100.0 * stage.utilisation,
-            could_do(stage)
-        )
-    }));
-    for guess in &answer.what_if {
-        let au = guess.au.filter(|_| answer.au.is_some());
-        let au = au.map_or(String::new(), |au| format!(", AU {:.1} %", 100.0 * au));
-        let (what, limit) = (&guess.what, name(guess.bound_by));
-        let changed = guess.change != Change::default();
-        let (begin, then) = if changed { ("what if ", "then ") } else { ("", "") };
-        all.push(format!(
-            "{begin}{what}: {} samples/s{au}, {then}{limit} limits{}",
-            would_give(guess),
-            gain(answer, guess)
-        ));
-    }
-    all.extend(caveats(answer).into_iter().map(str::to_string));
-    all.iter().map(|line| line.trim().replace('`', "")).collect()
+    let mut rest = verdict.lines();
+    let figures = figures(answer).into_iter().map(|(label, text)| format!("{label}: {text}"));
+    let all = rest.next().map(str::to_string).into_iter().chain(figures).chain(answer.late_step());
+    all.chain(rest.map(str::to_string)).map(|line| line.trim().replace('`', "")).collect()
 }
 
 /// Measured figures with their labels.
@@ -222,23 +195,19 @@ fn stages(page: &mut Page, answer: &Answer) {
     let _ = writeln!(page.0, "{:<24}{:>8}  {:>24}", "stage", "busy", "could do, samples/s");
     for stage in &answer.stages {
         let (name, busy) = (name(stage.stage), 100.0 * stage.utilisation);
-        let _ = writeln!(page.0, "{name:<24}{busy:>6.0} %  {:>24}", could_do(stage));
+        let _ = writeln!(
+            page.0,
+            "{name:<24}{busy:>6.0} %  {:>24}",
+            bounded((stage.at_least, false), stage.ceiling_items_per_s)
+        );
     }
 }
 
 /// Note for a change without gain.
 fn gain(answer: &Answer, guess: &Guess) -> &'static str {
-    let now = answer.what_if.first().map_or(0.0, |as_it_is| as_it_is.items_per_s);
+    let now = answer.what_if.first().map_or(0.0, |as_it_is| as_it_is.then.items_per_s);
     let changed = guess.change != Change::default();
-    if changed && guess.items_per_s < WhatIf::GAIN * now { ", no gain" } else { "" }
-}
-
-fn could_do(stage: &Stage) -> String {
-    bounded((stage.at_least, false), stage.ceiling_items_per_s)
-}
-
-fn would_give(guess: &Guess) -> String {
-    bounded((guess.at_least, guess.at_most), guess.items_per_s)
+    if changed && guess.then.items_per_s < WhatIf::GAIN * now { ", no gain" } else { "" }
 }
 
 /// A rate that is a lower bound, an upper bound, or neither.
@@ -252,9 +221,10 @@ fn bounded(bounds: (bool, bool), rate: f64) -> String {
     format!("{words}{}", number(rate))
 }
 
-fn name(stage: Cause) -> String {
+/// A stage in a table.
+pub fn name(stage: Cause) -> String {
     match stage {
-        Cause::Consumer => "the consumer".into(),
+        Cause::Consumer | Cause::NotStarved => "the consumer".into(),
         Cause::Decode => "decode, copies in memory".into(),
         other => other.to_string(),
     }
@@ -268,25 +238,18 @@ fn what_if(page: &mut Page, answer: &Answer) {
     let au = if with_au { "      AU" } else { "" };
     let _ = writeln!(page.0, "{:<28}{:>20}{au}  then limits", "what if", "samples/s");
     for guess in &answer.what_if {
-        let (what, rate) = (&guess.what, would_give(guess));
+        let (what, rate) = (&guess.what, bounded((guess.then.at_least, guess.then.at_most), guess.then.items_per_s));
         let au = guess.au.filter(|_| with_au).map_or(String::new(), |au| format!("{:>6.1} %", 100.0 * au));
-        let _ = writeln!(page.0, "{what:<28}{rate:>20}{au}  {}{}", name(guess.bound_by), gain(answer, guess));
+        let _ = writeln!(page.0, "{what:<28}{rate:>20}{au}  {}{}", name(guess.then.bound_by), gain(answer, guess));
     }
-    for caveat in caveats(answer) {
-        fill(&mut page.0, "  ", 2, caveat);
-    }
-    page.blank();
-}
-
-/// Distinct caveats of all changes.
-fn caveats(answer: &Answer) -> Vec<&str> {
-    let mut all: Vec<&str> = Vec::new();
-    for caveat in answer.what_if.iter().flat_map(|guess| &guess.caveats) {
-        if !all.contains(&caveat.as_str()) {
-            all.push(caveat);
+    let mut caveats: Vec<&String> = Vec::new();
+    for caveat in answer.what_if.iter().flat_map(|guess| &guess.then.caveats) {
+        if !caveats.contains(&caveat) {
+            caveats.push(caveat);
+            fill(&mut page.0, "  ", 2, caveat);
         }
     }
-    all
+    page.blank();
 }
 
 /// Three significant digits, with commas between thousands.
@@ -309,6 +272,13 @@ pub fn grouped(digits: &str) -> String {
     out
 }
 
+/// Readable nanoseconds.
+pub fn time(ns: f64) -> String {
+    let units = [(1e9, "s"), (1e6, "ms"), (1e3, "µs")];
+    let (size, unit) = units.into_iter().find(|(size, _)| ns >= size * 0.9995).unwrap_or((1.0, "ns"));
+    format!("{} {unit}", number(ns / size))
+}
+
 fn significant(value: f64) -> String {
     let digits = match value.abs() {
         100.0.. => 0,
@@ -329,22 +299,15 @@ mod tests {
         let mut out = String::new();
         reflow(&mut out, &format!("reader    {}", "word ".repeat(40)), 10);
         let lines: Vec<&str> = out.lines().collect();
-        assert_eq!(lines.len(), 3);
-        assert!(lines.iter().all(|line| line.chars().count() <= WIDTH));
+        assert!(lines.len() == 3 && lines.iter().all(|line| line.chars().count() <= WIDTH));
         assert!(lines[0].starts_with("reader    word") && lines[1].starts_with("          word"));
         out.clear();
         reflow(&mut out, &format!("  → {}", "wörd ".repeat(40)), 4);
         assert!(out.lines().nth(1).is_some_and(|line| line.starts_with("    wörd")), "{out}");
         out.clear();
         reflow(&mut out, "short  as   it is", 4);
-        assert_eq!(out, "short  as   it is\n");
-    }
-
-    #[test]
-    fn overlong_words_stay_whole() {
-        let mut out = String::new();
         fill(&mut out, "path      ", 10, &"x".repeat(200));
-        assert_eq!(out.lines().count(), 1);
+        assert!(out.starts_with("short  as   it is\n") && out.lines().count() == 2, "{out}");
     }
 
     #[test]
@@ -353,6 +316,9 @@ mod tests {
             [(0.0, "0"), (0.1234, "0.123"), (5.5, "5.5"), (47.55, "47.5"), (224.0, "224"), (1_234_567.8, "1,234,568")]
         {
             assert_eq!(number(value), text);
+        }
+        for (ns, text) in [(0.0, "0 ns"), (1234.0, "1.23 µs"), (999_999.0, "1 ms"), (61e9, "61 s")] {
+            assert_eq!(time(ns), text);
         }
     }
 }

@@ -11,11 +11,10 @@ mod source;
 
 use clap::Parser;
 use feedline::{Batch, FieldView, Loader};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 use settings::{Settings, drop_from_cache, seconds};
 use source::SourceArgs;
 use std::error::Error;
-use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -143,19 +142,13 @@ fn copy_of<'a>(field: &FieldView<'a>, copy: &'a mut Vec<u8>) -> feedline::Result
     Ok(copy)
 }
 
+/// Drawn on terminals only.
 fn progress(batches: u64) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let endless = batches == u64::MAX;
-    let bar = if endless { ProgressBar::no_length() } else { ProgressBar::new(batches) };
-    let style = ProgressStyle::with_template(match endless {
-        true => "{elapsed_precise} {pos} batches ({per_sec})",
-        false => "{elapsed_precise} {wide_bar} {pos}/{len} batches ({per_sec})",
-    });
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
-    bar
+    let (bar, style) = match batches {
+        u64::MAX => (ProgressBar::no_length(), "{elapsed_precise} {pos} batches ({per_sec})"),
+        _ => (ProgressBar::new(batches), "{elapsed_precise} {wide_bar} {pos}/{len} batches ({per_sec})"),
+    };
+    bar.with_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 struct Figures {
@@ -171,24 +164,26 @@ impl Figures {
         let report = loader.report();
         let choice = &report.choice;
         let routes: Vec<String> = report.routes.iter().map(ToString::to_string).collect();
-        let data_hash = data_hash.map_or("null".into(), |hash| format!("\"{hash:016x}\""));
-        format!(
-            "{{\"items_per_s\":{:.1},\"gb_per_s\":{:.4},\"first_batch_s\":{first_batch_s:.4},\"wall_s\":{wall_s:.3},\
-             \"cpu_s_per_10k\":{:.4},\"peak_rss_mib\":{:.1},\"peak_anon_mib\":{:.1},\"reader\":\"{}\",\"direct\":{},\
-             \"order_hash\":\"{order_hash:016x}\",\"data_hash\":{data_hash},\"items\":{samples},\"build_s\":{:.4},\
-             \"plan_mib\":{:.1},\"device\":{},\"routes\":{}}}",
-            samples as f64 / wall_s,
-            bytes as f64 / wall_s / 1e9,
-            cpu_s / samples.max(1) as f64 * 1e4,
-            self.memory.0,
-            self.memory.1,
-            choice.reader,
-            choice.direct,
-            self.build_s,
-            loader.plan().total() as f64 / f64::from(1 << 20),
-            serde_json::json!(report.device),
-            serde_json::json!(routes),
-        )
+        let rounded = |value: f64, digits: i32| (value * 10_f64.powi(digits)).round() / 10_f64.powi(digits);
+        serde_json::json!({
+            "items_per_s": rounded(samples as f64 / wall_s, 1),
+            "gb_per_s": rounded(bytes as f64 / wall_s / 1e9, 4),
+            "first_batch_s": rounded(first_batch_s, 4),
+            "wall_s": rounded(wall_s, 3),
+            "cpu_s_per_10k": rounded(cpu_s / samples.max(1) as f64 * 1e4, 4),
+            "peak_rss_mib": rounded(self.memory.0, 1),
+            "peak_anon_mib": rounded(self.memory.1, 1),
+            "reader": choice.reader.to_string(),
+            "direct": choice.direct,
+            "order_hash": format!("{order_hash:016x}"),
+            "data_hash": data_hash.map(|hash| format!("{hash:016x}")),
+            "items": samples,
+            "build_s": rounded(self.build_s, 4),
+            "plan_mib": rounded(loader.plan().total() as f64 / f64::from(1 << 20), 1),
+            "device": report.device,
+            "routes": routes,
+        })
+        .to_string()
     }
 
     fn text(&self) -> String {

@@ -18,7 +18,6 @@ use feedline::{Batch, Device, ErrorKind, Gds, LastBatch, Loader, LoaderBuilder, 
 use indicatif::{ProgressBar, ProgressStyle};
 use model::{SIDE, Score, Trainer};
 use std::error::Error;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -199,10 +198,8 @@ fn made_shapes(args: &Args) -> Anyhow<PathBuf> {
     Ok(dir)
 }
 
+/// Drawn on terminals only.
 fn progress(len: u64, what: &str, unit: &str) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
     let style = ProgressStyle::with_template(&format!("{what} {{wide_bar}} {{pos}}/{{len}} {unit}"));
     ProgressBar::new(len).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

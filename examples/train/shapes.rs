@@ -27,7 +27,6 @@ pub fn make_shapes(dir: &Path, n_per_class: usize, seed: u64, progress: impl Fn(
         return Ok(());
     }
     // The process id keeps two runs that start together out of each other's folder.
-    remove_abandoned(dir);
     let mut partial = dir.as_os_str().to_owned();
     partial.push(format!(".partial-{}", std::process::id()));
     let partial = Path::new(&partial);
@@ -41,18 +40,6 @@ pub fn make_shapes(dir: &Path, n_per_class: usize, seed: u64, progress: impl Fn(
         }
     }
     made
-}
-
-/// What runs that were interrupted left behind: their folders bear the number of a process that is gone.
-fn remove_abandoned(dir: &Path) {
-    for entry in dir.parent().and_then(|parent| fs::read_dir(parent).ok()).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let Some((_, process)) = name.rsplit_once(".partial-") else { continue };
-        if !Path::new("/proc").join(process).exists() {
-            // It is only in the way of disk space: another run may be removing it, too.
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
 }
 
 fn draw_all(dir: &Path, n_per_class: usize, seed: u64, progress: impl Fn(u64) + Sync) -> io::Result<()> {
