@@ -213,7 +213,7 @@ impl Transfer {
         let doing = match (&oldest, flights.0.front()) {
             (Ok(Oldest::Blocked), _) => Some(Doing::Blocked),
             (Ok(Oldest::Runs(_)), _) => Some(Doing::Copying),
-            (_, Some(Flight { reading: None, buffer: Some(buffer), .. })) if self.copier.awaits_consumer(&**buffer) => {
+            (_, Some(Flight { reading: None, buffer: Some(buffer), .. })) if self.copier.awaits_consumer(buffer) => {
                 Some(Doing::Blocked)
             }
             (_, Some(_)) if self.reads.is_some() => Some(Doing::ReadingDirectly),
@@ -258,7 +258,7 @@ impl Transfer {
         let (Some(reads), Some(buffer), None) = (&self.reads, &mut flight.buffer, &flight.reading) else {
             return Ok(());
         };
-        if self.is_present(&flight.slot) && self.copier.is_idle(&mut **buffer)? {
+        if self.is_present(&flight.slot) && self.copier.is_idle(buffer)? {
             flight.reading = Some(reads.read(flight.slot.ids(), buffer.base()));
         }
         Ok(())
@@ -274,7 +274,7 @@ impl Transfer {
             }
             let done = match (reading, &mut flight.buffer) {
                 (Some(reading), _) => reading.is_done(),
-                (None, Some(buffer)) if present => self.reads.is_none() && self.copier.is_idle(&mut **buffer)?,
+                (None, Some(buffer)) if present => self.reads.is_none() && self.copier.is_idle(buffer)?,
                 _ => true,
             };
             if !done {

@@ -228,7 +228,7 @@ fn rank() {
 }
 
 fn stop() -> Stop {
-    return Stop::on_signals().unwrap();
+    Stop::on_signals().unwrap()
 }
 
 /// Without explicit io_uring: some machines lack it, and the kernel may still hold memory of ranks just killed.

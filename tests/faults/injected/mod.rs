@@ -162,12 +162,12 @@ impl Driver {
     }
 
     fn device(&self) -> Option<Device> {
-        return self.session.as_ref().map(|_| Device::cuda(0).unwrap());
+        self.session.as_ref().map(|_| Device::cuda(0).unwrap())
     }
 
     /// Description of its live objects.
     fn alive(&self) -> Option<String> {
-        return self.session.as_ref().map(|session| format!("{:?}", session.live()));
+        self.session.as_ref().map(|session| format!("{:?}", session.live()))
     }
 }
 
