@@ -65,6 +65,7 @@ struct Load {
     blocks: u64,
     state: u64,
     path: PathBuf,
+    mode: Mode,
 }
 
 impl Load {
@@ -79,12 +80,12 @@ impl Load {
         let Opened { mut reader, .. } = opened;
         let room = (block as usize).next_multiple_of(4096);
         let ring = ByteRing::new(room * depth as usize, depth as usize, || {}).unwrap();
-        if let Some(reason) = reader.register_ring(&ring).filter(|_| mode == Mode::Uring) {
+        if let Some(reason) = reader.register_ring(&ring) {
             eprintln!("{reason}");
         }
         let idle = (0..depth).map(|_| ring.reserve(room).unwrap().into()).collect();
         let blocks = (len / block).max(1);
-        Some(Self { reader, idle, source, block, blocks, state: 7, path: path.into() })
+        Some(Self { reader, idle, source, block, blocks, state: 7, path: path.into(), mode })
     }
 
     /// Reads while `go_on(bytes so far)` returns true, completes the reads in flight, and returns the bytes.
@@ -110,7 +111,7 @@ impl Load {
     }
 
     fn drop_cache(&self) {
-        if self.reader.name() == "mmap" {
+        if self.mode == Mode::Mmap {
             let file = std::fs::File::open(&self.path).unwrap();
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         }

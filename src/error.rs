@@ -22,6 +22,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum ErrorKind {
     /// A setting or argument is illegal; nothing was started.
     Config,
+    /// This machine lacks what a setting asks for: io_uring, `O_DIRECT` on this file system, a direct route of cuFile, a
+    /// NUMA node.
+    Unsupported,
     /// The memory budget or the free memory is below the smallest legal plan, whose terms the message lists, or below the
     /// data that is to be in memory.
     Budget,
@@ -74,6 +77,7 @@ impl ErrorKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Config => "bad configuration",
+            Self::Unsupported => "not possible on this machine",
             Self::Budget => "memory budget too small",
             Self::NotFound => "not found",
             Self::Permission => "permission denied",

@@ -240,7 +240,8 @@ pub mod profile {
     pub use crate::loader::Origin;
     pub use crate::meter::{
         BatchRecord, CacheReads, Consumer, Copies, Copy, Cpu, Decode, DirectReads, Effort, Gauges, GpuIdle, Handed,
-        Latency, Network, Order, ReaderInUse, Slots, Snapshot, Span, Storage, Timeline, Track, Unmeasured, Work,
+        Latency, Network, Order, ReaderInUse, ReaderKind, Slots, Snapshot, Span, Storage, Timeline, Track, Unmeasured,
+        Work,
     };
     pub use crate::report::{
         Cause, Change, Names, Prediction, StageLoad, Strength, Verdict, WhatIf, prometheus, trace,

@@ -157,7 +157,7 @@ fn open(make: impl Fn() -> LoaderBuilder, args: &Args, last: LastBatch) -> Anyho
         loader.device(args.device.clone()).gds(args.gds)
     };
     match make().reader(Mode::Uring).direct(Direct::Auto).build() {
-        Err(error) if error.kind() == ErrorKind::Config && error.message().contains("io_uring") => {
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
             println!("note: {error}");
             Ok(make().build()?)
         }

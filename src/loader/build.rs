@@ -62,6 +62,7 @@ impl LoaderBuilder {
     ///
     /// Errors:
     /// * [`ErrorKind::Config`] for an invalid setting;
+    /// * [`ErrorKind::Unsupported`] for a setting that asks for what this machine lacks;
     /// * [`ErrorKind::Empty`] for a dataset without samples, or an epoch without a batch;
     /// * [`ErrorKind::Budget`] with the sum, if the budget, the part of a shared one or the free memory is too small. The
     ///   limits of the container count, and what the kernel can reclaim is free;
@@ -440,7 +441,6 @@ impl Assembly {
         };
         let settings = Settings {
             reader: choice.reader,
-            explicit: choice.explicit,
             depth: self.opened.reader.depth() as u32,
             effort,
             workers: plan.workers as u32,
@@ -592,7 +592,7 @@ mod tests {
     use crate::memory::Row;
     use crate::pipeline::placement::Numa;
     use crate::pipeline::placement::tests::{Sysfs, here, own_cpus};
-    use crate::storage::Mode;
+    use crate::storage::{Cache, Mode};
 
     fn builder(sysfs: &Sysfs) -> LoaderBuilder {
         let mut builder = LoaderBuilder::new(Arc::new(Records::builder(1).open_bytes(vec![7; 64]).unwrap()));
@@ -651,6 +651,28 @@ mod tests {
     }
 
     #[test]
+    fn unregistered_memory_is_a_reason_also_beside_a_cache() {
+        let dir = std::env::temp_dir().join(format!("feedline-unregistered-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("a"), [7; 64]).unwrap();
+        let records = Arc::new(Records::builder(1).open(dir.join("a")).unwrap());
+        let why = |cache: Option<Cache>| {
+            let mut builder = LoaderBuilder::new(records.clone()).reader(Mode::Uring);
+            builder.reader.registered = false;
+            builder.reader.cache = cache;
+            // Refused: io_uring is not to be had here.
+            let loader = builder.build().ok()?;
+            assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
+            Some(loader.report().choice.to_string())
+        };
+        for cache in [None, Some(Cache::at(dir.join("cache")).mount(dir.canonicalize().unwrap()))] {
+            let why = why(cache);
+            assert!(why.as_ref().is_none_or(|why| why.contains("registration was turned off")), "{why:?}");
+        }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
     fn default_workers_match_the_cpus_of_the_node() {
         let (cpu, _) = own_cpus();
         let sysfs = Sysfs::around(&cpu);
@@ -695,7 +717,7 @@ mod tests {
         let sysfs = Sysfs::new(&[("devices/system/node/node0/cpulist", "1022")]);
         for (node, words) in [(0, "NUMA node 0 has 1022"), (9, "node9/cpulist cannot be read")] {
             let error = builder(&sysfs).numa(Numa::Node(node)).build().unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Config);
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.to_string().contains(words), "{error}");
         }
     }

@@ -28,7 +28,8 @@ pub(crate) use cpu::{Role, Threads};
 pub(crate) use network::NetworkMeter;
 pub use reads::{CacheReads, Copies, DirectReads, Network, ReadStats};
 pub use snapshot::{
-    Consumer, Copy, Cpu, Decode, Effort, GpuIdle, Handed, Order, ReaderInUse, Slots, Snapshot, Storage, Unmeasured,
+    Consumer, Copy, Cpu, Decode, Effort, GpuIdle, Handed, Order, ReaderInUse, ReaderKind, Slots, Snapshot, Storage,
+    Unmeasured,
 };
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};
@@ -376,7 +377,7 @@ impl Meters {
         let (in_flight_ns, reading_ns) = self.reading.read(now);
         let reads = self.reads();
         Storage {
-            reader: Some(ReaderInUse { name: settings.reader.to_string(), explicit: settings.explicit }),
+            reader: Some(settings.reader),
             busy_ns: reading_ns,
             blocked_ns,
             depth: settings.depth,
@@ -431,9 +432,7 @@ impl Meters {
 /// Numbers of a snapshot that are not meters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
-    /// The reader's name, and whether the caller named it.
-    pub(crate) reader: &'static str,
-    pub(crate) explicit: bool,
+    pub(crate) reader: ReaderInUse,
     pub(crate) depth: u32,
     pub(crate) effort: Effort,
     pub(crate) workers: u32,

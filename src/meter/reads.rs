@@ -60,6 +60,9 @@ pub struct CacheReads {
     pub removed: u64,
     /// The last reason why something was not kept.
     pub why: Option<String>,
+    /// That reason is a lack of room: the capacity is used up, or the disk is full.
+    #[serde(default)]
+    pub is_full: bool,
 }
 
 impl fmt::Display for CacheReads {

@@ -12,6 +12,7 @@
 use super::counters::Latency;
 use super::{CacheReads, Network};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// All measurements until one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -203,14 +204,57 @@ pub struct Storage {
     pub local_cache: Option<CacheReads>,
 }
 
-/// The reader that brings the bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The reader that brings the bytes. `Display` is its name for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ReaderInUse {
-    /// `io_uring`, `pread` or `mmap`.
-    pub name: String,
+    /// The way of its reads.
+    pub kind: ReaderKind,
     /// Whether the caller named it, instead of leaving the choice to the loader.
     pub explicit: bool,
+    /// It reads files on a network mount that no cache keeps.
+    pub mount: bool,
+    /// It reads objects in stores.
+    pub objects: bool,
+    /// A local cache keeps objects and files on network mounts.
+    pub cached: bool,
+}
+
+/// The way in which a reader reads files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ReaderKind {
+    /// io_uring.
+    Uring,
+    /// Threads that call `pread`.
+    Pread,
+    /// Threads that copy from mapped files.
+    Mmap,
+    /// There are no files: all data are objects.
+    Network,
+}
+
+impl ReaderInUse {
+    pub(crate) fn of(kind: ReaderKind, explicit: bool) -> Self {
+        Self { kind, explicit, mount: false, objects: false, cached: false }
+    }
+}
+
+impl fmt::Display for ReaderInUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            ReaderKind::Uring => "io_uring",
+            ReaderKind::Pread => "pread",
+            ReaderKind::Mmap => "mmap",
+            ReaderKind::Network => return f.write_str("network"),
+        };
+        if self.cached {
+            return write!(f, "local cache by {kind}, and network");
+        }
+        let mount = if self.mount { " on a network mount" } else { "" };
+        write!(f, "{kind}{mount}{}", if self.objects { " and network" } else { "" })
+    }
 }
 
 /// The work of decode workers for each row, beyond bringing its bytes; more includes less.

@@ -47,7 +47,7 @@ pub enum Numa {
     Auto,
     /// Leave the placement to the kernel.
     Off,
-    /// Use this node, for workers too. `build` fails with [`ErrorKind::Config`](crate::ErrorKind::Config) if it cannot.
+    /// Use this node, for workers too. `build` fails with [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if it cannot.
     Node(u32),
 }
 
@@ -74,7 +74,7 @@ type Why<T> = std::result::Result<T, String>;
 impl Placing {
     /// Finds the place for `numa` and the device at `pci_bus_id`, on the machine that `sysfs` (`/sys`) describes.
     ///
-    /// Errors: [`ErrorKind::Config`] if the process cannot run on the requested node.
+    /// Errors: [`ErrorKind::Unsupported`] if the process cannot run on the requested node.
     pub(crate) fn new(numa: Numa, pci_bus_id: Option<&str>, sysfs: &Path) -> Result<Self> {
         let own = || {
             let own = sched_getaffinity(None);
@@ -93,7 +93,7 @@ impl Placing {
         match (found.and_then(tried), numa) {
             (Ok(placement), _) => Ok(Self::At(placement)),
             (Err(why), Numa::Node(node)) => {
-                Err(Error::new(ErrorKind::Config, Stage::Build, format!("NUMA node {node} is not possible: {why}")))
+                Err(Error::new(ErrorKind::Unsupported, Stage::Build, format!("NUMA node {node}: {why}")))
             }
             (Err(why), _) => Ok(Self::Refused(why)),
         }
@@ -399,8 +399,8 @@ pub(crate) mod tests {
         let placing = Placing::new(Numa::Auto, Some(GPU), nowhere).unwrap();
         assert!(placing.line(Numa::Auto, 1).unwrap().starts_with("not placed: /nowhere/bus/pci/devices/"));
         let error = Placing::new(Numa::Node(3), None, nowhere).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Config);
-        assert!(error.to_string().contains("NUMA node 3 is not possible: /nowhere/devices/"), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("NUMA node 3: /nowhere/devices/"), "{error}");
     }
 
     #[test]

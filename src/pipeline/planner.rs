@@ -93,9 +93,8 @@ impl Planner {
     /// Runs until shutdown.
     pub(crate) fn run(&mut self) {
         // Registration happens here because an io_uring belongs to the thread that drives it. It is optional.
-        let refused = self.reads.reader.register(&self.regions);
         let core = self.core.clone();
-        if let Some(why) = refused.filter(|_| self.reads.reader.name() == "io_uring") {
+        if let Some(why) = self.reads.reader.register(&self.regions) {
             let _ = core.unregistered.set(why);
         }
         let meters = &core.meters;

@@ -109,7 +109,7 @@ pub(crate) struct RouteContext {
 /// Chooses the route of every field. `cufile` tells what cuFile does here, or why not to use it; it is called at most
 /// once.
 ///
-/// Errors: [`ErrorKind::Device`] for [`Gds::Require`] if no field can be read directly, with all reasons.
+/// Errors: [`ErrorKind::Unsupported`] for [`Gds::Require`] if no field can be read directly, with all reasons.
 pub(crate) fn choose(
     gds: Gds,
     fields: &[FieldCandidate<'_>],
@@ -131,7 +131,7 @@ pub(crate) fn choose(
     if gds == Gds::Require && routes.iter().all(|route| route.route == Route::Staged) {
         let reasons: Vec<_> = routes.iter().map(|route| format!("`{}`: {}", route.field, route.why)).collect();
         let message = format!("no field can be read directly: {}", reasons.join("; "));
-        return Err(Error::new(ErrorKind::Device, Stage::Build, message));
+        return Err(Error::new(ErrorKind::Unsupported, Stage::Build, message));
     }
     Ok(routes)
 }
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(routes[0].route, Route::Direct);
         let two = [FIELD, FieldCandidate { name: "y", row_bytes: None, ..FIELD }];
         let error = choose(Gds::Require, &two, &CONTEXT, || Err("no driver".into())).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Device);
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.message().ends_with("`x`: no driver; `y`: made by the host from the bytes read"), "{error}");
     }
 }

@@ -85,7 +85,7 @@ pub(super) fn link_is_full(storage: &Storage) -> bool {
 
 /// Whether a reader without a cache reads files on a network mount.
 pub(super) fn on_network_mount(storage: &Storage) -> bool {
-    storage.reader.as_ref().is_some_and(|reader| reader.name.ends_with("network mount"))
+    storage.reader.as_ref().is_some_and(|reader| reader.mount)
 }
 
 /// The longest of the `count` shortest latencies.

@@ -13,7 +13,7 @@ use super::uring::{Uring, refusal};
 use super::{Again, DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX, Waker};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::available;
-use crate::meter::{CacheReads, Network};
+use crate::meter::{CacheReads, Network, ReaderInUse, ReaderKind};
 use crate::setting::Setting;
 use rustix::io::Errno;
 use std::fmt;
@@ -57,14 +57,13 @@ pub(crate) type RemoteCounts = Arc<dyn Fn() -> (Option<Network>, Option<CacheRea
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Choice {
-    /// `io_uring`, `pread` or `mmap`, and what it reads beside local files.
-    pub reader: &'static str,
+    /// The reader, what it reads beside local files, and whether the options named it ([`Mode::Uring`],
+    /// [`Mode::Pread`], [`Mode::Mmap`]).
+    pub reader: ReaderInUse,
     /// Whether reads bypass the page cache.
     pub direct: bool,
     /// Whether the page cache is asked first.
     pub cached_first: bool,
-    /// Whether the options named the reader ([`Mode::Uring`], [`Mode::Pread`], [`Mode::Mmap`]), not [`Mode::Auto`].
-    pub explicit: bool,
     /// One reason per line.
     pub why: Vec<String>,
 }
@@ -80,7 +79,7 @@ impl Choice {
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let first = if self.cached_first { "page cache, then " } else { "" };
-        let explicit = if self.explicit { format!(", as set by {}", Setting::Reader) } else { String::new() };
+        let explicit = if self.reader.explicit { format!(", as set by {}", Setting::Reader) } else { String::new() };
         write!(f, "{first}{}{}{explicit}", self.reader, if self.direct { " with O_DIRECT" } else { "" })?;
         if self.why.is_empty() { Ok(()) } else { write!(f, " ({})", self.why.join("; ")) }
     }
@@ -88,8 +87,8 @@ impl fmt::Display for Choice {
 
 /// Opens a reader for `sources`.
 ///
-/// Errors: [`ErrorKind::Config`] for options out of their limits; for `O_DIRECT` if the file system refuses it (names
-/// the file); and for [`Mode::Uring`] if io_uring is refused (says why).
+/// Errors: [`ErrorKind::Config`] for options out of their limits; [`ErrorKind::Unsupported`] for `O_DIRECT` if the file
+/// system refuses it (names the file), and for [`Mode::Uring`] if io_uring is refused (says why).
 pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     check_limits(options)?;
     let (objects, files) = sources.kinds();
@@ -112,8 +111,8 @@ fn open_objects(sources: Arc<Sources>, files: bool, options: &ReaderOptions) -> 
     let remote: Option<RemoteCounts> = Some(Arc::new(move || (Some(network.read()), None)));
     if !files {
         let reader = start_objects((&sources, options), meter, None, None)?;
-        let (name, why) = (reader.name(), Vec::new());
-        let choice = Choice { reader: name, direct: false, cached_first: false, explicit: false, why };
+        let used = ReaderInUse::of(ReaderKind::Network, false);
+        let choice = Choice { reader: used, direct: false, cached_first: false, why: Vec::new() };
         return Ok(Opened {
             reader,
             cache: None,
@@ -126,7 +125,7 @@ fn open_objects(sources: Arc<Sources>, files: bool, options: &ReaderOptions) -> 
     let mut opened = open_files(sources.clone(), options)?;
     let objects = start_objects((&sources, options), meter, Some(opened.reader.waker()), None)?;
     opened.reader = Box::new(Mixed::new(sources, opened.reader, objects, None));
-    opened.choice.reader = opened.reader.name();
+    opened.choice.reader.objects = true;
     Ok(Opened { remote, ..opened })
 }
 
@@ -150,7 +149,8 @@ fn open_cached(sources: Arc<Sources>, (cache, slow): (&Cache, &[Slow]), options:
         (false, _) => start_mounts((&sources, options), opened.again.seen(), waker)?,
     };
     opened.reader = Box::new(Mixed::new(sources.clone(), opened.reader, origin, Some(fill)));
-    opened.choice.reader = opened.reader.name();
+    let used = &mut opened.choice.reader;
+    (used.cached, used.objects) = (true, objects);
     let why = &mut opened.choice.why;
     why.extend(slow.first().map(|slow| format!("{} is kept in the cache", slow.words())));
     why.extend(cache.own_mount().map(|name| format!("the cache itself lies on {name}; a local disk is faster")));
@@ -198,41 +198,36 @@ fn open_files(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> 
     let threads = if slow.is_empty() { THREADS_DEFAULT } else { DEPTH_MOUNT };
     let seen = seen(&sources, options.fds);
     let files = || Files::new(sources.clone(), align, options.fds).through(FaultHook::of(options)).seeing(seen.clone());
-    let reader: Box<dyn Reader> = match options.mode {
-        Mode::Pread => Box::new(start_threads(Pread::new(files()), threads, options, None)?),
-        Mode::Mmap => Box::new(start_threads(Mmap::new(files()), threads, options, None)?),
+    let pread = || start_threads(Pread::new(files()), threads, options, None);
+    let (kind, reader): (_, Box<dyn Reader>) = match options.mode {
+        Mode::Pread => (ReaderKind::Pread, Box::new(pread()?)),
+        Mode::Mmap => (ReaderKind::Mmap, Box::new(start_threads(Mmap::new(files()), threads, options, None)?)),
         Mode::Uring | Mode::Auto => match start_uring(files(), options) {
             Ok(reader) => {
                 why.push(format!("io_uring: {}", reader.flavour()));
-                Box::new(reader)
+                (ReaderKind::Uring, Box::new(reader))
             }
-            Err(errno) if options.mode == Mode::Uring => return Err(config(refusal(errno)).with_source(errno)),
+            Err(errno) if options.mode == Mode::Uring => return Err(unsupported(refusal(errno)).with_source(errno)),
             Err(errno) => {
                 why.push(format!("{}, so pread threads", refusal(errno)));
-                Box::new(start_threads(Pread::new(files()), threads, options, None)?)
+                (ReaderKind::Pread, Box::new(pread()?))
             }
         },
     };
     let cache = || Arc::new(PageCache::new(sources.clone(), options.fds).through(FaultHook::of(options), seen.clone()));
     let cache = (options.mode == Mode::Auto).then(cache);
-    let explicit = options.mode != Mode::Auto;
-    let name = if slow.is_empty() { reader.name() } else { on_mount(reader.name()) };
-    let choice = Choice { reader: name, direct: align > 1, cached_first: cache.is_some(), explicit, why };
+    let used = ReaderInUse { mount: !slow.is_empty(), ..ReaderInUse::of(kind, options.mode != Mode::Auto) };
+    let choice = Choice { reader: used, direct: align > 1, cached_first: cache.is_some(), why };
     let again = Again::new(sources.clone(), options, seen.clone());
     Ok(Opened { reader, cache, choice, again, announcer: None, remote: None })
 }
 
-/// A reader's name, if files lie on a network mount and no cache keeps them.
-fn on_mount(reader: &str) -> &'static str {
-    match reader {
-        "io_uring" => "io_uring on a network mount",
-        "mmap" => "mmap on a network mount",
-        _ => "pread on a network mount",
-    }
-}
-
 fn config(message: String) -> Error {
     Error::new(ErrorKind::Config, Stage::Build, message)
+}
+
+fn unsupported(message: String) -> Error {
+    Error::new(ErrorKind::Unsupported, Stage::Build, message)
 }
 
 fn check_limits(options: &ReaderOptions) -> Result<()> {
@@ -292,7 +287,7 @@ fn choose_align(sources: &Sources, slow: &[Slow], options: &ReaderOptions, why: 
     match probe(sources) {
         Probe { refused: None, align } => Ok(align),
         Probe { refused: Some((path, reason)), .. } if options.direct == Direct::On => {
-            Err(config(format!("O_DIRECT is not possible: {reason}")).with_path(path))
+            Err(unsupported(format!("no O_DIRECT: {reason}")).with_path(path))
         }
         Probe { refused: Some((path, reason)), .. } => {
             why.push(format!("buffered reads, since {reason} ({})", path.display()));
@@ -343,9 +338,11 @@ mod tests {
     #[test]
     fn the_choice_reads_as_one_line() {
         let why = vec!["a".to_string(), "b".to_string()];
-        let choice = Choice { reader: "io_uring", direct: true, cached_first: true, explicit: false, why };
+        let reader = ReaderInUse::of(ReaderKind::Uring, false);
+        let choice = Choice { reader, direct: true, cached_first: true, why };
         assert_eq!(choice.to_string(), "page cache, then io_uring with O_DIRECT (a; b)");
-        let choice = Choice { reader: "mmap", direct: false, cached_first: false, explicit: true, why: Vec::new() };
+        let reader = ReaderInUse::of(ReaderKind::Mmap, true);
+        let choice = Choice { reader, direct: false, cached_first: false, why: Vec::new() };
         assert_eq!(choice.to_string(), "mmap, as set by `reader`");
     }
 }

@@ -2,7 +2,8 @@
 
 use super::waker::Bell;
 use super::{Completion, Waker};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::sync::Hold;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// The end of every operation of a reader whose threads do the reads.
@@ -20,7 +21,7 @@ impl Done {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Completion>> {
-        self.completions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.completions.hold()
     }
 
     /// Number of completions that nobody has collected.

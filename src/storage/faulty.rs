@@ -24,9 +24,10 @@
 use super::attempt::{Attempt, Call};
 use super::progress::Next;
 use super::{Extent, ReaderOptions, SourceId};
+use crate::sync::Hold;
 use rustix::io::Errno;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Number of injected faults that are recorded; later ones are only counted.
@@ -141,7 +142,7 @@ impl Faulty {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.hold()
     }
 
     /// Counts an operation and returns its fault.

@@ -134,17 +134,6 @@ impl Sealed for Mixed {
 }
 
 impl Reader for Mixed {
-    fn name(&self) -> &'static str {
-        match (self.cached.is_some(), self.files.name()) {
-            (false, "io_uring") => "io_uring and network",
-            (false, "mmap") => "mmap and network",
-            (false, _) => "pread and network",
-            (true, "io_uring") => "local cache by io_uring, and network",
-            (true, "mmap") => "local cache by mmap, and network",
-            (true, _) => "local cache by pread, and network",
-        }
-    }
-
     fn depth(&self) -> usize {
         // Either reader may get all reads in flight.
         self.files.depth().min(self.objects.depth())

@@ -9,10 +9,11 @@
 //! says so. The kinds are those of `statfs` (`linux/magic.h`, and the file systems' own headers).
 
 use super::{SourceId, Sources};
+use crate::sync::Hold;
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// A kind of file system with the latency of a network.
 #[derive(Debug, PartialEq, Eq)]
@@ -88,7 +89,7 @@ impl Mounts {
         if self.also.as_ref().is_some_and(|also| path.starts_with(also)) {
             return Some(&TEST);
         }
-        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = self.devices.hold();
         let ask = || by_magic(rustix::fs::statfs(path).ok()?.f_type as u32, device);
         *devices.entry(device).or_insert_with(ask)
     }

@@ -111,9 +111,11 @@ mod sealed {
     pub trait Sealed {
         /// Registers memory for buffers, so that the kernel pins it once and not for each read. Replaces the memory
         /// registered before. Call it on the thread that drives the reader, with nothing in flight. Returns the reason
-        /// if registration failed; the reader works without it.
+        /// if registration failed; the reader works without it. Only io_uring registers memory.
         #[allow(private_interfaces, reason = "sealed: no code outside of the crate can name the trait")]
-        fn register(&mut self, regions: &[Arc<Region>]) -> Option<String>;
+        fn register(&mut self, _: &[Arc<Region>]) -> Option<String> {
+            None
+        }
     }
 }
 
@@ -122,9 +124,6 @@ mod sealed {
 ///
 /// Dropping it cancels the operations in flight, and waits for them for at most [`DROP_DEADLINE`]; see [`leaked`].
 pub trait Reader: Sealed + Send {
-    /// `io_uring`, `pread` or `mmap`.
-    fn name(&self) -> &'static str;
-
     /// Limit of operations in flight.
     fn depth(&self) -> usize;
 

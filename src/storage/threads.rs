@@ -8,10 +8,10 @@ use super::{
     Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, add, count_leaked,
 };
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::Region;
+use crate::sync::Hold;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -83,12 +83,12 @@ impl<W: Work> Threaded<W> {
         };
         for number in 0..threads {
             let shared = reader.shared.clone();
-            lock(&shared.queue).alive += 1;
+            shared.queue.hold().alive += 1;
             let builder = std::thread::Builder::new().name(format!("feedline-{}-{number}", W::NAME));
             match builder.spawn(move || shared.run()) {
                 Ok(thread) => reader.threads.push(thread),
                 Err(error) => {
-                    lock(&reader.shared.queue).alive -= 1;
+                    reader.shared.queue.hold().alive -= 1;
                     return Err(Error::os(
                         Stage::Build,
                         format!("cannot start a thread of the {} reader", W::NAME),
@@ -104,7 +104,7 @@ impl<W: Work> Threaded<W> {
         if self.pending.is_empty() {
             return;
         }
-        let mut queue = lock(&self.shared.queue);
+        let mut queue = self.shared.queue.hold();
         let wanted = self.pending.len().min(queue.idle);
         queue.jobs.extend(self.pending.drain(..));
         drop(queue);
@@ -112,17 +112,9 @@ impl<W: Work> Threaded<W> {
     }
 }
 
-impl<W: Work> Sealed for Threaded<W> {
-    fn register(&mut self, _: &[Arc<Region>]) -> Option<String> {
-        Some(format!("{} does not register memory", W::NAME))
-    }
-}
+impl<W: Work> Sealed for Threaded<W> {}
 
 impl<W: Work> Reader for Threaded<W> {
-    fn name(&self) -> &'static str {
-        W::NAME
-    }
-
     fn depth(&self) -> usize {
         self.depth
     }
@@ -154,7 +146,7 @@ impl<W: Work> Reader for Threaded<W> {
     }
 
     fn cancel(&mut self) {
-        let queued = std::mem::take(&mut lock(&self.shared.queue).jobs);
+        let queued = std::mem::take(&mut self.shared.queue.hold().jobs);
         let cancelled = self.pending.drain(..).chain(queued).map(|op| {
             let error = Error::new(ErrorKind::Cancelled, Stage::Read, "").with_range(op.extent.offset, op.extent.len);
             Completion { tag: op.tag, buf: op.buf, result: Err(error) }
@@ -179,13 +171,13 @@ impl<W: Work> Shared<W> {
             let completion = self.finish(op);
             self.done.extend([completion]);
         }
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.hold();
         queue.alive -= 1;
         self.changed.notify_all();
     }
 
     fn next(&self) -> Option<ReadOp> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.hold();
         loop {
             if queue.stop {
                 return None;
@@ -216,7 +208,7 @@ impl<W: Work> Shared<W> {
 impl<W> Drop for Threaded<W> {
     fn drop(&mut self) {
         let deadline = Instant::now() + self.deadline;
-        let mut queue = lock(&self.shared.queue);
+        let mut queue = self.shared.queue.hold();
         queue.stop = true;
         let unsent = queue.jobs.drain(..).len();
         self.in_flight -= unsent + self.pending.len();
@@ -239,10 +231,6 @@ impl<W> Drop for Threaded<W> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poison| poison.into_inner())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,7 +245,7 @@ mod tests {
         const NAME: &'static str = "stuck";
         fn read(&self, extent: &Extent, _: &mut [u8], _: &Counters) -> Result<usize> {
             assert!(extent.offset == 0, "on purpose");
-            let _ = lock(&self.0).recv();
+            let _ = self.0.hold().recv();
             Ok(0)
         }
         fn footprint(&self, _: &Extent) -> Footprint {

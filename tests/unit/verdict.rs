@@ -1,7 +1,7 @@
 //! Verdicts on snapshots made by hand; `loader::scenarios` has those of the real pipeline.
 
 use super::*;
-use crate::meter::{CacheReads, Cpu, Effort, Network, ReaderInUse};
+use crate::meter::{CacheReads, Cpu, Effort, Network, ReaderInUse, ReaderKind};
 use crate::report::whatif::Change;
 
 /// Four of sixteen cores decode all the time; a batch of 100 each 0.1 s; the consumer needs 0.05 s of it.
@@ -325,36 +325,45 @@ fn a_depth_that_is_not_filled_is_not_made_larger() {
     assert!(!Verdict::of(&snapshot).to_string().contains("`depth("));
 }
 
+fn on_mount() -> ReaderInUse {
+    ReaderInUse { mount: true, ..ReaderInUse::of(ReaderKind::Pread, false) }
+}
+
 #[test]
 fn an_explicit_slow_reader_is_the_first_advice() {
-    let first = |name: &str, explicit, in_flight_ns| {
+    let first = |reader: ReaderInUse, in_flight_ns| {
         let mut snapshot = decoding();
         (snapshot.decode.busy_ns, snapshot.decode.cpu_ns) = (8_000_000_000, None);
         (snapshot.storage.busy_ns, snapshot.storage.in_flight_ns) = (9_900_000_000, in_flight_ns);
-        snapshot.storage.reader = Some(ReaderInUse { name: name.into(), explicit });
+        snapshot.storage.reader = Some(reader);
         let verdict = Verdict::of(&snapshot);
         assert_eq!(verdict.cause, Cause::Storage, "{verdict}");
         verdict.advice[0].clone()
     };
     for in_flight_ns in [310_000_000_000, 99_000_000_000] {
-        for (name, explicit, lacks) in [
-            ("mmap", true, Some("`mmap` has no `O_DIRECT`")),
-            ("pread", true, Some("`pread` needs a thread")),
-            ("io_uring", true, None),
+        let (mmap, pread) = (ReaderInUse::of(ReaderKind::Mmap, true), ReaderInUse::of(ReaderKind::Pread, true));
+        for (reader, lacks) in [
+            (mmap, Some("`mmap` has no `O_DIRECT`")),
+            (ReaderInUse { mount: true, ..mmap }, Some("`mmap` has no `O_DIRECT`")),
+            (pread, Some("`pread` needs a thread")),
+            (ReaderInUse { mount: true, ..pread }, Some("`pread` needs a thread")),
+            (ReaderInUse { objects: true, ..pread }, Some("`pread` needs a thread")),
+            (ReaderInUse { cached: true, ..pread }, Some("`pread` needs a thread")),
+            (ReaderInUse::of(ReaderKind::Uring, true), None),
             // The loader chose it: another is not to be had.
-            ("pread", false, None),
+            (ReaderInUse { explicit: false, ..pread }, None),
         ] {
-            let advice = first(name, explicit, in_flight_ns);
+            let advice = first(reader, in_flight_ns);
             match lacks {
                 Some(lacks) => {
-                    assert!(advice.starts_with(&format!("`reader(Mode::Auto)`: {lacks}")), "{name}: {advice}")
+                    assert!(advice.starts_with(&format!("`reader(Mode::Auto)`: {lacks}")), "{reader}: {advice}")
                 }
-                None => assert!(!advice.contains("`reader(Mode::Auto)`"), "{name}: {advice}"),
+                None => assert!(!advice.contains("`reader(Mode::Auto)`"), "{reader}: {advice}"),
             }
         }
     }
     // While decoding limits the reader does not matter.
-    let decoding = said(|s| s.storage.reader = Some(ReaderInUse { name: "mmap".into(), explicit: true }));
+    let decoding = said(|s| s.storage.reader = Some(ReaderInUse::of(ReaderKind::Mmap, true)));
     assert!(!decoding.1.contains("`reader(Mode::Auto)`"), "{}", decoding.1);
 }
 
@@ -369,7 +378,7 @@ fn objects_are_advised_on_by_the_share_that_the_network_serves() {
     };
     let network = |throttled| Some(Network { requests: 1000, throttled, retries: throttled, ..Network::default() });
     let cache = |hits, misses| CacheReads { hits, misses, ..CacheReads::default() };
-    let full = CacheReads { not_kept: 3, why: Some("the cache is full".into()), ..cache(100, 900) };
+    let full = CacheReads { not_kept: 3, why: Some("the cache is full".into()), is_full: true, ..cache(100, 900) };
     let table = [
         (network(0), None, "`cache(Cache::at(…))` keeps objects on a local disk"),
         (network(0), None, "Of requests to object stores 0.0 were in flight"),
@@ -390,7 +399,7 @@ fn objects_are_advised_on_by_the_share_that_the_network_serves() {
     let mount = said(|s| {
         (s.decode.busy_ns, s.decode.cpu_ns) = (8_000_000_000, None);
         (s.storage.busy_ns, s.storage.in_flight_ns) = (9_900_000_000, 310_000_000_000);
-        s.storage.reader = Some(ReaderInUse { name: "pread on a network mount".into(), explicit: false });
+        s.storage.reader = Some(on_mount());
     });
     assert_said(Cause::Storage, "keeps the mount's files on a local disk: with all of it cached, at most", mount);
 }
@@ -639,7 +648,7 @@ fn bytes_from_memory_are_not_storage() {
         s.storage.busy_ns = 10_000_000_000;
         s.storage.in_flight_ns = 320_000_000_000;
         (s.decode.busy_ns, s.decode.cpu_ns, s.storage.device_bytes) = (4_000_000_000, Some(4_000_000_000), Some(0));
-        s.storage.reader = Some(ReaderInUse { name: "pread, network mount".into(), explicit: false });
+        s.storage.reader = Some(on_mount());
     });
     assert_said(Cause::Storage, "bound by storage", mount);
 }

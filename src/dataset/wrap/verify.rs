@@ -11,6 +11,7 @@ use crate::dataset::sample::Plain;
 use crate::dataset::{Chunked, Dataset, no_field};
 use crate::decode::{Decoder, Single};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
+use crate::sync::Hold;
 use crate::tensor::{Encoding, Field, Shape};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::ops::{ControlFlow, Range};
@@ -176,7 +177,7 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
 
     fn damage(&self, error: Error, samples: u64) {
         self.damaged.fetch_add(samples, Ordering::Relaxed);
-        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ledger = self.ledger.hold();
         if ledger.len() < self.listed {
             ledger.push(error);
         }

@@ -1,7 +1,7 @@
 //! The advice of a verdict: the most promising first, in the names of the settings.
 
-use super::{Case, LACKS, NO_STREAM, first_share, slots_bound_reads, slots_lack};
-use crate::meter::{CacheReads, Effort};
+use super::{Case, LACKS, WhyUnmeasured, first_share, slots_bound_reads, slots_lack};
+use crate::meter::{CacheReads, Effort, ReaderKind};
 use crate::report::depth::{Headroom, link_is_full, network_share, on_network_mount};
 use crate::report::load::{Cause, FILLED};
 use crate::report::whatif::{Change, Prediction, WhatIf};
@@ -78,7 +78,7 @@ impl Case<'_> {
                 let larger = format!("A larger {}: a batch takes {each}", Setting::BatchSize);
                 vec![(larger + ", mostly going from thread to thread.").into()]
             }
-            Cause::Unknown if self.unmeasured() == Some(NO_STREAM) => {
+            Cause::Unknown if self.unmeasured() == Some(WhyUnmeasured::NoStream) => {
                 let bind = Setting::Bind.hint(|bind| format!(", or {bind} for each batch"));
                 let give = |stream| format!("Give the loader the stream of the steps: {stream}{bind}.").into();
                 Setting::Stream.there().map(give).into_iter().collect()
@@ -285,10 +285,9 @@ impl Case<'_> {
             None if on_network_mount(storage) => format!("{} keeps the mount's files on a local disk", Setting::Cache),
             None => format!("{} keeps objects on a local disk from the first epoch on", Setting::Cache),
             // Counts of the steady time may be 0; the reason stays.
-            Some(CacheReads { why: Some(why), .. }) => {
-                let is_full = why.contains("full") || why.contains("No space");
+            Some(CacheReads { why: Some(why), is_full, .. }) => {
                 let larger = format!(": a larger {} or disk helps", Setting::CacheBytes);
-                let more = if is_full { larger.as_str() } else { "" };
+                let more = if *is_full { larger.as_str() } else { "" };
                 format!("The local cache did not keep everything ({why}){more}")
             }
             Some(_) => "The local cache is still being filled; `prepare warm` does it beforehand".into(),
@@ -326,10 +325,12 @@ impl Case<'_> {
     /// Another reader, where the caller named one that costs more per read.
     fn other_reader(&self) -> Option<Advice> {
         let reader = self.snapshot.storage.reader.as_ref().filter(|reader| reader.explicit)?;
-        let lacks = match reader.name.as_str() {
-            "mmap" => "`mmap` has no `O_DIRECT`: each read faults pages into the page cache and copies them from there",
-            "pread" => "`pread` needs a thread and a system call for each read in flight",
-            _ => return None,
+        let lacks = match reader.kind {
+            ReaderKind::Mmap => {
+                "`mmap` has no `O_DIRECT`: each read faults pages into the page cache and copies them from there"
+            }
+            ReaderKind::Pread => "`pread` needs a thread and a system call for each read in flight",
+            ReaderKind::Uring | ReaderKind::Network => return None,
         };
         let instead = "io_uring, where the kernel allows it, submits many reads at once into registered memory";
         Advice::set(Setting::Reader, Mode::Auto, format!(": {lacks}; {instead}."))

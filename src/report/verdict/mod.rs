@@ -274,7 +274,7 @@ impl Case<'_> {
         let (loads, gpu) = (self.loads, &self.snapshot.consumer.gpu);
         let thin = |why: String| Strength::Thin { why };
         if let Some(why) = self.unmeasured() {
-            return thin(why.into());
+            return thin(why.to_string());
         }
         if loads.batches < BATCHES_LEAST {
             let (count, verb) = (loads.batches, if loads.batches == 1.0 { " is" } else { "es are" });
@@ -331,15 +331,15 @@ impl Case<'_> {
     }
 
     /// The reason why no step was measured on a GPU.
-    fn unmeasured(&self) -> Option<&'static str> {
+    fn unmeasured(&self) -> Option<WhyUnmeasured> {
         if self.loads.starved.is_some() {
             return None;
         }
         let unmeasured = self.snapshot.consumer.gpu.as_ref().map(|gpu| gpu.unmeasured);
         match unmeasured {
             Some(Unmeasured { no_stream: 0, no_event: 0 }) => None,
-            Some(Unmeasured { no_stream: 0, .. }) => Some("the driver refused the events of the consumer's steps"),
-            _ => Some(NO_STREAM),
+            Some(Unmeasured { no_stream: 0, .. }) => Some(WhyUnmeasured::EventsRefused),
+            _ => Some(WhyUnmeasured::NoStream),
         }
     }
 }
@@ -374,4 +374,17 @@ impl fmt::Display for Verdict {
 }
 
 /// The reason when a GPU's idle time is not measured.
-const NO_STREAM: &str = "the consumer's stream is not known";
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WhyUnmeasured {
+    NoStream,
+    EventsRefused,
+}
+
+impl fmt::Display for WhyUnmeasured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoStream => "the consumer's stream is not known",
+            Self::EventsRefused => "the driver refused the events of the consumer's steps",
+        })
+    }
+}

@@ -9,14 +9,15 @@ use super::config::{Cache, FREE};
 use super::entry::{is_data_name, is_map, link_name, map_of};
 use super::rights::{NO_LINK, make_folder, new_file, open_lock, rights_below};
 use super::units::units_file;
+use crate::sync::Hold;
 use rustix::fs::{FlockOperation, flock, statvfs};
 use rustix::io::Errno;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Shares of the folders. A process protects the shares that it reads from removal.
@@ -125,7 +126,7 @@ impl Dir {
     /// The folder for the objects of a store's folder, which nobody empties from now on.
     pub(super) fn folder(&self, url: &Path) -> io::Result<PathBuf> {
         let share = fnv(url.parent().unwrap_or(url).as_os_str().as_encoded_bytes()) as usize % SHARES;
-        let mut leases = lock(&self.leases);
+        let mut leases = self.leases.hold();
         if leases[share].is_none() {
             let file = open_lock(&self.lease(share))?;
             take(&file, FlockOperation::NonBlockingLockShared)?;
@@ -146,7 +147,7 @@ impl Dir {
     ///
     /// Errors: the system's; `StorageFull`.
     pub(super) fn reserve(&self, bytes: u64) -> io::Result<u64> {
-        let mut room = lock(&self.room);
+        let mut room = self.room.hold();
         take(&room.used, FlockOperation::NonBlockingLockExclusive)?;
         let done = self.reserve_locked(&mut room, bytes);
         let _ = flock(&room.used, FlockOperation::Unlock);
@@ -155,14 +156,14 @@ impl Dir {
 
     /// What [`reserve`](Self::reserve) booked is on the disk.
     pub(super) fn written(&self, bytes: u64) {
-        let mut room = lock(&self.room);
+        let mut room = self.room.hold();
         let left = room.booked - bytes;
         let _ = room.book(left);
     }
 
     /// Gives back what [`reserve`](Self::reserve) booked.
     pub(super) fn release(&self, bytes: u64) {
-        let mut room = lock(&self.room);
+        let mut room = self.room.hold();
         let left = room.booked - bytes;
         let _ = room.book(left);
         if take(&room.used, FlockOperation::NonBlockingLockExclusive).is_ok() {
@@ -250,7 +251,7 @@ impl Dir {
 
     /// Whether a process reads a share.
     pub(super) fn is_read(&self, share: usize) -> bool {
-        let room = lock(&self.room);
+        let room = self.room.hold();
         // So that no one who makes room meets this lock.
         let _ = take(&room.used, FlockOperation::NonBlockingLockExclusive);
         // Readers make the file, and lock it as long as they are there.
@@ -265,7 +266,7 @@ impl Dir {
     /// Removes an entry if no process reads its share; gives the bytes that are free now. [`recount`](Self::recount)
     /// follows.
     pub(super) fn discard(&self, old: &Old) -> io::Result<u64> {
-        let room = lock(&self.room);
+        let room = self.room.hold();
         take(&room.used, FlockOperation::NonBlockingLockExclusive)?;
         let freed = match self.idle(old.share) {
             Ok(_idle) if old.may_go() && remove(old) => old.bytes,
@@ -277,7 +278,7 @@ impl Dir {
 
     /// Counts the bytes of all files anew: blocks that a kill cut short are on the disk, and nobody has booked them.
     pub(super) fn recount(&self) -> io::Result<()> {
-        let room = lock(&self.room);
+        let room = self.room.hold();
         take(&room.used, FlockOperation::NonBlockingLockExclusive)?;
         let counted = self.all().and_then(|(_, total)| {
             let (living, _) = bookings(&self.root)?;
@@ -337,10 +338,6 @@ fn remove(old: &Old) -> bool {
 
 fn leads_to(link: &Path, data: &Path) -> bool {
     std::fs::read_link(link).is_ok_and(|to| data.file_name() == Some(to.as_os_str()))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Bytes that living loaders have booked, and dead ones. The files of the dead go.

@@ -7,12 +7,13 @@ use super::units::{Units, units_of};
 use crate::meter::CacheReads;
 use crate::storage::Sources;
 use crate::storage::meta::Version;
-use std::io::Write;
+use crate::sync::Hold;
+use std::io::{self, Write};
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 /// The blocks of all sources of a loader.
 pub(crate) struct Kept {
@@ -36,7 +37,8 @@ struct Counts {
     bytes: AtomicU64,
     not_kept: AtomicU64,
     removed: AtomicU64,
-    why: Mutex<Option<String>>,
+    /// The last reason why something was not kept, and whether that is a lack of room.
+    why: Mutex<Option<(String, bool)>>,
 }
 
 /// Path and inode of a cache's file, and the version of a file on a mount.
@@ -225,8 +227,17 @@ impl Kept {
 
     /// A block or object was not kept.
     pub(super) fn dropped(&self, why: String) {
+        self.not_kept((why, false));
+    }
+
+    /// As [`Self::dropped`], for an error of the disk.
+    pub(super) fn refused(&self, why: &str, error: &io::Error) {
+        self.not_kept((format!("{why}: {error}"), is_full(error)));
+    }
+
+    fn not_kept(&self, why: (String, bool)) {
         self.counts.not_kept.fetch_add(1, Ordering::Relaxed);
-        *self.counts.why.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+        *self.counts.why.hold() = Some(why);
     }
 
     /// Entries that were removed for room.
@@ -238,6 +249,7 @@ impl Kept {
     pub(crate) fn counts(&self) -> CacheReads {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let Counts { hits, misses, blocks, bytes, not_kept, removed, why } = &self.counts;
+        let (why, is_full) = why.hold().clone().unzip();
         CacheReads {
             hits: load(hits),
             misses: load(misses),
@@ -245,7 +257,8 @@ impl Kept {
             bytes: load(bytes),
             not_kept: load(not_kept),
             removed: load(removed),
-            why: why.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            why,
+            is_full: is_full.unwrap_or(false),
         }
     }
 
@@ -278,6 +291,11 @@ impl Kept {
     pub(super) fn folder(&self, object: &Object) -> PathBuf {
         self.root.join(format!("{:02x}", object.name.share))
     }
+}
+
+/// Whether a disk or the capacity has no more room.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 impl Object {

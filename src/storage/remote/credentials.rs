@@ -16,10 +16,11 @@
 
 use super::http::cause;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::sync::Hold;
 use async_trait::async_trait;
 use object_store::CredentialProvider;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -158,7 +159,7 @@ impl<C: Send + Sync + 'static> Credentials<C> {
 
 impl<C: Send + Sync + 'static> Shared<C> {
     fn lock(&self) -> MutexGuard<'_, State<C>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.hold()
     }
 
     async fn renew(self: Arc<Self>, anew: bool) {
@@ -252,7 +253,7 @@ impl<C> Library<C> {
     }
 
     fn provider(&self, anew: bool) -> object_store::Result<Provider<C>> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.made.hold();
         if anew {
             *made = (self.make)()?;
         }

@@ -6,13 +6,14 @@
 //! Limits: [`HELD`] bytes of a body that the library holds in memory, [`REFUSAL`] bytes of an error's.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::sync::Hold;
 use futures_util::StreamExt;
 use object_store::client::{
     ClientOptions, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
 };
 use object_store::{Extensions, HeaderMap};
 use reqwest::redirect::Policy;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 /// Limit for name lookup, connection and TLS together.
@@ -60,11 +61,11 @@ impl Note {
 
     /// The last answer so far.
     pub(super) fn answer(&self) -> Answer {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.hold().clone()
     }
 
     fn set(&self, answer: Answer) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = answer;
+        *self.0.hold() = answer;
     }
 }
 

@@ -2,11 +2,12 @@
 
 use super::fetch::{self, Collected};
 use super::http::Note;
-use super::store::{Object, Store, lock, lost, pin_of, runtime, store, wait};
+use super::store::{Object, Store, lost, pin_of, runtime, store, wait};
 use super::url::Url;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::Way;
 use crate::storage::meta::{Kind, Meta};
+use crate::sync::Hold;
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange, ObjectMeta};
@@ -34,12 +35,12 @@ const LOOKS: usize = 64;
 impl Store {
     fn remember(&self, meta: &ObjectMeta) -> Meta {
         let found = Meta::of_object(meta.size, Some(pin_of(meta).into()));
-        lock(&self.found).insert(meta.location.to_string(), (found.clone(), Instant::now()));
+        self.found.hold().insert(meta.location.to_string(), (found.clone(), Instant::now()));
         found
     }
 
     fn remembered(&self, key: &Key) -> Option<Meta> {
-        let found = lock(&self.found);
+        let found = self.found.hold();
         let (meta, when) = found.get(key.as_ref())?;
         (when.elapsed() < FRESH).then(|| meta.clone())
     }

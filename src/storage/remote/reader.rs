@@ -11,7 +11,6 @@ use super::fetch::{self, Sink};
 use super::limit::REQUESTS_MAX;
 use super::store::{lost, runtime};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::Region;
 use crate::meter::NetworkMeter;
 use crate::storage::done::Done;
 use crate::storage::{
@@ -336,17 +335,9 @@ impl Sink for Reads {
     }
 }
 
-impl Sealed for Remote {
-    fn register(&mut self, _: &[Arc<Region>]) -> Option<String> {
-        Some("a socket does not register memory".into())
-    }
-}
+impl Sealed for Remote {}
 
 impl Reader for Remote {
-    fn name(&self) -> &'static str {
-        "network"
-    }
-
     fn depth(&self) -> usize {
         self.depth
     }

@@ -9,6 +9,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Process;
 use crate::meter::NetworkMeter;
 use crate::storage::meta::Meta;
+use crate::sync::Hold;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
@@ -19,7 +20,7 @@ use object_store::{ClientOptions, ObjectMeta, ObjectStore, RetryConfig};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
@@ -124,11 +125,11 @@ pub(super) type Options = Vec<(String, String)>;
 
 pub(super) fn store(url: &Url) -> Result<Arc<Store>> {
     let (net, name) = (net(), url.store());
-    let mut stores = lock(&net.stores);
+    let mut stores = net.stores.hold();
     if let Some(store) = stores.get(&name) {
         return Ok(store.clone());
     }
-    let options = lock(&net.options).get(&name).cloned().unwrap_or_default();
+    let options = net.options.hold().get(&name).cloned().unwrap_or_default();
     let store = Arc::new(Store::open(url, name.clone(), &options)?);
     stores.insert(name, store.clone());
     Ok(store)
@@ -138,13 +139,9 @@ pub(super) fn store(url: &Url) -> Result<Arc<Store>> {
 pub(crate) fn configure(name: &str, options: Options) -> Result<()> {
     let (net, url) = (net(), Url::parse(Path::new(name))?);
     let store = Arc::new(Store::open(&url, url.store(), &options)?);
-    lock(&net.stores).insert(url.store(), store);
-    lock(&net.options).insert(url.store(), options);
+    net.stores.hold().insert(url.store(), store);
+    net.options.hold().insert(url.store(), options);
     Ok(())
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // The library's three builders have the same methods and no common trait.

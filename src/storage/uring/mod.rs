@@ -523,10 +523,6 @@ impl Sealed for Uring {
 }
 
 impl Reader for Uring {
-    fn name(&self) -> &'static str {
-        "io_uring"
-    }
-
     fn broken(&self) -> Option<Error> {
         self.broken.map(broken_error)
     }

@@ -35,7 +35,7 @@ fn check_staged(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, words: &str
     assert!(route.route == feedline::Route::Staged && route.why.contains(words), "{words}: {route}");
     assert!(report.direct.is_none() && report.to_string().contains(&format!("x staged ({}", route.why)), "{report}");
     let error = machine.direct(make()).build().unwrap_err();
-    assert_eq!((error.kind(), error.stage()), (ErrorKind::Device, Stage::Build), "{error}");
+    assert_eq!((error.kind(), error.stage()), (ErrorKind::Unsupported, Stage::Build), "{error}");
     assert!(error.message().starts_with("no field can be read directly: `x`: "), "{error}");
     assert!(error.message().contains(words), "{words}: {error}");
 }
@@ -99,7 +99,7 @@ fn every_reason_of_every_field_is_in_the_error() {
         assert!(error.message().ends_with(words), "{error}");
         let error = labelled().gds(Gds::Require).build().unwrap_err();
         let words = "`x`: batches are delivered on the host; `label`: batches are delivered on the host";
-        assert!(error.kind() == ErrorKind::Device && error.message().ends_with(words), "{error}");
+        assert!(error.kind() == ErrorKind::Unsupported && error.message().ends_with(words), "{error}");
         let missing = machine.direct(labelled()).cufile_at(dir.path("libcufile.so.0"), machine.double.root());
         let error = missing.build().unwrap_err();
         assert!(error.message().contains("`x`: libcufile was not found (tried "), "{error}");
@@ -180,7 +180,7 @@ fn fields_are_staged_where_cufile_is_useless() {
                         same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
                     }
                     Err(error) => {
-                        assert!(gds == Gds::Require && error.kind() == ErrorKind::Device, "{words}: {error}");
+                        assert!(gds == Gds::Require && error.kind() == ErrorKind::Unsupported, "{words}: {error}");
                         assert!(error.message().contains(words), "{words}: {error}");
                     }
                 }

@@ -4,7 +4,8 @@ use super::time::{Shared, Span};
 use crate::dataset::{Dataset, Parts};
 use crate::decode::{Ctx, Decoder};
 use crate::error::Result;
-use crate::memory::{Region, Row};
+use crate::memory::Row;
+use crate::meter::{ReaderInUse, ReaderKind};
 use crate::order::Sampler;
 use crate::storage::{
     Again, Choice, Completion, Extent, Footprint, Opened, ReadOp, ReadStats, Reader, ReaderOptions, Sealed, SourceId,
@@ -85,7 +86,8 @@ impl Storage {
             channel_free: 0,
             stats: ReadStats::default(),
         };
-        let choice = Choice { reader: "virtual", direct: false, cached_first: false, explicit: false, why: Vec::new() };
+        let used = ReaderInUse::of(ReaderKind::Uring, false);
+        let choice = Choice { reader: used, direct: false, cached_first: false, why: Vec::new() };
         let again = Again::new(Arc::default(), &ReaderOptions::default(), None);
         (Opened { reader: Box::new(reader), cache: None, choice, again, announcer: None, remote: None }, log)
     }
@@ -135,17 +137,9 @@ impl ReadOp {
     }
 }
 
-impl Sealed for Storage {
-    fn register(&mut self, _: &[Arc<Region>]) -> Option<String> {
-        None
-    }
-}
+impl Sealed for Storage {}
 
 impl Reader for Storage {
-    fn name(&self) -> &'static str {
-        "virtual"
-    }
-
     fn depth(&self) -> usize {
         self.device.depth
     }

@@ -21,6 +21,12 @@ class ConfigError(Error, ValueError):
     kind = "bad configuration"
 
 
+class UnsupportedError(Error, RuntimeError):
+    """This machine lacks what a setting asks for: io_uring, O_DIRECT, a direct route of cuFile."""
+
+    kind = "not possible on this machine"
+
+
 class BudgetError(Error, ValueError):
     """The memory budget is below the smallest legal plan."""
 

@@ -32,10 +32,11 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::storage::listing::{Listed, expand, others};
 use crate::storage::{Blob, is_url};
+use crate::sync::Hold;
 use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Format and version of the scan.
 const FORMAT: &str = "tar 1";
@@ -397,11 +398,11 @@ impl First {
     }
 
     fn endings(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.hold().clone()
     }
 
     fn scan(&self, input: &mut Scan<'_>, _: &mut Rows) -> Result<()> {
-        let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = self.0.hold();
         let mut first: Option<Vec<u8>> = None;
         let mut at = 0;
         loop {

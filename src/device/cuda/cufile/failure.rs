@@ -85,7 +85,7 @@ impl std::error::Error for Failure {}
 impl From<Failure> for Error {
     /// The caller adds path and range.
     fn from(failure: Failure) -> Self {
-        let stage = if failure.call == "cuFileRead" { Stage::Read } else { Stage::Device };
+        let stage = Stage::Device;
         match failure.cause {
             Cause::Os(errno) => Self::os(stage, failure.call, std::io::Error::from_raw_os_error(errno)),
             Cause::CuFile { .. } | Cause::Refused(_) => Self::new(ErrorKind::Device, stage, failure.to_string()),
@@ -236,13 +236,13 @@ mod tests {
     #[test]
     fn failures_become_errors_of_the_crate() {
         let table = [
-            (Failure::new("cuFileRead", Cause::Os(5)), ErrorKind::Io, Stage::Read, "cuFileRead"),
-            (Failure::new("cuFileRead", Cause::CuFile { code: 5044, cuda: 0 }), ErrorKind::Device, Stage::Read, "5044"),
-            (Failure::refused("cuFileBufRegister", "too small"), ErrorKind::Device, Stage::Device, "too small"),
+            (Failure::new("cuFileHandleRegister", Cause::Os(5)), ErrorKind::Io, "cuFileHandleRegister"),
+            (Failure::new("cuFileBufRegister", Cause::CuFile { code: 5044, cuda: 0 }), ErrorKind::Device, "5044"),
+            (Failure::refused("cuFileBufRegister", "too small"), ErrorKind::Device, "too small"),
         ];
-        for (failure, kind, stage, words) in table {
+        for (failure, kind, words) in table {
             let error = Error::from(failure).with_path("/data/x");
-            assert_eq!((error.kind(), error.stage()), (kind, stage));
+            assert_eq!((error.kind(), error.stage()), (kind, Stage::Device));
             assert!(error.to_string().contains(words) && error.to_string().contains("path=/data/x"), "{error}");
         }
     }

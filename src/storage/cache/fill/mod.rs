@@ -23,7 +23,7 @@ mod work;
 use super::config::{Cache, QUEUE};
 use super::dir::Dir;
 use super::entry::knows_boot;
-use super::kept::{Kept, Object};
+use super::kept::{Kept, Object, is_full};
 #[cfg(feature = "remote")]
 use super::units::{UNIT, units_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -359,10 +359,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
 #[cfg(feature = "remote")]
 impl Keep for Shared {
     fn wants(&self, source: SourceId, offset: u64, len: u64) -> std::result::Result<Option<Range<u64>>, NoRoom> {
@@ -576,7 +572,7 @@ impl Shared {
 
     /// Something is not kept. For a while no block is asked for; where the disk fails, nothing is looked up either.
     fn rest(&self, why: &str, error: &io::Error) {
-        self.kept.dropped(format!("{why}: {error}"));
+        self.kept.refused(why, error);
         let until = if is_full(error) { &self.full_until } else { &self.fails_until };
         until.fetch_max((self.started.elapsed() + REST).as_millis() as u64, Ordering::Relaxed);
     }

@@ -1,11 +1,11 @@
 //! The threads of a cache: they look objects up, download blocks, and write them. One looks for reads that wait too long.
 
-use super::{Job, LOOK, LOOKUP, Piece, REST, Shared, Waiting, is_full, lock};
+use super::{Job, LOOK, LOOKUP, Piece, REST, Shared, Waiting, lock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::SourceId;
 use crate::storage::cache::config::PATIENCE;
 use crate::storage::cache::entry::{Entry, Identity, State};
-use crate::storage::cache::kept::Object;
+use crate::storage::cache::kept::{Object, is_full};
 use crate::storage::cache::origin::{Found, Origin, TOUCHED, compare};
 use crate::storage::cache::units::{UNIT, marks_of};
 use std::collections::hash_map;
@@ -245,7 +245,7 @@ impl Shared {
             }
             // A full cache has no room for the object in this run; others are looked up.
             Err(error) if error.kind() == io::ErrorKind::InvalidData || is_full(&error) => {
-                self.kept.dropped(format!("an object has no file: {error}"));
+                self.kept.refused("an object has no file", &error);
                 self.kept.set(source.index(), None, 0, |_| ());
             }
             // It may pass: the next read after the rest looks again.
