@@ -10,7 +10,7 @@ use super::{Life, Live, Place, config};
 use crate::batch::{Batch, BatchInfo, Contents, Reorder};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::Ticket;
-use crate::meter::consuming;
+use crate::meter::Consuming;
 use crate::order::Batches;
 use crate::pipeline::Start;
 use crate::pipeline::runtime::{placed, within};
@@ -242,7 +242,7 @@ impl Epoch {
             meters.threads.consumes();
         }
         if self.delivered > 0 {
-            meters.consumer.enter(consuming::WAITING, now);
+            meters.consumer.enter(Consuming::Waiting as usize, now);
         }
         if let Some(first) = self.asked {
             return (now, first);
@@ -264,7 +264,7 @@ impl Epoch {
             return (now, waited);
         }
         if self.delivered > 0 {
-            meters.consumer.enter(consuming::OWN, now);
+            meters.consumer.enter(Consuming::Own as usize, now);
         } else {
             meters.first_wait_ns.add_alone(waited);
         }

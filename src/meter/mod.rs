@@ -42,27 +42,27 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// States of the planner's thread.
-pub(crate) mod planner {
-    pub(crate) const WAITING: usize = 0;
-    pub(crate) const BUSY: usize = 1;
+/// State of the planner's thread; the first is that of the beginning, here and below.
+pub(crate) enum Planning {
+    Waiting,
+    Busy,
     /// Waiting for a slot, with more to plan.
-    pub(crate) const NO_SLOT: usize = 2;
+    NoSlot,
 }
 
-/// States of the consumer.
-pub(crate) mod consuming {
+/// State of the consumer.
+pub(crate) enum Consuming {
     /// Its own work, or the wait for a first batch.
-    pub(crate) const OWN: usize = 0;
-    pub(crate) const WAITING: usize = 1;
+    Own,
+    Waiting,
 }
 
-/// States of the transfer thread and the copy stream.
-pub(crate) mod copying {
-    pub(crate) const STARVED: usize = 0;
-    pub(crate) const BUSY: usize = 1;
+/// State of the transfer thread and the copy stream.
+pub(crate) enum Copying {
+    Starved,
+    Busy,
     /// A full slot waits for device memory, or the oldest copy for the consumer's streams.
-    pub(crate) const BLOCKED: usize = 2;
+    Blocked,
 }
 
 /// All meters of a loader.
@@ -75,7 +75,7 @@ pub(crate) struct Meters {
     pub(crate) samples: Counter,
     /// Bytes of the batches' fields.
     pub(crate) bytes: Counter,
-    /// Whether the consumer waits in `next()`, not for the first batch of an iterator. The one live iterator writes this and its
+    /// By [`Consuming`]: whether the consumer waits in `next()`, not for the first batch of an iterator. The one live iterator writes this and its
     /// counters.
     pub(crate) consumer: States<2>,
     /// Waits for the first batch of each iterator.
@@ -84,6 +84,7 @@ pub(crate) struct Meters {
     pub(crate) user_ns: Counter,
     /// Waits that were not for a first batch.
     pub(crate) waits: Histogram,
+    /// By [`Planning`].
     pub(crate) planner: States<3>,
     /// Reads in flight.
     pub(crate) reading: Flow,
@@ -193,6 +194,7 @@ impl SlotTimes {
 /// Meters of the way onto the device.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceMeters {
+    /// By [`Copying`].
     pub(crate) states: States<3>,
     /// Time with copies on the bus, by the device's clock; and the duration of each copy.
     pub(crate) bus_ns: Counter,
@@ -215,8 +217,8 @@ pub(crate) struct DeviceMeters {
 
 impl DeviceMeters {
     fn snapshot(&self, buffers: u32, now: u64) -> Copy {
-        let ([starved_ns, _, blocked_ns], busy_ns) = (self.states.read(now), self.bus_ns.get());
-        let ops_ns = self.ops_ns.get();
+        let (states, busy_ns, ops_ns) = (self.states.read(now), self.bus_ns.get(), self.ops_ns.get());
+        let (starved_ns, blocked_ns) = (states[Copying::Starved as usize], states[Copying::Blocked as usize]);
         let (batches, bytes, latency) = (self.copies.get(), self.bytes.get(), self.latency.read());
         Copy { busy_ns, ops_ns, starved_ns, blocked_ns, cpu_ns: None, delay_ns: None, batches, bytes, buffers, latency }
     }
@@ -245,7 +247,7 @@ impl DeviceMeters {
 
     pub(crate) fn copies(&self, now: u64) -> Copies {
         Copies {
-            blocked: Duration::from_nanos(self.states.read(now)[2]),
+            blocked: Duration::from_nanos(self.states.read(now)[Copying::Blocked as usize]),
             batches: self.copies.get(),
             bytes: self.bytes.get(),
             pinned_slots: self.pinned_slots.get(),
@@ -320,7 +322,7 @@ impl Meters {
 
     /// Waits in `next()` for batches other than the first of an iterator, with the present wait.
     pub(crate) fn waited_ns(&self, now: u64) -> u64 {
-        self.consumer.read(now)[consuming::WAITING]
+        self.consumer.read(now)[Consuming::Waiting as usize]
     }
 
     /// CPU time and run delay, if anything is measured.
@@ -332,7 +334,8 @@ impl Meters {
     pub(crate) fn snapshot(&self, settings: &Settings) -> Snapshot {
         let now = self.clock.now();
         let (waited_ns, user_ns) = (self.waited_ns(now), self.user_ns.get());
-        let [_, busy_ns, no_slot_ns] = self.planner.read(now);
+        let planning = self.planner.read(now);
+        let (busy_ns, no_slot_ns) = (planning[Planning::Busy as usize], planning[Planning::NoSlot as usize]);
         let slots = |stay| self.slots.total_ns(stay, now);
         let (consumer, planner) = (self.cpu(Role::Consumer).unzip(), self.cpu(Role::Planner).unzip());
         Snapshot {

@@ -12,7 +12,7 @@ use super::watchdog::Doing;
 use crate::dataset::Parts;
 use crate::error::{Error, ErrorKind, Stage};
 use crate::memory::{ByteRing, FreeSlot, Region, Ticket};
-use crate::meter::{Stay, Work, planner};
+use crate::meter::{Planning, Stay, Work};
 use crate::storage::{Announcer, Completion, PageCache, Reader};
 use crossbeam_channel::Receiver;
 use std::collections::VecDeque;
@@ -100,7 +100,7 @@ impl Planner {
         let meters = &core.meters;
         self.now = meters.clock.now();
         let mut woke = self.now;
-        meters.planner.enter(planner::BUSY, self.now);
+        meters.planner.enter(Planning::Busy as usize, self.now);
         while !self.ending {
             core.watch.planner.begin(Doing::Planning, None);
             self.listen();
@@ -111,8 +111,8 @@ impl Planner {
             meters.reading.change(self.reads.reader.in_flight() as u64, self.now);
             meters.no_room.enter(usize::from(self.no_room), self.now);
             if !self.unplanned {
-                let state = if self.lacks_slots() { planner::NO_SLOT } else { planner::WAITING };
-                meters.planner.enter(state, self.now);
+                let state = if self.lacks_slots() { Planning::NoSlot } else { Planning::Waiting };
+                meters.planner.enter(state as usize, self.now);
             }
             meters.rings.planner.note(woke, self.now, Work::Plan);
             // Every event since then rings the bell, so `wait` returns. Nothing more can be done before it does.
@@ -121,7 +121,7 @@ impl Planner {
             self.reads.reader.wait(&mut self.completions, looks_once.then_some(Duration::ZERO));
             self.now = meters.clock.now();
             woke = self.now;
-            meters.planner.enter(planner::BUSY, self.now);
+            meters.planner.enter(Planning::Busy as usize, self.now);
             self.complete();
         }
         self.end();

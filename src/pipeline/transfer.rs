@@ -20,7 +20,7 @@ use crate::batch::{Contents, Reorder};
 use crate::device::{Backend, Buffer, Copied, Copier, Oldest, OnBus};
 use crate::error::Result;
 use crate::memory::{Filled, Pool, Unused};
-use crate::meter::{Work, copying};
+use crate::meter::{Copying, Work};
 use crossbeam_channel::{Receiver, Select, Sender};
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -192,16 +192,16 @@ impl Transfer {
     fn look(&mut self, said: &mut Said, flights: &Flights, room: bool) -> Result<()> {
         let (meters, mut landed) = (&self.core.meters, false);
         let (device, now) = (&meters.device, meters.clock.now());
-        let mut enter = |state, at: u64| {
+        let mut enter = |state: Copying, at: u64| {
             // Time that was already reported stays as it is.
             said.since = said.since.max(at);
-            device.states.enter(state, said.since);
+            device.states.enter(state as usize, said.since);
         };
         let gone = self.copier.let_go_done(now, &mut |on_bus| {
             landed = true;
             let Some(on_bus) = on_bus else { return };
             let OnBus { copy, ops_ns } = on_bus;
-            enter(copying::BUSY, copy.start);
+            enter(Copying::Busy, copy.start);
             device.bus_ns.add_alone(copy.end - copy.start);
             device.ops_ns.add_alone(ops_ns);
             device.latency.record(copy.end - copy.start);
@@ -221,10 +221,10 @@ impl Transfer {
             (_, None) => None,
         };
         match (&oldest, doing) {
-            (Ok(Oldest::Runs(since)), _) => enter(copying::BUSY, *since),
-            (_, Some(Doing::Blocked)) => enter(copying::BLOCKED, now),
-            _ if !room => enter(copying::BLOCKED, now),
-            _ => enter(copying::STARVED, now),
+            (Ok(Oldest::Runs(since)), _) => enter(Copying::Busy, *since),
+            (_, Some(Doing::Blocked)) => enter(Copying::Blocked, now),
+            _ if !room => enter(Copying::Blocked, now),
+            _ => enter(Copying::Starved, now),
         }
         let now = (self.copier.in_flight(), flights.rows_left());
         let moved = landed || now != said.before || doing != said.doing;
