@@ -239,9 +239,9 @@ pub use stop::Stop;
 pub mod profile {
     pub use crate::loader::Origin;
     pub use crate::meter::{
-        BatchRecord, CacheReads, Consumer, Copies, Copy, Cpu, Decode, DirectReads, Effort, Gauges, GpuIdle, Handed,
-        Latency, Network, Order, ReaderInUse, ReaderKind, Slots, Snapshot, Span, Storage, Timeline, Track, Unmeasured,
-        Work,
+        BatchRecord, CacheReads, Consumer, Copies, CopyStage, Cpu, DecodeStage, DirectReads, Effort, Gauges, GpuIdle,
+        Handed, Latency, Network, OrderStage, ReaderInUse, ReaderKind, Slots, Snapshot, Span, StorageStage, Timeline,
+        Track, Unmeasured, Work,
     };
     pub use crate::report::{
         Cause, Change, Names, Prediction, StageLoad, Strength, Verdict, WhatIf, prometheus, trace,

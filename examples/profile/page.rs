@@ -228,7 +228,7 @@ fn per_second(amount: u64, ns: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use feedline::profile::{Copy, GpuIdle};
+    use feedline::profile::{CopyStage, GpuIdle};
     use proptest::prelude::*;
 
     /// Element names of a page. Panics unless each element is closed in order and attributes are complete.
@@ -263,7 +263,7 @@ mod tests {
             verdict in prop::collection::vec(any::<String>(), 0..3), title in any::<String>(), report in any::<String>()
         ) {
             let [steady_ns, a, b, c, d, e] = numbers;
-            let (mut snapshot, mut gpu, mut copy) = (Snapshot::default(), GpuIdle::default(), Copy::default());
+            let (mut snapshot, mut gpu, mut copy) = (Snapshot::default(), GpuIdle::default(), CopyStage::default());
             (snapshot.steady_ns, snapshot.consumer.waited_ns, snapshot.consumer.user_ns) = (steady_ns, a, b);
             (snapshot.storage.busy_ns, snapshot.storage.bytes, snapshot.decode.busy_ns) = (c, d, e);
             (gpu.steps, gpu.starved_ns, gpu.host_late_ns, gpu.span_ns) = (a, b, c, d);

@@ -28,8 +28,8 @@ pub(crate) use cpu::{Role, Threads};
 pub(crate) use network::NetworkMeter;
 pub use reads::{CacheReads, Copies, DirectReads, Network, ReadStats};
 pub use snapshot::{
-    Consumer, Copy, Cpu, Decode, Effort, GpuIdle, Handed, Order, ReaderInUse, ReaderKind, Slots, Snapshot, Storage,
-    Unmeasured,
+    Consumer, CopyStage, Cpu, DecodeStage, Effort, GpuIdle, Handed, OrderStage, ReaderInUse, ReaderKind, Slots,
+    Snapshot, StorageStage, Unmeasured,
 };
 pub(crate) use timeline::Recorder;
 pub use timeline::{BatchRecord, Gauges, Timeline};
@@ -216,11 +216,22 @@ pub(crate) struct DeviceMeters {
 }
 
 impl DeviceMeters {
-    fn snapshot(&self, buffers: u32, now: u64) -> Copy {
+    fn snapshot(&self, buffers: u32, now: u64) -> CopyStage {
         let (states, busy_ns, ops_ns) = (self.states.read(now), self.bus_ns.get(), self.ops_ns.get());
         let (starved_ns, blocked_ns) = (states[Copying::Starved as usize], states[Copying::Blocked as usize]);
         let (batches, bytes, latency) = (self.copies.get(), self.bytes.get(), self.latency.read());
-        Copy { busy_ns, ops_ns, starved_ns, blocked_ns, cpu_ns: None, delay_ns: None, batches, bytes, buffers, latency }
+        CopyStage {
+            busy_ns,
+            ops_ns,
+            starved_ns,
+            blocked_ns,
+            cpu_ns: None,
+            delay_ns: None,
+            batches,
+            bytes,
+            buffers,
+            latency,
+        }
     }
 
     /// A slot is copied from pageable memory, since it could not be pinned.
@@ -356,12 +367,12 @@ impl Meters {
                 delay_ns: consumer.1,
                 gpu: None,
             },
-            order: Order { busy_ns, cpu_ns: planner.0, delay_ns: planner.1, no_slot_ns },
+            order: OrderStage { busy_ns, cpu_ns: planner.0, delay_ns: planner.1, no_slot_ns },
             storage: self.storage(settings, now),
             decode: self.decode(settings, now),
             copy: settings.buffers.map(|buffers| {
                 let (cpu_ns, delay_ns) = self.cpu(Role::Copier).unzip();
-                Copy { cpu_ns, delay_ns, ..self.device.snapshot(buffers, now) }
+                CopyStage { cpu_ns, delay_ns, ..self.device.snapshot(buffers, now) }
             }),
             slots: Slots {
                 count: settings.slots,
@@ -375,11 +386,11 @@ impl Meters {
     }
 
     /// Numbers of the reads.
-    fn storage(&self, settings: &Settings, now: u64) -> Storage {
+    fn storage(&self, settings: &Settings, now: u64) -> StorageStage {
         let [_, blocked_ns] = self.no_room.read(now);
         let (in_flight_ns, reading_ns) = self.reading.read(now);
         let reads = self.reads();
-        Storage {
+        StorageStage {
             reader: Some(settings.reader),
             busy_ns: reading_ns,
             blocked_ns,
@@ -401,10 +412,10 @@ impl Meters {
     }
 
     /// Numbers of the decode workers.
-    fn decode(&self, settings: &Settings, now: u64) -> Decode {
+    fn decode(&self, settings: &Settings, now: u64) -> DecodeStage {
         let (working_ns, starved_ns, ahead_ns) = self.pool.read(now);
         let (cpu_ns, delay_ns) = self.cpu(Role::Worker).unzip();
-        Decode {
+        DecodeStage {
             effort: settings.effort,
             workers: settings.workers,
             cores: settings.cores,

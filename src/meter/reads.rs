@@ -133,7 +133,7 @@ pub struct Copies {
     /// Bytes of them that crossed the bus.
     pub bytes: u64,
     /// Time in which the next copy waited for device memory that the consumer held, as
-    /// [`Copy::blocked_ns`](crate::profile::Copy::blocked_ns), since the loader was built.
+    /// [`CopyStage::blocked_ns`](crate::profile::CopyStage::blocked_ns), since the loader was built.
     pub blocked: Duration,
     /// Pinned slots so far: the device copies from them without the CPU.
     pub pinned_slots: u64,

@@ -25,13 +25,13 @@ pub struct Snapshot {
     /// The consumer of the batches.
     pub consumer: Consumer,
     /// Planning: which samples, where they lie.
-    pub order: Order,
+    pub order: OrderStage,
     /// Reads.
-    pub storage: Storage,
+    pub storage: StorageStage,
     /// Decode workers: decoding, transforms, and copies from memory and the page cache.
-    pub decode: Decode,
+    pub decode: DecodeStage,
     /// Copies to a device; `None` on the host.
-    pub copy: Option<Copy>,
+    pub copy: Option<CopyStage>,
     /// Batch slots, whose number bounds how far the loader is ahead.
     pub slots: Slots,
     /// CPU time of the whole process; `None` where the kernel does not count it.
@@ -146,7 +146,7 @@ pub struct Unmeasured {
 /// The thread that plans.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Order {
+pub struct OrderStage {
     /// Busy: it planned batches, submitted reads, took completions.
     pub busy_ns: u64,
     /// CPU time of the thread.
@@ -161,7 +161,7 @@ pub struct Order {
 /// Reads from storage.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Storage {
+pub struct StorageStage {
     /// The reader, if it is known.
     #[serde(default)]
     pub reader: Option<ReaderInUse>,
@@ -276,7 +276,7 @@ pub enum Effort {
 /// The decode workers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Decode {
+pub struct DecodeStage {
     /// The work for each row.
     #[serde(default)]
     pub effort: Effort,
@@ -306,7 +306,7 @@ pub struct Decode {
 /// The transfer thread and the copy stream. The rest of the time belongs to handing over.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Copy {
+pub struct CopyStage {
     /// Copies were on the bus, by the device's events around each copy; counted when a copy has ended.
     pub busy_ns: u64,
     /// Operations on the batch ran behind its copies (`finish`, rows moved to their places), by such events; a batch counts when

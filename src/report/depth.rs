@@ -16,7 +16,7 @@
 //! - A device of fewer channels than the depth has a longer latency by depth / channels. Up to twice the channels that still
 //!   counts as [`Headroom::Left`]; from four times the channels on it is [`Headroom::Limit`].
 
-use crate::meter::{Latency, Network, Storage};
+use crate::meter::{Latency, Network, StorageStage};
 
 /// The gain of more reads in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,7 +42,7 @@ const READS_LEAST: u64 = 4;
 
 impl Headroom {
     /// Valid where the depth was filled.
-    pub(super) fn of(storage: &Storage) -> Self {
+    pub(super) fn of(storage: &StorageStage) -> Self {
         let (latency, depth) = (&storage.latency, u64::from(storage.depth.max(1)));
         // A store or mount may limit each connection: then more of them bring more, however long each takes.
         if network_share(storage) > 0.0 {
@@ -65,7 +65,7 @@ impl Headroom {
 }
 
 /// Share of the reads that object stores and network mounts served: 0 to 1.
-pub(super) fn network_share(storage: &Storage) -> f64 {
+pub(super) fn network_share(storage: &StorageStage) -> f64 {
     let requests = storage.network.as_ref().is_some_and(|network| network.requests > 0);
     match &storage.local_cache {
         Some(cache) => cache.misses as f64 / cache.hits.saturating_add(cache.misses).max(1) as f64,
@@ -78,13 +78,13 @@ pub(super) fn network_share(storage: &Storage) -> f64 {
 const TURNS: f64 = 0.1;
 
 /// Whether object stores and their links take no more requests at a time than they got: more reads would wait.
-pub(super) fn link_is_full(storage: &Storage) -> bool {
+pub(super) fn link_is_full(storage: &StorageStage) -> bool {
     let waits = |network: &Network| network.waiting_ns as f64 >= TURNS * network.in_flight_ns as f64;
     storage.network.as_ref().is_some_and(|network| network.waiting_ns > 0 && waits(network))
 }
 
 /// Whether a reader without a cache reads files on a network mount.
-pub(super) fn on_network_mount(storage: &Storage) -> bool {
+pub(super) fn on_network_mount(storage: &StorageStage) -> bool {
     storage.reader.as_ref().is_some_and(|reader| reader.mount)
 }
 
@@ -107,7 +107,7 @@ mod tests {
         let buckets: Vec<(f64, u64)> = latencies.iter().map(|(ms, reads)| (ms * 1e6, *reads)).collect();
         let count = buckets.iter().map(|(_, reads)| reads).sum();
         let latency = Latency { count, buckets, ..Latency::default() };
-        Headroom::of(&Storage { depth, latency, ..Storage::default() })
+        Headroom::of(&StorageStage { depth, latency, ..StorageStage::default() })
     }
 
     fn of(latencies: &[(f64, u64)]) -> Headroom {
@@ -145,6 +145,6 @@ mod tests {
     #[test]
     fn few_reads_are_no_evidence() {
         assert_eq!(of(&[(1.0, 4), (8.0, 100)]), Headroom::Unknown);
-        assert_eq!(Headroom::of(&Storage::default()), Headroom::Unknown);
+        assert_eq!(Headroom::of(&StorageStage::default()), Headroom::Unknown);
     }
 }

@@ -31,7 +31,7 @@
 //! of fewer samples than the consumer's, and their loads are scaled up to the consumer's.
 
 use super::depth::{Headroom, network_share};
-use crate::meter::{Decode, Snapshot, Storage};
+use crate::meter::{DecodeStage, Snapshot, StorageStage};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -335,7 +335,7 @@ fn taken(snapshot: &Snapshot, lost: f64, capacity: f64) -> Option<Cause> {
 }
 
 /// Whether the bytes that readers brought lay in memory. File systems of the network have no devices.
-fn from_memory(storage: &Storage) -> bool {
+fn from_memory(storage: &StorageStage) -> bool {
     let devices = storage.device_bytes.map(|bytes| bytes.max(storage.direct_bytes));
     let buffered = storage.bytes > 0 && network_share(storage) == 0.0;
     buffered && devices.is_some_and(|bytes| (bytes as f64) < FROM_DEVICES * storage.bytes as f64)
@@ -354,7 +354,7 @@ fn starved(snapshot: &Snapshot, told: f64) -> Option<f64> {
 }
 
 /// The shares of [`Loads::cpu_share`] and [`Loads::on_cpu`].
-fn on_cpu(decode: &Decode) -> (f64, f64) {
+fn on_cpu(decode: &DecodeStage) -> (f64, f64) {
     let busy = decode.busy_ns as f64;
     match (decode.cpu_ns, decode.delay_ns) {
         (Some(cpu), Some(delay)) if cpu > 0 => {

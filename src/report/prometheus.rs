@@ -219,7 +219,7 @@ fn float(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meter::{Copy, GpuIdle};
+    use crate::meter::{CopyStage, GpuIdle};
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -278,7 +278,7 @@ mod tests {
     fn several_loaders_share_the_head_of_a_metric() {
         let (host, mut gpu) = (Snapshot::default(), Snapshot::default());
         gpu.consumer.gpu = Some(GpuIdle::default());
-        gpu.copy = Some(Copy::default());
+        gpu.copy = Some(CopyStage::default());
         let values = read(&prometheus(&[(Names::new("a", 0), &host), (Names::new("b", 0), &gpu)]));
         for (name, of) in [("slots", "a"), ("slots", "b"), ("gpu_steps_total", "b"), ("copy_seconds_count", "b")] {
             assert!(values.contains_key(&format!("feedline_{name}{{loader=\"{of}\",rank=\"0\"}}")), "{name} of {of}");

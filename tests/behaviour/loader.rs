@@ -235,7 +235,7 @@ fn unfinished_and_failed_waits_are_counted() {
 
 #[test]
 fn a_loader_without_meters_measures_nothing() {
-    use feedline::profile::{Consumer, Latency, Order as Planning, Timeline};
+    use feedline::profile::{Consumer, Latency, OrderStage, Timeline};
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 300, 1000);
     let from_file = Loader::builder(records(&path, 1000)).batch_size(10);
@@ -246,7 +246,7 @@ fn a_loader_without_meters_measures_nothing() {
         assert_eq!(snapshot.consumer.handed().batches, 0);
         let mut consumer = snapshot.consumer;
         consumer.steady = None;
-        assert_eq!((consumer, snapshot.order), (Consumer::default(), Planning::default()));
+        assert_eq!((consumer, snapshot.order), (Consumer::default(), OrderStage::default()));
         let (storage, decode, slots) = (snapshot.storage, snapshot.decode, snapshot.slots);
         let numbers = [storage.busy_ns, storage.in_flight_ns, storage.reads, storage.bytes, storage.cached_bytes];
         assert_eq!((numbers, storage.latency, decode.latency), ([0; 5], Latency::default(), Latency::default()));

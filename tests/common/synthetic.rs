@@ -1,6 +1,6 @@
 //! Snapshots and timelines of loaders that never ran: a simulation of stages that handle one batch after the other.
 
-use feedline::profile::{BatchRecord, Copy, Gauges, GpuIdle, Latency, Snapshot, Timeline};
+use feedline::profile::{BatchRecord, CopyStage, Gauges, GpuIdle, Latency, Snapshot, Timeline};
 
 /// Settings of a simulated loader; times in microseconds per batch.
 pub struct Machine {
@@ -92,7 +92,7 @@ pub fn measured(machine: &Machine, batches: usize) -> (Snapshot, Timeline) {
     decode.latency = latency((0..5000).map(|_| draws.about(machine.decode / 64) as f64).collect());
     snapshot.slots.count = machine.slots as u32;
     if let Some(us) = machine.copy {
-        let mut copy = Copy::default();
+        let mut copy = CopyStage::default();
         (copy.busy_ns, copy.batches, copy.buffers) = (part(us), count, 2);
         copy.bytes = snapshot.consumer.bytes;
         copy.blocked_ns = steady / 40;

@@ -87,7 +87,8 @@ fn without_a_measured_step_on_a_gpu_no_cause_is_named() {
     };
     let copies = |gpu| {
         said(move |s| {
-            (s.copy, s.consumer.gpu) = (Some(crate::meter::Copy { busy_ns: 1_000_000, ..Default::default() }), gpu);
+            (s.copy, s.consumer.gpu) =
+                (Some(crate::meter::CopyStage { busy_ns: 1_000_000, ..Default::default() }), gpu);
         })
     };
     assert_said(Cause::Unknown, "the driver refused the events", copies(gpu(0, 99)));
@@ -106,7 +107,7 @@ fn copies_say_their_share_and_rate_on_the_bus() {
     let copied = said(|s| {
         s.consumer.gpu = Some(on_gpu(100, 0));
         let (busy_ns, blocked_ns, bytes) = (2_000_000_000, 7_000_000_000, 50_000_000_000);
-        s.copy = Some(crate::meter::Copy { busy_ns, blocked_ns, bytes, batches: 100, ..Default::default() });
+        s.copy = Some(crate::meter::CopyStage { busy_ns, blocked_ns, bytes, batches: 100, ..Default::default() });
     });
     let line = "on the bus 20 % of the time, at 25.0 GB/s then; 70 % of the time the next one waited";
     assert_said(Cause::NotStarved, line, copied);
@@ -440,7 +441,8 @@ fn room_that_lacks_is_named_where_it_lacks() {
     });
     assert_said(budget, "The consumer holds 3.2 of 4 slots", held);
     let buffers = idle(|s| {
-        s.copy = Some(crate::meter::Copy { blocked_ns: 5_000_000_000, buffers: 3, batches: 100, ..Default::default() });
+        s.copy =
+            Some(crate::meter::CopyStage { blocked_ns: 5_000_000_000, buffers: 3, batches: 100, ..Default::default() });
         let (steps, starved_ns) = (100, 5_000_000_000);
         s.consumer.gpu = Some(on_gpu(steps, starved_ns));
     });
@@ -468,14 +470,14 @@ fn copies_and_the_planner_are_named_when_they_are_the_slowest() {
     };
     let copying = idle(|s| {
         let (busy_ns, batches, buffers) = (9_500_000_000, 100, 3);
-        s.copy = Some(crate::meter::Copy { busy_ns, batches, buffers, ..Default::default() });
+        s.copy = Some(crate::meter::CopyStage { busy_ns, batches, buffers, ..Default::default() });
         let (steps, starved_ns) = (100, 5_000_000_000);
         s.consumer.gpu = Some(on_gpu(steps, starved_ns));
     });
     assert_said(Cause::Copy, "(`finish`)", copying);
     let making = idle(|s| {
         let (busy_ns, ops_ns, batches, buffers) = (1_000_000_000, 8_500_000_000, 100, 3);
-        s.copy = Some(crate::meter::Copy { busy_ns, ops_ns, batches, buffers, ..Default::default() });
+        s.copy = Some(crate::meter::CopyStage { busy_ns, ops_ns, batches, buffers, ..Default::default() });
         s.consumer.gpu = Some(on_gpu(100, 5_000_000_000));
     });
     assert_said(Cause::Copy, "on the bus 10 % of the time", making.clone());
@@ -498,7 +500,7 @@ fn hostile(numbers: &[u64]) -> Snapshot {
     let mut next = || numbers.next().unwrap_or(0);
     let mut value = serde_json::to_value(Snapshot {
         copy: (next() % 2 == 0).then(Default::default),
-        decode: crate::meter::Decode { cpu_ns: (next() % 2 == 0).then_some(0), ..Default::default() },
+        decode: crate::meter::DecodeStage { cpu_ns: (next() % 2 == 0).then_some(0), ..Default::default() },
         consumer: crate::meter::Consumer { gpu: (next() % 2 == 0).then(Default::default), ..Default::default() },
         ..Snapshot::default()
     })

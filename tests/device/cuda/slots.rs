@@ -4,7 +4,7 @@ use crate::common::*;
 use cudarc::driver::CudaContext;
 use feedline::dataset::Records;
 use feedline::device::cuda::Stream;
-use feedline::profile::Copy;
+use feedline::profile::CopyStage;
 use feedline::{Epoch, Loader, LoaderBuilder};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn data() -> LoaderBuilder {
     Loader::builder(records).batch_size(4).device(gpu(0))
 }
 
-fn copies(loader: &Loader) -> Copy {
+fn copies(loader: &Loader) -> CopyStage {
     loader.snapshot().copy.unwrap()
 }
 
