@@ -20,7 +20,7 @@ use common::{as_test, spread};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group};
 use feedline::order::Draws;
 use feedline::unstable::{Key, Permutation};
-use feedline::{Loader, Order, Shard};
+use feedline::{Loader, Order, Rank};
 use made::Made;
 use std::hint::black_box;
 use std::process::Command;
@@ -115,7 +115,7 @@ fn draws(criterion: &mut Criterion) {
 fn lanes(chunks: u64) -> Loader {
     let dataset = Made::chunks(Made::memory(1 << 20), chunks, CHUNK_ROWS, 8);
     let order = Order::windowed(1, 4).lanes(LANES);
-    Loader::builder(dataset).order(order).shard(Shard::new(0, LANES).unwrap()).batch_size(1).workers(1).build().unwrap()
+    Loader::builder(dataset).order(order).rank(Rank::new(0, LANES).unwrap()).batch_size(1).workers(1).build().unwrap()
 }
 
 /// Prepares an epoch up to its first index. For lanes this includes the rank's schedule of chunks, which a loader

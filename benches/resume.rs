@@ -27,7 +27,7 @@ use common::{as_test, compare, evict, file, pairs_wanted, spread, warm};
 use feedline::dataset::{Dataset, Records};
 use feedline::order::Draws;
 use feedline::storage::Sources;
-use feedline::{Loader, LoaderBuilder, Order, Shard, State};
+use feedline::{Loader, LoaderBuilder, Order, Rank, State};
 use made::Made;
 use std::fmt;
 use std::fs::File;
@@ -148,7 +148,7 @@ impl Case {
     /// It reads only a few of them: with enough ranks all of them lie in one batch. Then it changes the batch size.
     fn state_at(&self, position: u64) -> State {
         let world = u32::try_from(position).unwrap_or(u32::MAX);
-        let rank = self.builder().shard(Shard::new(0, world).unwrap()).global_batch(position).build().unwrap();
+        let rank = self.builder().rank(Rank::new(0, world).unwrap()).global_batch(position).build().unwrap();
         rank.epoch(0).unwrap().next().unwrap().unwrap();
         let resumed = self.builder().resume_rebatched(rank.state().unwrap()).build().unwrap();
         let state = resumed.state().unwrap();

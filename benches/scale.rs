@@ -25,7 +25,7 @@ mod made;
 use common::as_test;
 use feedline::prepare::{Format, Plan, Shards, Tasks};
 use feedline::storage::Sources;
-use feedline::{Loader, LoaderBuilder, Order, Shard, State, Stop};
+use feedline::{Loader, LoaderBuilder, Order, Rank, State, Stop};
 use made::Made;
 use std::path::Path;
 use std::process::Command;
@@ -108,7 +108,7 @@ fn one(kind: &str, n: u64) {
 
 /// Builds the loader of the last rank, starts an epoch, saves its state, and resumes from it.
 fn start(builder: impl Fn() -> LoaderBuilder, receives: bool) -> usize {
-    let rank = || builder().shard(Shard::new(RANKS - 1, RANKS).unwrap()).batch_size(BATCH).workers(1);
+    let rank = || builder().rank(Rank::new(RANKS - 1, RANKS).unwrap()).batch_size(BATCH).workers(1);
     let loader = rank().build().unwrap();
     if receives {
         loader.epoch(0).unwrap().next().unwrap().unwrap();

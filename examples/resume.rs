@@ -43,7 +43,7 @@
 use clap::{Parser, ValueEnum};
 use feedline::dataset::{Dataset, Records};
 use feedline::order::Draws;
-use feedline::{Batch, ErrorKind, Loader, LoaderBuilder, Order, Shard, Signal, State, Stop};
+use feedline::{Batch, ErrorKind, Loader, LoaderBuilder, Order, Rank, Signal, State, Stop};
 use rustix::process::{Pid, Signal as Number, kill_process, set_parent_process_death_signal};
 use std::error::Error;
 use std::fs::File;
@@ -205,25 +205,18 @@ fn run_rank(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
     set_parent_process_death_signal(Some(Number::KILL))?;
     let peers = Peers(File::from(stdin().as_fd().try_clone_to_owned()?));
     let attempt = std::env::var(RESTARTS)?.parse()?;
-    train_all(args, folder, Shard::from_env()?, Stop::on_signals()?, peers, attempt)
+    train_all(args, folder, Rank::from_env()?, Stop::on_signals()?, peers, attempt)
 }
 
 /// Trains up to the last step, or to a signal. `Peers` is closed at the end.
-fn train_all(
-    args: &Args,
-    folder: &Path,
-    shard: Shard,
-    stop: Stop,
-    mut peers: Peers,
-    attempt: usize,
-) -> Anyhow<ExitCode> {
-    let first = shard.rank() == 0;
-    let mut builder = args.loader_in(folder)?.shard(shard).stop(stop).workers(1);
+fn train_all(args: &Args, folder: &Path, rank: Rank, stop: Stop, mut peers: Peers, attempt: usize) -> Anyhow<ExitCode> {
+    let first = rank.number() == 0;
+    let mut builder = args.loader_in(folder)?.rank(rank).stop(stop).workers(1);
     if let Some(state) = saved_in(folder)? {
         builder = builder.resume(state);
     }
     let loader = builder.build()?;
-    let mut log = File::options().append(true).create_new(true).open(log_of(folder, attempt, shard.rank()))?;
+    let mut log = File::options().append(true).create_new(true).open(log_of(folder, attempt, rank.number()))?;
     let mut weights = vec![0.0_f32; args.record_bytes()];
     for batch in loader.epochs(loader.next_epoch()..args.epochs)? {
         let batch = batch?;
@@ -280,23 +273,23 @@ const ADDRESS: &str = "rank-0";
 fn join(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
     // From here on a signal is a request. Before, it ends the process.
     let stop = Stop::on_signals()?;
-    let shard = Shard::from_env()?;
+    let rank = Rank::from_env()?;
     std::fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
     let until = Instant::now() + Duration::from_secs(args.wait);
-    let met = match shard.rank() {
+    let met = match rank.number() {
         0 => {
             if args.data.is_none() && !args.data_in(folder).exists() {
                 make_records(&folder.join("new"), args)?;
                 std::fs::rename(folder.join("new"), args.data_in(folder))?;
             }
-            meet(folder, shard.world(), &stop, until)?
+            meet(folder, rank.world(), &stop, until)?
         }
-        _ => find(folder, shard, &stop, until)?,
+        _ => find(folder, rank, &stop, until)?,
     };
     let Some((peers, attempt, hub)) = met else { return Ok(SAVED.into()) };
     let from = saved_in(folder)?.map_or(0, |state| state.steps());
-    say!("attempt {}: {shard}, from step {from}", attempt + 1);
-    let end = train_all(args, folder, shard, stop, peers, attempt);
+    say!("attempt {}: {rank}, from step {from}", attempt + 1);
+    let end = train_all(args, folder, rank, stop, peers, attempt);
     // Other ranks may still wait for the last answer.
     drop(hub.map(JoinHandle::join));
     end
@@ -363,14 +356,14 @@ fn meet(folder: &Path, world: u32, stop: &Stop, until: Instant) -> Anyhow<Met> {
 }
 
 /// Another rank: connects to rank 0, which may not yet have published its address.
-fn find(folder: &Path, shard: Shard, stop: &Stop, until: Instant) -> Anyhow<Met> {
+fn find(folder: &Path, rank: Rank, stop: &Stop, until: Instant) -> Anyhow<Met> {
     let try_once = || -> Anyhow<Met> {
         let text = std::fs::read_to_string(folder.join(ADDRESS))?;
         let (address, key) = text.split_once(' ').ok_or("an address without a key")?;
         let key = key.parse()?;
         let mut stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        let hello = [key, u64::from(shard.rank()), u64::from(shard.world())];
+        let hello = [key, u64::from(rank.number()), u64::from(rank.world())];
         stream.write_all(&hello.map(u64::to_le_bytes).concat())?;
         stream.set_read_timeout(Some(until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))))?;
         let [its_key, attempt] = receive(&stream)?;
@@ -385,7 +378,7 @@ fn find(folder: &Path, shard: Shard, stop: &Stop, until: Instant) -> Anyhow<Met>
             Err(_) if stop.requested() => return Ok(None),
             Err(_) if Instant::now() < until => thread::sleep(Duration::from_millis(50)),
             Err(error) => {
-                return Err(format!("{shard}: rank 0 was not found in time by {}: {error}", folder.display()).into());
+                return Err(format!("{rank}: rank 0 was not found in time by {}: {error}", folder.display()).into());
             }
             found => return found,
         }
@@ -556,7 +549,7 @@ fn make_records(path: &Path, args: &Args) -> Anyhow<()> {
 fn expected(args: &Args, folder: &Path) -> Anyhow<Vec<Entry>> {
     let world = args.worlds.iter().copied().max().unwrap_or(1);
     // A rank of the largest world, so that an illegal world size is an error at once.
-    let loader = args.loader_in(folder)?.shard(Shard::new(0, world)?).workers(1).build()?;
+    let loader = args.loader_in(folder)?.rank(Rank::new(0, world)?).workers(1).build()?;
     let file = File::open(args.data_in(folder))?;
     let mut record = vec![0; args.record_bytes()];
     let samples = Records::builder(record.len()).open(args.data_in(folder))?.len();

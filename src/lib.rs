@@ -30,7 +30,7 @@
 //!
 //! # Where to start reading
 //!
-//! Most users need only [`Loader`] and its builder; runs on many ranks also need [`Shard`] and [`State`]. The other
+//! Most users need only [`Loader`] and its builder; runs on many ranks also need [`Rank`] and [`State`]. The other
 //! modules:
 //!
 //! * [`dataset`]: formats, and how to add your own.
@@ -65,17 +65,17 @@
 //!
 //! # Many ranks, and interrupted runs
 //!
-//! Every global batch is cut from one order, and a [`Shard`] is one rank's part of it. A [`State`] is the position in
+//! Every global batch is cut from one order, and a [`Rank`] gets its part of each. A [`State`] is the position in
 //! that order after the last batch received. It is the same on all ranks, and fits any number of ranks. Here two ranks
 //! resume as three:
 //!
 //! ```
-//! use feedline::{Loader, Order, Shard, State, dataset::Records};
+//! use feedline::{Loader, Order, Rank, State, dataset::Records};
 //!
 //! let builder = |rank, world| -> feedline::Result<_> {
 //!     let records = Records::builder(1).open_bytes((0..100).collect::<Vec<u8>>())?;
-//!     let shard = Shard::new(rank, world)?; // in a real run: Shard::from_env()?
-//!     Ok(Loader::builder(records).order(Order::shuffled(7)).global_batch(12).shard(shard))
+//!     let rank = Rank::new(rank, world)?; // in a real run: Rank::from_env()?
+//!     Ok(Loader::builder(records).order(Order::shuffled(7)).global_batch(12).rank(rank))
 //! };
 //! let first = builder(0, 2)?.build()?;
 //! for batch in first.epoch(0)?.take(3) {
@@ -223,7 +223,7 @@ pub use error::{Error, ErrorKind, Result, Site, Stage};
 pub use ledger::{BadSample, Ledger};
 pub use loader::{Epoch, Loader, LoaderBuilder, Report};
 pub use memory::{BatchFields, BatchMut, Budget, Process, Row, RowFields, Status};
-pub use order::{LastBatch, Order, Shard};
+pub use order::{LastBatch, Order, Rank};
 pub use pipeline::{FieldRoute, Gds, MemoryPlan, Numa, OnBadSample, Route};
 #[doc(hidden)]
 pub use setting::Dialect;

@@ -87,8 +87,8 @@ settings! {
     Sampler: "Sampler", "", "";
     SeekPoints: "dataset.seekable", "seek_points", "--seek-points";
     SeqLen: "window", "seq_len", "--seq-len";
-    Shard: "Shard::new(rank, world)", "shard=(rank, world)", "";
-    ShardOf: "Shard::of(Launcher::{})", "", "";
+    Rank: "Rank::new(rank, world)", "shard=(rank, world)", "";
+    RankOf: "Rank::of(Launcher::{})", "", "";
     Shards: "prepare::Shards", "prepare", "prepare";
     Size: "resize", "size", "--crop";
     Slots: "slots({})", "slots={}", "--slots {}";
@@ -100,7 +100,7 @@ settings! {
     Token: "Tokens::builder(DType::{})", "token=\"{}\"", "--token {}";
     Turbo: "turbojpeg", "", "";
     UpTo: "up_to", "up_to", "--up-to";
-    WholeData: "Shard::single()", "shard=None", "";
+    WholeData: "Rank::single()", "shard=None", "";
     Window: "Order::windowed", "window", "--window";
     Workers: "workers({})", "workers={}", "--workers {}";
 }

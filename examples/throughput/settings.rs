@@ -6,7 +6,7 @@ use feedline::dataset::Dataset;
 use feedline::decode::{Bytes, Image, Limits, PixelLayout};
 use feedline::storage::{Direct, Mode};
 use feedline::tensor::{DType, Encoding};
-use feedline::{Device, Gds, Loader, LoaderBuilder, Order, Shard};
+use feedline::{Device, Gds, Loader, LoaderBuilder, Order, Rank};
 use std::error::Error;
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ pub struct Settings {
     pub cache_gib: Option<f64>,
     /// Rank of this process and number of all, such as 0/4 [default: the only process]
     #[arg(long, value_parser = shard)]
-    pub shard: Option<Shard>,
+    pub shard: Option<Rank>,
     /// Drop the files from the page cache first
     #[arg(long)]
     pub cold: bool,
@@ -170,7 +170,7 @@ impl Settings {
             .device(self.device.clone())
             .gds(self.gds);
         if let Some(shard) = self.shard {
-            builder = builder.shard(shard);
+            builder = builder.rank(shard);
         }
         if let Some(workers) = self.workers {
             builder = builder.workers(workers);
@@ -224,10 +224,10 @@ fn gibibytes(text: &str) -> Result<f64, String> {
 }
 
 /// Parser of arguments: `rank/world`.
-fn shard(text: &str) -> Result<Shard, String> {
+fn shard(text: &str) -> Result<Rank, String> {
     let numbers = text.split_once('/').and_then(|(rank, world)| Some((rank.parse().ok()?, world.parse().ok()?)));
     let (rank, world) = numbers.ok_or("expected rank/world, such as 0/4")?;
-    Shard::new(rank, world).map_err(|error| error.to_string())
+    Rank::new(rank, world).map_err(|error| error.to_string())
 }
 
 /// Drops the files from the page cache. Pages in use stay, and so do unwritten ones: hence the sync.

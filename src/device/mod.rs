@@ -56,7 +56,7 @@ impl Device {
     /// A usable GPU, or else the host; [`why`](Self::why) gives the choice and its reason.
     ///
     /// Among several GPUs it takes the number of this process on its node, as set by the launcher
-    /// ([`Shard::local_rank`](crate::Shard::local_rank)); without a launcher, the first.
+    /// ([`Rank::local_rank`](crate::Rank::local_rank)); without a launcher, the first.
     pub fn auto() -> Self {
         cuda::best().map_or_else(|error| Self::host_since(error.message()), |(gpu, why)| Self::of(gpu, &why))
     }

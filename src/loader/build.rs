@@ -167,7 +167,7 @@ impl LoaderBuilder {
     /// Rows of a batch on all ranks together.
     fn global_rows(&self) -> Result<u64> {
         let run = &self.run;
-        let of_ranks = |rows: usize| (rows as u64).checked_mul(u64::from(run.shard.world()));
+        let of_ranks = |rows: usize| (rows as u64).checked_mul(u64::from(run.rank.world()));
         match (run.batch, &run.resume) {
             (Some(BatchSize::Global(0)), _) => Err(config(&format!("{} is 0; set at least 1", Setting::GlobalBatch))),
             (Some(BatchSize::Rank(0)), _) => Err(config(&format!("{} is 0; set at least 1", Setting::BatchSize))),
@@ -252,7 +252,7 @@ impl LoaderBuilder {
             positions: None,
             global,
             last,
-            shard: run.shard,
+            rank: run.rank,
         };
         let first = jobs.job(0, &Cursor::default(), u64::MAX, Arc::default())?;
         if first.batches.count() == 0 {

@@ -22,7 +22,7 @@ use crate::device::{DirectReader, IdleMeter};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::{Ledger, LedgerWriter};
 use crate::meter::{CacheReads, Consumer, Handed, Network, ReadStats, Settings, Snapshot, Timeline};
-use crate::order::{Batches, ChunkStarts, LastBatch, Order, Shard};
+use crate::order::{Batches, ChunkStarts, LastBatch, Order, Rank};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
 use crate::pipeline::{FieldRoute, Job, MemoryPlan};
@@ -53,7 +53,7 @@ struct JobMaker {
     /// Rows of a batch on all ranks together.
     global: u64,
     last: LastBatch,
-    shard: Shard,
+    rank: Rank,
 }
 
 impl JobMaker {
@@ -64,7 +64,7 @@ impl JobMaker {
         let (order, batches) = caught(Stage::Order, || {
             let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), cursor.epoch)?;
             let batches =
-                Batches::new(order.len(), self.global, self.last, self.shard)?.in_lanes(self.order.lane_count());
+                Batches::new(order.len(), self.global, self.last, self.rank)?.in_lanes(self.order.lane_count());
             Ok((order, batches.starting(cursor.position, cursor.batch)))
         })?;
         let (then, now) = (self.positions.unwrap_or(batches.len()), batches.len());
@@ -274,8 +274,8 @@ impl Loader {
     }
 
     /// This loader's rank and the world size.
-    pub fn shard(&self) -> Shard {
-        self.shared.jobs.shard
+    pub fn rank(&self) -> Rank {
+        self.shared.jobs.rank
     }
 
     /// Ids of the first `count` samples of `epoch`, in the order of all ranks together. Reads nothing.
@@ -484,7 +484,7 @@ impl Shared {
         let meters = &core.meters;
         let now = meters.clock.now();
         let nanos = |counter: &crate::meter::Counter| Duration::from_nanos(counter.get());
-        let shard = self.jobs.shard;
+        let rank = self.jobs.rank;
         // A forked child asks nothing that has a lock.
         let forked = self.info.process.is_forked();
         let (network, local_cache) = if forked { (None, None) } else { self.remote() };
@@ -493,7 +493,7 @@ impl Shared {
             dataset: core.samples.dataset.describe(),
             device: self.info.device.to_string(),
             numa: self.facts.numa.clone(),
-            rank: (shard.world() > 1).then(|| shard.to_string()),
+            rank: (rank.world() > 1).then(|| rank.to_string()),
             batches: meters.batches.get(),
             samples: meters.samples.get(),
             bytes: meters.bytes.get(),
@@ -531,8 +531,8 @@ impl Shared {
 impl std::fmt::Debug for Loader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Loader of {}", self.shared.runtime.core().samples.dataset.describe())?;
-        match self.shared.jobs.shard {
-            shard if shard.world() > 1 => write!(f, ", {shard}"),
+        match self.shared.jobs.rank {
+            rank if rank.world() > 1 => write!(f, ", {rank}"),
             _ => Ok(()),
         }
     }

@@ -6,7 +6,7 @@ use crate::device::{Device, Stream};
 use crate::error::Result;
 use crate::memory::{BatchMut, Budget, Row, available};
 use crate::meter::Clock;
-use crate::order::{LastBatch, Order, Shard};
+use crate::order::{LastBatch, Order, Rank};
 use crate::pipeline::Gds;
 use crate::pipeline::OnBadSample;
 use crate::pipeline::placement::Numa;
@@ -48,7 +48,7 @@ pub(super) struct RunSettings {
     pub(super) seed: Option<u64>,
     pub(super) batch: Option<BatchSize>,
     pub(super) last: Option<LastBatch>,
-    pub(super) shard: Shard,
+    pub(super) rank: Rank,
     pub(super) resume: Option<State>,
     /// Accept states with another global batch.
     pub(super) any_batch: bool,
@@ -113,7 +113,7 @@ impl LoaderBuilder {
                 seed: None,
                 batch: None,
                 last: None,
-                shard: Shard::single(),
+                rank: Rank::single(),
                 resume: None,
                 any_batch: false,
                 stop: None,
@@ -218,7 +218,7 @@ impl LoaderBuilder {
 
     /// Rows per batch of one rank, the same on every rank. Default: the resumed state's, or else 32.
     ///
-    /// With a [shard](Self::shard), the global batch is this times the world size. A run that resumes with another
+    /// With a [rank](Self::rank), the global batch is this times the world size. A run that resumes with another
     /// world size should set [`global_batch`](Self::global_batch) instead.
     pub fn batch_size(mut self, rows: usize) -> Self {
         self.run.batch = Some(BatchSize::Rank(rows));
@@ -233,11 +233,11 @@ impl LoaderBuilder {
         self
     }
 
-    /// This loader's rank and the world size. Default: a single rank. See [`Shard::from_env`].
+    /// This loader's rank and the world size. Default: a single rank. See [`Rank::from_env`].
     ///
     /// Every global batch is cut into one part per rank, and this loader delivers its rank's part.
-    pub fn shard(mut self, shard: Shard) -> Self {
-        self.run.shard = shard;
+    pub fn rank(mut self, rank: Rank) -> Self {
+        self.run.rank = rank;
         self
     }
 
@@ -481,6 +481,6 @@ impl LoaderBuilder {
 
 impl std::fmt::Debug for LoaderBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "LoaderBuilder of {}, {}", self.dataset.describe(), self.run.shard)
+        write!(f, "LoaderBuilder of {}, {}", self.dataset.describe(), self.run.rank)
     }
 }

@@ -17,7 +17,7 @@
 //!
 //! Limits: everything is `u64` and saturates; rows of a rank fit `u32`.
 
-use super::{Shard, gcd};
+use super::{Rank, gcd};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use serde::{Deserialize, Serialize};
 
@@ -68,8 +68,8 @@ pub(crate) struct Batches {
 impl Batches {
     /// The batches of an epoch of `len` positions from the beginning. Errors: [`ErrorKind::Config`] when a rank would have
     /// no row, or too many to count.
-    pub(crate) fn new(len: u64, global: u64, last: LastBatch, shard: Shard) -> Result<Self> {
-        let (rank, world) = (u64::from(shard.rank()), u64::from(shard.world()));
+    pub(crate) fn new(len: u64, global: u64, last: LastBatch, rank: Rank) -> Result<Self> {
+        let (rank, world) = (u64::from(rank.number()), u64::from(rank.world()));
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
         if global == 0 {
             return bad("a batch of 0 rows".into());
@@ -245,7 +245,7 @@ mod tests {
 
     /// Half of the cases have lanes.
     fn batches(len: u64, global: u64, last: LastBatch, rank: u32, world: u32) -> Batches {
-        Batches::new(len, global, last, Shard::new(rank, world).unwrap()).unwrap().in_lanes(1 + len % 2)
+        Batches::new(len, global, last, Rank::new(rank, world).unwrap()).unwrap().in_lanes(1 + len % 2)
     }
 
     /// Rank and row of place `index` of `size`, when each rank takes as many as it has rows.
@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn a_global_batch_smaller_than_the_world_is_refused() {
-        let new = |global, world| Batches::new(9, global, LastBatch::Keep, Shard::new(0, world).unwrap());
+        let new = |global, world| Batches::new(9, global, LastBatch::Keep, Rank::new(0, world).unwrap());
         for (global, world, words) in [
             (0, 1, "a batch of 0 rows"),
             (

@@ -20,7 +20,7 @@
 mod batches;
 pub(crate) mod key;
 mod lanes;
-mod shard;
+mod rank;
 pub(crate) mod subset;
 
 use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
@@ -30,8 +30,8 @@ pub(crate) use key::Key;
 pub use key::{Draws, Permutation};
 use lanes::{Lanes, Needs};
 pub(crate) use lanes::{Need, Piece};
+pub use rank::{Launcher, Rank};
 use serde::{Deserialize, Serialize};
-pub use shard::{Launcher, Shard};
 use std::fmt;
 use std::sync::Arc;
 

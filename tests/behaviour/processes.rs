@@ -20,7 +20,7 @@ use crate::common::toys::Chunks;
 use crate::common::*;
 use feedline::order::Draws;
 use feedline::storage::{Direct, Mode};
-use feedline::{Batch, ErrorKind, LastBatch, Loader, LoaderBuilder, Order, Shard, State, Stop};
+use feedline::{Batch, ErrorKind, LastBatch, Loader, LoaderBuilder, Order, Rank, State, Stop};
 use rustix::process::{Pid, Signal as Number, kill_process};
 use std::fs::File;
 use std::io::{self, ErrorKind as Io, Read, Write};
@@ -242,11 +242,11 @@ const WAYS: [(Mode, Direct); 5] = [
 
 /// Life of a rank; gives its exit code.
 fn train(task: &Task) -> i32 {
-    let (shard, stop) = (Shard::from_env().unwrap(), stop());
-    let mut peers = Peers::new(shard.world(), task.halt.is_none());
-    let loader = task.loader(shard, stop);
+    let (rank, stop) = (Rank::from_env().unwrap(), stop());
+    let mut peers = Peers::new(rank.world(), task.halt.is_none());
+    let loader = task.loader(rank, stop);
     let state = task.dir.join(STATE);
-    let mut log = File::options().append(true).create(true).open(task.log(shard.rank())).unwrap();
+    let mut log = File::options().append(true).create(true).open(task.log(rank.number())).unwrap();
     // Both ways to resume.
     let batches = if task.attempt.is_multiple_of(2) {
         loader.epochs(loader.next_epoch()..task.scenario.epochs).unwrap()
@@ -259,26 +259,26 @@ fn train(task: &Task) -> i32 {
         assert_eq!(log.write(&entry).unwrap(), entry.len());
         std::thread::sleep(COMPUTE);
         let stopping = peers.any(loader.stop_requested());
-        let saves = shard.rank() == 0 && task.halt.is_none();
+        let saves = rank.number() == 0 && task.halt.is_none();
         if saves && (stand.steps().is_multiple_of(task.every) || stopping) {
             // A killed process cannot lose data that the kernel has, so both ways must work.
             if stand.steps().is_multiple_of(2) { stand.save(&state) } else { stand.save_unsynced(&state) }.unwrap();
         }
         if stopping || task.halt == Some(stand.steps()) {
-            stand.save_unsynced(task.left(shard.rank())).unwrap();
+            stand.save_unsynced(task.left(rank.number())).unwrap();
             return LEFT;
         }
     }
-    if shard.rank() == 0 {
+    if rank.number() == 0 {
         loader.state().unwrap().save(&state).unwrap();
     }
     0
 }
 
 impl Task {
-    fn loader(&self, shard: Shard, stop: Stop) -> Loader {
-        let (mode, direct) = WAYS[(self.attempt + shard.rank() as usize) % WAYS.len()];
-        let builder = self.scenario.builder(&self.dir).shard(shard).stop(stop).workers(1).reader(mode).direct(direct);
+    fn loader(&self, rank: Rank, stop: Stop) -> Loader {
+        let (mode, direct) = WAYS[(self.attempt + rank.number() as usize) % WAYS.len()];
+        let builder = self.scenario.builder(&self.dir).rank(rank).stop(stop).workers(1).reader(mode).direct(direct);
         match State::load(self.dir.join(STATE)) {
             Ok(state) => build(builder.resume(state)),
             Err(error) if error.kind() == ErrorKind::NotFound => build(builder),

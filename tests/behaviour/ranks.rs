@@ -9,7 +9,7 @@ use feedline::dataset::Parquet;
 use feedline::dataset::{DatasetExt, Mix, Records};
 use feedline::order::{Draws, Sampler};
 use feedline::tensor::DType;
-use feedline::{Batch, ErrorKind, FieldView, LastBatch, Loader, MicroBatch, Order, Shard};
+use feedline::{Batch, ErrorKind, FieldView, LastBatch, Loader, MicroBatch, Order, Rank};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 #[cfg(feature = "parquet")]
@@ -30,11 +30,11 @@ impl Ranks {
 
     /// A loader for every rank, each with settings of its own.
     fn build(self, run: &Run, draws: &mut Draws) -> Vec<Loader> {
-        let loader = |shard| {
-            let builder = run.builder().global_batch(self.global).last_batch(self.last).shard(shard);
+        let loader = |rank| {
+            let builder = run.builder().global_batch(self.global).last_batch(self.last).rank(rank);
             build(any_settings(builder, draws))
         };
-        shards(self.world).map(loader).collect()
+        every_rank(self.world).map(loader).collect()
     }
 }
 
@@ -46,8 +46,8 @@ fn check(run: &Run, ranks: Ranks, draws: &mut Draws, what: &str) {
     let (len, batches) = (order.len() as u64, cut.count(order.len() as u64));
     if batches == 0 {
         // It would train on nothing, silently.
-        for shard in shards(ranks.world) {
-            let builder = run.builder().global_batch(ranks.global).last_batch(ranks.last).shard(shard);
+        for rank in every_rank(ranks.world) {
+            let builder = run.builder().global_batch(ranks.global).last_batch(ranks.last).rank(rank);
             assert_eq!(builder.build().err().map(|error| error.kind()), Some(ErrorKind::Empty), "{what}");
         }
         return;
@@ -61,7 +61,7 @@ fn check(run: &Run, ranks: Ranks, draws: &mut Draws, what: &str) {
         assert_eq!(loader.batches_per_epoch(), batches, "{what}");
         assert_eq!(loader.samples_per_epoch(), delivered, "{what}");
         assert_eq!(
-            (loader.global_batch(), loader.shard().rank(), loader.shard().world()),
+            (loader.global_batch(), loader.rank().number(), loader.rank().world()),
             (ranks.global, rank, ranks.world)
         );
         assert_eq!(loader.preview(1, u64::MAX).unwrap(), run.ids(1), "{what}");
@@ -201,9 +201,9 @@ fn the_smallest_legal_budget_serves_lanes_on_any_world() {
             let cut = Cut::whole(global, [LastBatch::Pad, LastBatch::Keep][draws.below(2) as usize], world);
             let what = format!("{world} ranks, {cut:?}, {slots} slots, {:?}", run.naive);
             within_a_minute(&what.clone(), move || {
-                for shard in shards(world) {
+                for rank in every_rank(world) {
                     let make = |budget| {
-                        let builder = run.builder().global_batch(global).last_batch(cut.last).shard(shard);
+                        let builder = run.builder().global_batch(global).last_batch(cut.last).rank(rank);
                         builder.workers(1).slots(slots).depth(2).memory_budget(budget).build()
                     };
                     let (mut refused, mut legal) = (0, 64 << 20);
@@ -214,7 +214,7 @@ fn the_smallest_legal_budget_serves_lanes_on_any_world() {
                     assert_eq!(make(refused).unwrap_err().kind(), ErrorKind::Budget, "{what}");
                     let loader = make(legal).unwrap();
                     assert!(loader.plan().total() <= legal, "{what}");
-                    let right = [run.parts(&cut, 0, shard.rank()), run.parts(&cut, 1, shard.rank())].concat();
+                    let right = [run.parts(&cut, 0, rank.number()), run.parts(&cut, 1, rank.number())].concat();
                     same(&parts(loader.epochs(0..2).unwrap()), &right, &what);
                 }
             });
@@ -226,7 +226,7 @@ fn the_smallest_legal_budget_serves_lanes_on_any_world() {
 fn amplification(run: &Run, ranks: Ranks, draws: &mut Draws) -> (f64, f64) {
     let (mut opened, mut samples, mut planned) = (0, 0, Vec::new());
     for loader in ranks.build(run, draws) {
-        same(&parts(loader.epoch(0).unwrap()), &run.parts(&ranks.cut(), 0, loader.shard().rank()), "amplification");
+        same(&parts(loader.epoch(0).unwrap()), &run.parts(&ranks.cut(), 0, loader.rank().number()), "amplification");
         let report = loader.report();
         assert_eq!(report.read_amplification().unwrap(), report.chunk_samples as f64 / report.samples as f64);
         (opened, samples) = (opened + report.chunk_samples, samples + report.samples);
@@ -328,9 +328,9 @@ fn a_mix_keeps_its_proportions_over_any_world() {
     for (global, world) in [(8, 1), (8, 3), (16, 8), (24, 5), (56, 4), (10, 4), (21, 7), (13, 13)] {
         for last in ALL_LAST {
             let mut ranks = Vec::new();
-            for shard in shards(world) {
+            for rank in every_rank(world) {
                 let mix = mix();
-                let builder = Loader::builder(mix.dataset()).order(mix.order()).shard(shard);
+                let builder = Loader::builder(mix.dataset()).order(mix.order()).rank(rank);
                 let loader = build(any_settings(builder.global_batch(global).last_batch(last), &mut draws));
                 ranks.push(parts(loader.epochs(0..3).unwrap()));
             }
@@ -457,19 +457,16 @@ fn illegal_settings_of_ranks_are_refused_by_build() {
     let dir = Dir::new();
     let data = many_chunks(&dir, 1, 50, 9, false);
     let (start, records) = (|| data.builder(), || Data::memory(10, 4).builder());
-    let shard = |rank, world| Shard::new(rank, world).unwrap();
+    let rank = |rank, world| Rank::new(rank, world).unwrap();
     let windowed = |lanes| Order::windowed(1, 2).lanes(lanes);
     let cases = [
-        (
-            start().global_batch(3).shard(shard(0, 4)).build(),
-            "a global batch of 3 for 4 ranks: some would have no rows",
-        ),
-        (start().global_batch(0).shard(shard(1, 4)).build(), "`global_batch` is 0"),
-        (start().batch_size(0).shard(shard(1, 4)).build(), "`batch_size` is 0"),
-        (start().batch_size(usize::MAX).shard(shard(0, 2)).build(), "`batch_size` is too large"),
-        (start().global_batch(u64::MAX).shard(shard(0, 2)).build(), "more than 32 bits hold"),
+        (start().global_batch(3).rank(rank(0, 4)).build(), "a global batch of 3 for 4 ranks: some would have no rows"),
+        (start().global_batch(0).rank(rank(1, 4)).build(), "`global_batch` is 0"),
+        (start().batch_size(0).rank(rank(1, 4)).build(), "`batch_size` is 0"),
+        (start().batch_size(usize::MAX).rank(rank(0, 2)).build(), "`batch_size` is too large"),
+        (start().global_batch(u64::MAX).rank(rank(0, 2)).build(), "more than 32 bits hold"),
         (start().global_batch(1 << 33).build(), "more than 32 bits hold"),
-        (start().shard(shard(0, u32::MAX)).global_batch(5).build(), "for 4294967295 ranks"),
+        (start().rank(rank(0, u32::MAX)).global_batch(5).build(), "for 4294967295 ranks"),
         (start().order(windowed(0)).build(), "0 lanes; 1 to 65536 are possible"),
         (start().order(windowed(65_537)).build(), "65537 lanes; 1 to 65536 are possible"),
         (start().order(windowed(u32::MAX)).build(), "1 to 65536 are possible"),
@@ -498,16 +495,16 @@ fn illegal_settings_of_ranks_are_refused_by_build() {
     for (rank, world, words) in
         [(0, 0, "a world of 0 ranks"), (4, 4, "rank 4 of a world of 4"), (u32::MAX, 1, "counted from 0")]
     {
-        let error = Shard::new(rank, world).unwrap_err();
+        let error = Rank::new(rank, world).unwrap_err();
         assert!(error.kind() == ErrorKind::Config && error.to_string().contains(words), "{error}");
     }
     // Settings at the limit are legal.
     let legal = [
-        start().global_batch(4).shard(shard(3, 4)).build(),
+        start().global_batch(4).rank(rank(3, 4)).build(),
         start().order(windowed(65_536)).build(),
         start().order(Order::sequential().lanes(65_536)).build(),
         start().order(Order::shuffled(1).lanes(1)).build(),
-        start().batch_size(1).shard(shard(7, 8)).build(),
+        start().batch_size(1).rank(rank(7, 8)).build(),
     ];
     for (loader, global) in legal.into_iter().zip([4, 32, 32, 32, 8]) {
         let loader = loader.unwrap();
@@ -518,9 +515,9 @@ fn illegal_settings_of_ranks_are_refused_by_build() {
 
 #[test]
 fn ranks_report_their_rank_and_world() {
-    let shard = Shard::new(2, 3).unwrap().with_local_rank(1);
-    let loader = build(Data::memory(10, 4).builder().batch_size(2).shard(shard));
-    assert_eq!((loader.shard(), loader.global_batch()), (shard, 6));
+    let rank = Rank::new(2, 3).unwrap().with_local_rank(1);
+    let loader = build(Data::memory(10, 4).builder().batch_size(2).rank(rank));
+    assert_eq!((loader.rank(), loader.global_batch()), (rank, 6));
     assert!(format!("{loader:?}").ends_with(", rank 2 of 3 (local rank 1)"), "{loader:?}");
     assert_eq!(loader.report().rank.as_deref(), Some("rank 2 of 3 (local rank 1)"));
     assert!(loader.report().to_string().contains("rank 2 of 3"));
@@ -544,8 +541,8 @@ fn held_batches_stop_every_rank_until_one_is_dropped() {
     let dirs = [Dir::new(), Dir::new()];
     for run in some_runs(&dirs) {
         let cut = Cut::whole(12, LastBatch::Pad, 3);
-        for shard in shards(3) {
-            let builder = run.builder().global_batch(12).last_batch(LastBatch::Pad).shard(shard).slots(3);
+        for rank in every_rank(3) {
+            let builder = run.builder().global_batch(12).last_batch(LastBatch::Pad).rank(rank).slots(3);
             let loader = build(builder.held_deadline(Duration::from_millis(150)));
             let mut epochs = loader.epochs(0..2).unwrap();
             let mut held: Vec<Batch> = epochs.by_ref().take(3).map(|batch| batch.unwrap()).collect();
@@ -558,8 +555,8 @@ fn held_batches_stop_every_rank_until_one_is_dropped() {
             for batch in epochs {
                 found.push(part(&batch.unwrap()));
             }
-            let right = [run.parts(&cut, 0, shard.rank()), run.parts(&cut, 1, shard.rank())].concat();
-            same(&found, &right, &format!("{:?}, {shard}", run.naive));
+            let right = [run.parts(&cut, 0, rank.number()), run.parts(&cut, 1, rank.number())].concat();
+            same(&found, &right, &format!("{:?}, {rank}", run.naive));
             // The held batches are unchanged.
             assert!(part(&held[0]) == right[0] && part(&held[1]) == right[2]);
         }
@@ -574,7 +571,7 @@ fn the_epoch_after_a_dropped_one_is_whole_on_every_rank() {
         for last in ALL_LAST {
             let ranks = Ranks { global: 14, last, world: 4 };
             for loader in ranks.build(&run, &mut draws) {
-                let rank = loader.shard().rank();
+                let rank = loader.rank().number();
                 for round in 0..6 {
                     let (epoch, taken) = (draws.below(3), draws.below(12) as usize);
                     let right = run.parts(&ranks.cut(), epoch, rank);
@@ -657,10 +654,10 @@ fn check_format(make: impl Fn() -> Arc<dyn Dataset>, check: impl Fn(&Batch, usiz
         for naive in [Naive::Sequential { lanes }, Naive::Windowed { seed: 4, window: 2, lanes }] {
             for last in ALL_LAST {
                 let (len, cut) = (starts[starts.len() - 1], Cut::whole(len_global(&starts), last, world));
-                for shard in shards(world) {
+                for rank in every_rank(world) {
                     let builder =
                         Loader::builder(make()).order(naive.order()).global_batch(cut.global).last_batch(last);
-                    let loader = build(any_settings(builder.shard(shard), &mut draws));
+                    let loader = build(any_settings(builder.rank(rank), &mut draws));
                     let mut parts = Vec::new();
                     for batch in loader.epochs(0..2).unwrap() {
                         let batch = batch.unwrap();
@@ -670,8 +667,9 @@ fn check_format(make: impl Fn() -> Arc<dyn Dataset>, check: impl Fn(&Batch, usiz
                             ..part(&batch)
                         });
                     }
-                    let right =
-                        |epoch| cut.parts(epoch, &naive.ids(&starts, epoch), shard.rank(), naive.in_turn(), |_| vec![]);
+                    let right = |epoch| {
+                        cut.parts(epoch, &naive.ids(&starts, epoch), rank.number(), naive.in_turn(), |_| vec![])
+                    };
                     same(&parts, &[right(0), right(1)].concat(), &format!("{naive:?}, {cut:?}, {len} samples"));
                 }
             }

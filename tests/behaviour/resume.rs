@@ -12,7 +12,7 @@ use crate::common::*;
 use feedline::dataset::{Concat, Dataset, DatasetExt, Mix, Records};
 use feedline::order::{Draws, Sampler};
 use feedline::storage::{Direct, Mode};
-use feedline::{Epoch, Error, ErrorKind, LastBatch, Loader, LoaderBuilder, Order, Shard, State};
+use feedline::{Epoch, Error, ErrorKind, LastBatch, Loader, LoaderBuilder, Order, Rank, State};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -96,15 +96,15 @@ impl Case {
         }
     }
 
-    fn builder(&self, shard: Shard, draws: &mut Draws) -> LoaderBuilder {
+    fn builder(&self, rank: Rank, draws: &mut Draws) -> LoaderBuilder {
         self.loaders.fetch_add(1, Ordering::Relaxed);
-        any_settings(self.run.builder().last_batch(self.last).shard(shard), draws)
+        any_settings(self.run.builder().last_batch(self.last).rank(rank), draws)
     }
 
     /// Loaders of all ranks that resume `state`, each in one of the possible ways.
     fn resumed(&self, state: &State, world: u32, draws: &mut Draws) -> Vec<Loader> {
-        let loader = |shard| {
-            let builder = self.builder(shard, draws);
+        let loader = |rank| {
+            let builder = self.builder(rank, draws);
             match draws.below(3) {
                 // The global batch is that of the state.
                 0 => build(builder.resume(state.clone())),
@@ -116,7 +116,7 @@ impl Case {
                 }
             }
         };
-        shards(world).map(loader).collect()
+        every_rank(world).map(loader).collect()
     }
 
     /// The next `steps` batches of a loader that was resumed, through one of the possible calls; the run ends after
@@ -174,7 +174,7 @@ fn stored(state: &State) -> State {
 /// Runs it uninterrupted, all ranks in step: gives the batches, and the states before each and after the last.
 fn uninterrupted(case: &Case, draws: &mut Draws) -> (Vec<Global>, Vec<State>) {
     let loaders: Vec<Loader> =
-        shards(case.world).map(|shard| build(case.builder(shard, draws).global_batch(case.global))).collect();
+        every_rank(case.world).map(|rank| build(case.builder(rank, draws).global_batch(case.global))).collect();
     let states = || {
         let states: Vec<State> = loaders.iter().map(|loader| loader.state().unwrap()).collect();
         State::agree(&states).unwrap();
@@ -314,8 +314,8 @@ fn shuffled_run() -> (Run, Cut) {
 }
 
 fn ranks(run: &Run, cut: Cut) -> Vec<Loader> {
-    let builder = |shard| run.builder().global_batch(cut.global).last_batch(cut.last).shard(shard).workers(2);
-    shards(cut.world).map(|shard| build(builder(shard))).collect()
+    let builder = |rank| run.builder().global_batch(cut.global).last_batch(cut.last).rank(rank).workers(2);
+    every_rank(cut.world).map(|rank| build(builder(rank))).collect()
 }
 
 fn states(loaders: &[Loader]) -> Vec<State> {
@@ -544,10 +544,10 @@ fn an_epoch_ended_by_a_transform_resumes_at_its_place() {
             for panics in [false, true] {
                 let cut = Cut::whole(12, LastBatch::Pad, 2);
                 let mut found = Vec::new();
-                for shard in shards(2) {
+                for rank in every_rank(2) {
                     let bad = run.ids(1)[fails_at];
                     let failed = AtomicBool::new(false);
-                    let builder = run.builder().global_batch(12).last_batch(LastBatch::Pad).shard(shard).workers(2);
+                    let builder = run.builder().global_batch(12).last_batch(LastBatch::Pad).rank(rank).workers(2);
                     let loader = build(builder.map(move |_, ctx| {
                         let now = (ctx.id(), ctx.epoch()) == (bad, 1) && !failed.swap(true, Ordering::Relaxed);
                         assert!(!now || !panics, "once");
@@ -575,10 +575,10 @@ fn an_epoch_ended_by_a_transform_resumes_at_its_place() {
                     }
                     // One rank has the sample, the other one repeats the first three as padding.
                     let owner = if run.naive.in_turn() { fails_at % 2 } else { fails_at / 6 % 2 };
-                    let hit = owner as u32 == shard.rank() || fails_at < 3;
-                    assert_eq!(errors, usize::from(hit), "{fails_at} {shard}");
-                    let right = (0..3).flat_map(|epoch| run.parts(&cut, epoch, shard.rank())).collect::<Vec<_>>();
-                    same(&received, &right, &format!("{:?}, {fails_at}, {shard}", run.naive));
+                    let hit = owner as u32 == rank.number() || fails_at < 3;
+                    assert_eq!(errors, usize::from(hit), "{fails_at} {rank}");
+                    let right = (0..3).flat_map(|epoch| run.parts(&cut, epoch, rank.number())).collect::<Vec<_>>();
+                    same(&received, &right, &format!("{:?}, {fails_at}, {rank}", run.naive));
                     found.push(received);
                 }
                 assert_eq!(union(&found, run.naive.in_turn()).len(), 18);
@@ -640,10 +640,10 @@ fn steps_deliver_the_exact_number_of_batches() {
     for (mode, direct) in readers() {
         let run = Run::new(&data, Naive::Shuffled { seed: 4 }).mapped();
         let cut = Cut::whole(12, LastBatch::Drop, 3);
-        for shard in shards(3) {
-            let builder = run.builder().global_batch(12).last_batch(LastBatch::Drop).shard(shard).slots(6);
+        for rank in every_rank(3) {
+            let builder = run.builder().global_batch(12).last_batch(LastBatch::Drop).rank(rank).slots(6);
             let loader = build(builder.reader(mode).direct(direct));
-            let right: Vec<Part> = (0..9).flat_map(|epoch| run.parts(&cut, epoch, shard.rank())).collect();
+            let right: Vec<Part> = (0..9).flat_map(|epoch| run.parts(&cut, epoch, rank.number())).collect();
             let mut done = 0;
             run.mapped.store(0, Ordering::Relaxed);
             for steps in [1, 2, 0, 1, 5, 3, 9] {
@@ -717,13 +717,13 @@ fn steps_are_counted_over_all_resumes() {
     // 6 batches per epoch; some batches of endless iterators are taken.
     for taken in [4, 9, 6, 1, 23] {
         let mut after = Vec::new();
-        for shard in shards(2) {
-            let builder = run.builder().last_batch(LastBatch::Pad).shard(shard);
+        for rank in every_rank(2) {
+            let builder = run.builder().last_batch(LastBatch::Pad).rank(rank);
             let loader = match &state {
                 Some(state) => build(builder.resume(state.clone())),
                 None => build(builder.global_batch(6)),
             };
-            let right: Vec<Part> = (0..9).flat_map(|epoch| run.parts(&cut, epoch, shard.rank())).collect();
+            let right: Vec<Part> = (0..9).flat_map(|epoch| run.parts(&cut, epoch, rank.number())).collect();
             let endless = if taken % 2 == 0 { loader.steps(u64::MAX) } else { loader.epochs(loader.next_epoch()..) };
             let endless = endless.unwrap();
             assert!(endless.len() > 1 << 60);
@@ -775,9 +775,9 @@ fn a_run_resumes_in_batches_of_another_size() {
             // To the end, epoch by epoch; and some steps, then `resume` from there.
             let steps = draws.below(right.len() as u64 + 1);
             let (mut ranks, mut some, mut after) = (Vec::new(), Vec::new(), Vec::new());
-            for shard in shards(world) {
+            for rank in every_rank(world) {
                 let make = |draws: &mut Draws| {
-                    let builder = any_settings(case.run.builder().shard(shard), draws);
+                    let builder = any_settings(case.run.builder().rank(rank), draws);
                     builder.global_batch(global).last_batch(last).resume_rebatched(stored(state)).build().unwrap()
                 };
                 let loader = make(&mut draws);
@@ -845,21 +845,21 @@ fn the_batch_size_is_that_of_the_state_when_none_is_set() {
     let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
     let state = state_after(&run, 2);
     for world in [1, 3, 10] {
-        for shard in shards(world) {
+        for rank in every_rank(world) {
             for rebatched in [false, true] {
-                let builder = run.builder().shard(shard);
+                let builder = run.builder().rank(rank);
                 let loader = build(if rebatched {
                     builder.resume_rebatched(state.clone())
                 } else {
                     builder.resume(state.clone())
                 });
                 assert_eq!(loader.global_batch(), 10);
-                let right = &run.parts(&Cut::whole(10, LastBatch::Keep, world), 0, shard.rank())[2..];
-                same(&parts(loader.epoch(0).unwrap()), right, &shard.to_string());
+                let right = &run.parts(&Cut::whole(10, LastBatch::Keep, world), 0, rank.number())[2..];
+                same(&parts(loader.epoch(0).unwrap()), right, &rank.to_string());
             }
         }
     }
-    let error = run.builder().shard(Shard::new(0, 11).unwrap()).resume(state).build().unwrap_err();
+    let error = run.builder().rank(Rank::new(0, 11).unwrap()).resume(state).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.message().contains("a global batch of 10 for 11 ranks"), "{error}");
 }
@@ -951,8 +951,8 @@ fn a_resume_with_another_global_batch_is_refused() {
     let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
     let state = state_after(&run, 2);
     let make = |rows: usize, world, last| {
-        let shard = Shard::new(world - 1, world).unwrap();
-        run.builder().batch_size(rows).shard(shard).last_batch(last)
+        let rank = Rank::new(world - 1, world).unwrap();
+        run.builder().batch_size(rows).rank(rank).last_batch(last)
     };
     let words = "the global batch is 10 in the state, 40 in the loader: set `global_batch(10)`, or resume rebatched";
     refused(|| make(40, 1, LastBatch::Keep), &state, ErrorKind::State, words);

@@ -16,7 +16,7 @@ use feedline::order::{Draws, Sampler};
 use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::unstable::{Key, Permutation};
-use feedline::{Batch, LastBatch, Loader, LoaderBuilder, Order, Result, Shard, Status};
+use feedline::{Batch, LastBatch, Loader, LoaderBuilder, Order, Rank, Result, Status};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -546,9 +546,9 @@ pub fn same<T: PartialEq + std::fmt::Debug>(found: &[T], right: &[T], what: &str
     assert_eq!(found.len(), right.len(), "{what}: how many");
 }
 
-/// The shards of all ranks.
-pub fn shards(world: u32) -> impl Iterator<Item = Shard> {
-    (0..world).map(move |rank| Shard::new(rank, world).unwrap())
+/// All ranks of a world.
+pub fn every_rank(world: u32) -> impl Iterator<Item = Rank> {
+    (0..world).map(move |rank| Rank::new(rank, world).unwrap())
 }
 
 /// Settings that must not change batches.

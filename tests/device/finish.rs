@@ -7,7 +7,7 @@ use crate::common::*;
 use feedline::dataset::{Records, SafeTensors};
 use feedline::device::Finish;
 use feedline::tensor::{DType, Field, bf16, f16};
-use feedline::{Device, ErrorKind, Gds, LastBatch, Loader, LoaderBuilder, Order, Shard, Stage};
+use feedline::{Device, ErrorKind, Gds, LastBatch, Loader, LoaderBuilder, Order, Rank, Stage};
 use std::collections::BTreeMap;
 
 const MEAN: [f32; 4] = [0.485, 0.456, 0.406, 0.5];
@@ -154,7 +154,7 @@ fn mirroring_depends_on_seed_epoch_and_sample_alone() {
         }
         let mut together = BTreeMap::new();
         for rank in 0..3 {
-            let shard = base().global_batch(9).shard(Shard::new(rank, 3).unwrap());
+            let shard = base().global_batch(9).rank(Rank::new(rank, 3).unwrap());
             together.extend(rows_of(build(machine.on_gpu(shard, Gds::Off)), 0));
         }
         assert!(together == right, "three ranks");

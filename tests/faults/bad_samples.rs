@@ -6,7 +6,7 @@ use feedline::order::LastBatch;
 use feedline::storage::{Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::unstable::{Call, Fault, Faulty};
-use feedline::{BadSample, Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Shard, Stage, Status};
+use feedline::{BadSample, Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Rank, Result, Stage, Status};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -254,7 +254,7 @@ fn all_ranks_substitute_alike_and_padding_stays() {
         || Loader::builder(dataset.clone()).global_batch(4).last_batch(LastBatch::Pad).on_bad_sample(SUBSTITUTE);
     let whole: Vec<_> = deliver(&build(builder()), 0).unwrap();
     let parts: Vec<_> =
-        (0..2).map(|rank| deliver(&build(builder().shard(Shard::new(rank, 2).unwrap())), 0).unwrap()).collect();
+        (0..2).map(|rank| deliver(&build(builder().rank(Rank::new(rank, 2).unwrap())), 0).unwrap()).collect();
     let both: Vec<_> = whole.chunks(4).map(|batch| batch.iter().map(|row| row.id).collect::<BTreeSet<_>>()).collect();
     let ranks: Vec<_> = parts[0]
         .chunks(2)

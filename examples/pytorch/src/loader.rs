@@ -11,7 +11,7 @@ use feedline::dlpack::Tensors;
 use feedline::profile::{Change, Names, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{
-    BadSample, Batch, Device, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Process, Result, Shard, State,
+    BadSample, Batch, Device, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Process, Result, Rank, State,
     Stop,
 };
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
@@ -44,7 +44,7 @@ struct Built {
     /// `None` while it is dropped or built again.
     loader: Option<Arc<feedline::Loader>>,
     device: String,
-    shard: Shard,
+    shard: Rank,
     /// Lengths, batches or states of this rank were given.
     told: bool,
 }
@@ -64,7 +64,7 @@ impl Loader {
         let recipe = Recipe { source, pictures, settings, code, opened: OnceLock::new() };
         // A launcher's variables that contradict each other count when a rank is needed: until then there may be better ones.
         let shard = recipe.settings.shard(found).or_else(|error| match recipe.settings.shard {
-            Some(ShardArg::From(ref launcher)) if launcher == "env" => Ok(Shard::single()),
+            Some(ShardArg::From(ref launcher)) if launcher == "env" => Ok(Rank::single()),
             _ => Err(exception(py, &error)),
         })?;
         // Opening may read much of the dataset, and building takes memory: other threads go on meanwhile.
@@ -82,7 +82,7 @@ impl Loader {
         let inner = started.map_err(|error| exception(py, &error))?;
         let Recipe { settings, code, .. } = &slf.get().recipe;
         // One rank that leaves its loop alone would keep the others waiting in their next collective operation.
-        let stop = settings.stop.clone().filter(|_| loader.shard().world() == 1);
+        let stop = settings.stop.clone().filter(|_| loader.rank().world() == 1);
         let (inner, next) = (Mutex::new(Some(inner)), Mutex::new(()));
         Ok(Epoch { inner, next, process: slf.get().process, code: code.clone(), ids: settings.ids, stop })
     }
@@ -120,8 +120,8 @@ impl Loader {
     /// Rank and world.
     #[getter]
     fn shard(slf: &Bound<'_, Self>) -> PyResult<(u32, u32)> {
-        let shard = Self::settled(slf)?.shard();
-        Ok((shard.rank(), shard.world()))
+        let shard = Self::settled(slf)?.rank();
+        Ok((shard.number(), shard.world()))
     }
 
     /// Samples of an epoch, of all ranks together.
@@ -134,8 +134,8 @@ impl Loader {
     #[getter]
     fn _batch_sizes(slf: &Bound<'_, Self>) -> PyResult<(u64, u64)> {
         let loader = Self::settled(slf)?;
-        let (global, shard) = (loader.global_batch(), loader.shard());
-        Ok((global.saturating_sub(shard.rank().into()).div_ceil(shard.world().into()), global))
+        let (global, shard) = (loader.global_batch(), loader.rank());
+        Ok((global.saturating_sub(shard.number().into()).div_ceil(shard.world().into()), global))
     }
 
     /// Ids of the first `count` samples of an epoch, in the order of all ranks together.
@@ -267,7 +267,7 @@ impl Loader {
         };
         // A group of processes that ended says nothing of the ranks of this one.
         let ended = told && found.is_none() && now.world() == 1;
-        let same = ended || (now.rank(), now.world()) == (shard.rank(), shard.world());
+        let same = ended || (now.number(), now.world()) == (shard.number(), shard.world());
         if same {
             own.built().told = true;
             return own.inner(py);
@@ -299,7 +299,7 @@ impl Loader {
 }
 
 fn names<'a>(loader: &feedline::Loader, name: &'a str) -> Names<'a> {
-    Names::new(name, loader.shard().rank())
+    Names::new(name, loader.rank().number())
 }
 
 impl Drop for Loader {
@@ -324,7 +324,7 @@ struct Recipe {
 }
 
 impl Recipe {
-    fn build(&self, shard: Shard) -> Result<Built> {
+    fn build(&self, shard: Rank) -> Result<Built> {
         let settings = &self.settings;
         if self.opened.get().is_none() {
             let opened = self.source.open(settings.seed, settings.budget)?;
@@ -589,22 +589,22 @@ impl Settings {
     }
 
     /// Rank and world: those given, else those `found` in the process, else the launcher's.
-    fn shard(&self, found: Option<(u32, u32)>) -> Result<Shard> {
+    fn shard(&self, found: Option<(u32, u32)>) -> Result<Rank> {
         match (&self.shard, found) {
-            (None, _) => Ok(Shard::single()),
-            (Some(ShardArg::From(launcher)), None) if launcher == "env" => Shard::from_env(),
-            (Some(ShardArg::From(launcher)), Some((rank, world))) if launcher == "env" => Shard::new(rank, world),
+            (None, _) => Ok(Rank::single()),
+            (Some(ShardArg::From(launcher)), None) if launcher == "env" => Rank::from_env(),
+            (Some(ShardArg::From(launcher)), Some((rank, world))) if launcher == "env" => Rank::new(rank, world),
             (Some(ShardArg::From(other)), _) => {
                 Err(config(format!("shard {other:?}: there are \"env\", (rank, world) and None")))
             }
-            (Some(ShardArg::Of(rank, world)), _) => Shard::new(*rank, *world),
+            (Some(ShardArg::Of(rank, world)), _) => Rank::new(*rank, *world),
         }
     }
 
     /// The builder with all settings, and the device's name.
-    fn apply(&self, builder: LoaderBuilder, mixed: Option<Order>, shard: Shard) -> Result<(LoaderBuilder, String)> {
+    fn apply(&self, builder: LoaderBuilder, mixed: Option<Order>, shard: Rank) -> Result<(LoaderBuilder, String)> {
         let last = last_or_default(self.last, shard, self.ids)?;
-        let mut builder = builder.order(self.order.order(self.seed, mixed)?).shard(shard).last_batch(last);
+        let mut builder = builder.order(self.order.order(self.seed, mixed)?).rank(shard).last_batch(last);
         for step in &self.steps {
             builder = step(builder)?;
         }
@@ -684,7 +684,7 @@ fn direct(name: &str) -> Result<Direct> {
 
 /// On one rank the last batch is smaller. On several, whose batches must have the same size, samples of the epoch fill it
 /// up, as with PyTorch's DistributedSampler. Blank rows must not look like samples: only `ids` can tell.
-fn last_or_default(last: Option<LastBatch>, shard: Shard, ids: bool) -> Result<LastBatch> {
+fn last_or_default(last: Option<LastBatch>, shard: Rank, ids: bool) -> Result<LastBatch> {
     match last {
         None if shard.world() > 1 => Ok(LastBatch::Pad),
         Some(LastBatch::Mask) if !ids => {

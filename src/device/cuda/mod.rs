@@ -236,7 +236,7 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<Gpu>> {
 /// The GPU of this process with the reason, or why there is none: by the process's rank on its node, or else the first.
 pub(super) fn best() -> Result<(Arc<dyn Backend>, String)> {
     let count = driver()?.devices();
-    let (ordinal, why) = match crate::order::Shard::local_from_env() {
+    let (ordinal, why) = match crate::order::Rank::local_from_env() {
         Ok(Some(rank)) if count > 1 => {
             (rank as usize % count, format!("local rank {rank}, {count} devices are visible"))
         }

@@ -1,7 +1,7 @@
 //! The tasks of one process: a part of all, a list, or the choice of a launcher.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::order::Shard;
+use crate::order::Rank;
 use std::fmt;
 use std::ops::Range;
 
@@ -45,18 +45,18 @@ impl Tasks {
     }
 
     /// The choice of the launcher: the task `SLURM_ARRAY_TASK_ID` in an array job of Slurm; else the part of
-    /// [`Shard::from_env`].
+    /// [`Rank::from_env`].
     ///
-    /// Errors: [`ErrorKind::Config`] as of `Shard::from_env`; an array job whose elements have several ranks each; without a
+    /// Errors: [`ErrorKind::Config`] as of `Rank::from_env`; an array job whose elements have several ranks each; without a
     /// launcher, where every process would run all tasks.
     pub fn from_env() -> Result<Self> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
         let Some(id) = variable("SLURM_ARRAY_TASK_ID") else {
-            let shard = Shard::from_env()?;
-            if !Shard::is_launched() {
+            let rank = Rank::from_env()?;
+            if !Rank::is_launched() {
                 return Err(bad("no launcher gives this process a task or a rank: name a part, such as --part 0/8"));
             }
-            return Self::part(shard.rank().into(), shard.world().into());
+            return Self::part(rank.number().into(), rank.world().into());
         };
         if let Some(ranks) = variable("SLURM_NTASKS").filter(|ranks| ranks != "1") {
             return Err(bad(format!(

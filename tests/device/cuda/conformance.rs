@@ -6,7 +6,7 @@ use feedline::dataset::{Dataset, Images, Npy, Records, Tar, Tokens};
 use feedline::decode::Bytes;
 use feedline::order::Draws;
 use feedline::tensor::{DType, Field};
-use feedline::{LastBatch, Loader, LoaderBuilder, Order, Row, Shard};
+use feedline::{LastBatch, Loader, LoaderBuilder, Order, Rank, Row};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -237,8 +237,8 @@ fn every_rank_gets_its_part() {
         for rank in 0..world {
             let data = in_memory(50, 32);
             let make = move || {
-                let shard = Shard::new(rank, world).unwrap();
-                let builder = Loader::builder(data.clone()).order(Order::shuffled(4)).global_batch(7).shard(shard);
+                let rank = Rank::new(rank, world).unwrap();
+                let builder = Loader::builder(data.clone()).order(Order::shuffled(4)).global_batch(7).rank(rank);
                 builder.last_batch(LastBatch::Mask)
             };
             conforms_late_or_not("shards", make, epoch_2);

@@ -6,7 +6,7 @@ use crate::common::*;
 use feedline::dataset::{Concat, Dataset, DatasetExt, Npy, Npz, Records, SafeTensors, Tokens};
 use feedline::device::Finish;
 use feedline::tensor::DType;
-use feedline::{Gds, LastBatch, Loader, LoaderBuilder, Order, Report, Route, Shard};
+use feedline::{Gds, LastBatch, Loader, LoaderBuilder, Order, Rank, Report, Route};
 use std::sync::Arc;
 
 type Any = Arc<dyn Dataset>;
@@ -158,7 +158,7 @@ fn direct_last_batches_of_every_rank_equal_the_hosts() {
                     let make = || {
                         let records = Records::builder(record).classes((0..29).collect()).open(&path).unwrap();
                         let builder = Loader::builder(records).order(Order::shuffled(1)).global_batch(9);
-                        builder.last_batch(last).shard(Shard::new(rank, world).unwrap())
+                        builder.last_batch(last).rank(Rank::new(rank, world).unwrap())
                     };
                     check(machine, &format!("{record}, {last:?}, {rank} of {world}"), &make);
                     let batches = Got::try_epoch(&build(machine.direct(make())), 0).unwrap();

@@ -4,7 +4,7 @@ use crate::common::toys::Chunks;
 use feedline::dataset::{Concat, DatasetExt, TfRecord};
 use feedline::order::LastBatch;
 use feedline::tensor::{DType, Field};
-use feedline::{Loader, LoaderBuilder, Order, Shard};
+use feedline::{Loader, LoaderBuilder, Order, Rank};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -70,9 +70,8 @@ fn substitutes_of_lanes_are_the_same_in_any_world() {
     let whole = build(lanes(&toy));
     let mut one: Vec<Vec<_>> = delivered(whole.epoch(0).unwrap());
     one.iter_mut().for_each(|batch| batch.sort_unstable());
-    let halves: Vec<_> = (0..2)
-        .map(|rank| delivered(build(lanes(&toy).shard(Shard::new(rank, 2).unwrap())).epoch(0).unwrap()))
-        .collect();
+    let halves: Vec<_> =
+        (0..2).map(|rank| delivered(build(lanes(&toy).rank(Rank::new(rank, 2).unwrap())).epoch(0).unwrap())).collect();
     let mut two: Vec<Vec<_>> = halves[0].iter().zip(&halves[1]).map(|(a, b)| [&a[..], b].concat()).collect();
     two.iter_mut().for_each(|batch| batch.sort_unstable());
     assert!(one.iter().flatten().filter(|row| row.1 == 2).count() == 8);

@@ -4,11 +4,11 @@
 //! torchrun   Open MPI   PMI   Slurm   …   the table, innermost first: each may run inside of one to its right
 //!     └─────────┴────────┴──────┴─────┘
 //!                        ▼
-//!   the first with a rank wins; every other repeats it or counts nodes, else an error ──► Shard
+//!   the first with a rank wins; every other repeats it or counts nodes, else an error ──► Rank
 //! ```
 //!
 //! A wrong guess would silently ruin a run: all ranks read the same samples, or one process reads 1/n of them.
-//! So the module guesses nothing: [`Shard::from_env`] states the rule, the tests below are its cases. Only `environment` reads the
+//! So the module guesses nothing: [`Rank::from_env`] states the rule, the tests below are its cases. Only `environment` reads the
 //! process's variables; the rest is pure. A rank is always below its world, and both are `u32`.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -18,20 +18,20 @@ use std::fmt;
 /// The rank of this process, in `0..world`. The default is rank 0 of 1.
 ///
 /// ```
-/// use feedline::Shard;
+/// use feedline::Rank;
 ///
-/// let shard = Shard::new(3, 8)?.with_local_rank(1);
-/// assert_eq!(shard.to_string(), "rank 3 of 8 (local rank 1)");
+/// let rank = Rank::new(3, 8)?.with_local_rank(1);
+/// assert_eq!(rank.to_string(), "rank 3 of 8 (local rank 1)");
 /// # Ok::<(), feedline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Shard {
-    rank: u32,
+pub struct Rank {
+    number: u32,
     world: u32,
     local_rank: Option<u32>,
 }
 
-impl Shard {
+impl Rank {
     /// Process `rank` of `world`, counted from 0. Errors: [`ErrorKind::Config`] unless `rank < world`.
     pub fn new(rank: u32, world: u32) -> Result<Self> {
         if world == 0 {
@@ -40,15 +40,15 @@ impl Shard {
         if rank >= world {
             return Err(bad(format!("rank {rank} of a world of {world}: ranks are counted from 0")));
         }
-        Ok(Self { rank, world, local_rank: None })
+        Ok(Self { number: rank, world, local_rank: None })
     }
 
     /// The only process: rank 0 of 1.
     pub const fn single() -> Self {
-        Self { rank: 0, world: 1, local_rank: None }
+        Self { number: 0, world: 1, local_rank: None }
     }
 
-    /// The same shard, with its rank among the processes of its machine. It chooses a device and no sample, and is not
+    /// The same process, with its rank among those of its machine. It chooses a device and no sample, and is not
     /// checked.
     #[must_use]
     pub const fn with_local_rank(mut self, local_rank: u32) -> Self {
@@ -110,8 +110,8 @@ impl Shard {
     }
 
     /// The rank of this process, below [`world`](Self::world).
-    pub const fn rank(&self) -> u32 {
-        self.rank
+    pub const fn number(&self) -> u32 {
+        self.number
     }
 
     /// The number of processes, at least 1.
@@ -125,15 +125,15 @@ impl Shard {
     }
 }
 
-impl Default for Shard {
+impl Default for Rank {
     fn default() -> Self {
         Self::single()
     }
 }
 
-impl fmt::Display for Shard {
+impl fmt::Display for Rank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} of {}", self.rank, self.world)?;
+        write!(f, "rank {} of {}", self.number, self.world)?;
         self.local_rank.map_or(Ok(()), |local| write!(f, " (local rank {local})"))
     }
 }
@@ -279,24 +279,24 @@ impl Row {
             let message = format!("SLURM_NTASKS={world} contradicts SLURM_STEP_NUM_TASKS={of_step}");
             return Err(bad(message + "; unset one" + &explicit(", or use")));
         }
-        Ok(Some(Claim { row: self, shard: Shard { rank, world, local_rank } }))
+        Ok(Some(Claim { row: self, rank: Rank { number: rank, world, local_rank } }))
     }
 }
 
 /// One launcher's rank and world for this process.
 struct Claim {
     row: &'static Row,
-    shard: Shard,
+    rank: Rank,
 }
 
 impl Claim {
     fn agrees(&self, other: &Self) -> bool {
-        (self.shard.rank, self.shard.world) == (other.shard.rank, other.shard.world)
+        (self.rank.number, self.rank.world) == (other.rank.number, other.rank.world)
     }
 
     /// Refuses an outer launcher that neither agrees nor counts the nodes on which this one started processes.
     fn check_outer(&self, outer: &Self, env: Env<'_>) -> Result<()> {
-        let (world, outer_world) = (self.shard.world, outer.shard.world);
+        let (world, outer_world) = (self.rank.world, outer.rank.world);
         let nodes = match (self.row.launcher, outer.row.launcher) {
             // mpirun starts its daemons with srun, on every node but its own; the ranks inherit their variables.
             (Launcher::OpenMpi, Launcher::Slurm) => outer_world < world,
@@ -307,7 +307,7 @@ impl Claim {
         if nodes || self.agrees(outer) {
             return Ok(());
         }
-        let of = |claim: &Self| Setting::ShardOf.hint(|of| format!(", use {}", of.with(claim.row.launcher)));
+        let of = |claim: &Self| Setting::RankOf.hint(|of| format!(", use {}", of.with(claim.row.launcher)));
         Err(bad(format!(
             "{self} contradicts {outer}: an outer launcher must give the same rank and world, or a number of nodes that \
              divides the inner world; unset the variables of one{}{}{}",
@@ -320,38 +320,38 @@ impl Claim {
 
 impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={} {}={}", self.row.rank, self.shard.rank, self.row.world, self.shard.world)
+        write!(f, "{}={} {}={}", self.row.rank, self.rank.number, self.row.world, self.rank.world)
     }
 }
 
-/// The rule of [`Shard::from_env`], over any environment.
-fn resolve(env: Env<'_>) -> Result<Shard> {
+/// The rule of [`Rank::from_env`], over any environment.
+fn resolve(env: Env<'_>) -> Result<Rank> {
     let mut claims = Vec::new();
     for row in &TABLE {
         claims.extend(row.claim(env)?);
     }
-    let shard = match claims.split_first() {
+    let rank = match claims.split_first() {
         None => unclaimed(env)?,
         Some((inner, outer)) => {
             outer.iter().try_for_each(|outer| inner.check_outer(outer, env))?;
-            let local_rank = claims.iter().filter(|claim| inner.agrees(claim)).find_map(|claim| claim.shard.local_rank);
-            Shard { local_rank, ..inner.shard }
+            let local_rank = claims.iter().filter(|claim| inner.agrees(claim)).find_map(|claim| claim.rank.local_rank);
+            Rank { local_rank, ..inner.rank }
         }
     };
     match env.number(WORLD_SIZE)? {
-        Some(world) if world != shard.world && claims.iter().all(|claim| claim.row.world != WORLD_SIZE) => {
+        Some(world) if world != rank.world && claims.iter().all(|claim| claim.row.world != WORLD_SIZE) => {
             Err(bad(format!(
-                "WORLD_SIZE={world} is set but RANK is not, and without it this is {shard}; set RANK, or unset \
+                "WORLD_SIZE={world} is set but RANK is not, and without it this is {rank}; set RANK, or unset \
                  WORLD_SIZE{}",
                 explicit(", or use")
             )))
         }
-        _ => Ok(shard),
+        _ => Ok(rank),
     }
 }
 
 /// Without a claim: a single process, unless a variable shows more.
-fn unclaimed(env: Env<'_>) -> Result<Shard> {
+fn unclaimed(env: Env<'_>) -> Result<Rank> {
     refuse_without_srun(env)?;
     for name in RANKS_ALONE {
         if let Some(rank) = env.number(name)?
@@ -367,14 +367,14 @@ fn unclaimed(env: Env<'_>) -> Result<Shard> {
     if env.has("JOB_COMPLETION_INDEX") {
         return only(Launcher::Kubernetes, env);
     }
-    Ok(Shard { local_rank: env.number("LOCAL_RANK")?, ..Shard::single() })
+    Ok(Rank { local_rank: env.number("LOCAL_RANK")?, ..Rank::single() })
 }
 
-/// The rule of [`Shard::local_from_env`].
+/// The rule of [`Rank::local_from_env`].
 fn local(env: Env<'_>) -> Result<Option<u32>> {
     match resolve(env) {
         Err(_) if env.has("LOCAL_RANK") && !env.has("RANK") => env.number("LOCAL_RANK"),
-        shard => shard.map(|shard| shard.local_rank),
+        rank => rank.map(|rank| rank.local_rank),
     }
 }
 
@@ -392,20 +392,20 @@ fn refuse_without_srun(env: Env<'_>) -> Result<()> {
     }
 }
 
-fn only(launcher: Launcher, env: Env<'_>) -> Result<Shard> {
+fn only(launcher: Launcher, env: Env<'_>) -> Result<Rank> {
     if launcher == Launcher::Slurm {
         refuse_without_srun(env)?;
     }
     let row = &TABLE[launcher as usize];
     let claim = row.read(env)?;
-    claim.map(|claim| claim.shard).ok_or_else(|| {
+    claim.map(|claim| claim.rank).ok_or_else(|| {
         bad(format!("the launcher {launcher:?} gives no rank here: it sets {} and {}", row.rank, row.world))
     })
 }
 
 /// The way out that needs no variables.
 fn explicit(link: &str) -> String {
-    Setting::Shard.hint(|shard| format!("{link} {shard}"))
+    Setting::Rank.hint(|rank| format!("{link} {rank}"))
 }
 
 fn bad(message: impl Into<String>) -> Error {
@@ -432,16 +432,16 @@ mod tests {
         of(Env(&get))
     }
 
-    /// Checks rows of variables with the shard that they give.
-    fn accepted(rows: &[(&str, &str)], of: impl Fn(Env<'_>) -> Result<Shard>) {
+    /// Checks rows of variables with the rank that they give.
+    fn accepted(rows: &[(&str, &str)], of: impl Fn(Env<'_>) -> Result<Rank>) {
         for (variables, expected) in rows {
-            let shard = lookup(&parse(variables), &of).unwrap_or_else(|error| panic!("{variables}: {error}"));
-            assert_eq!(shard.to_string(), *expected, "{variables}");
+            let rank = lookup(&parse(variables), &of).unwrap_or_else(|error| panic!("{variables}: {error}"));
+            assert_eq!(rank.to_string(), *expected, "{variables}");
         }
     }
 
     /// Checks rows of variables with the error that they give.
-    fn refused(rows: &[(&str, String)], of: impl Fn(Env<'_>) -> Result<Shard>) {
+    fn refused(rows: &[(&str, String)], of: impl Fn(Env<'_>) -> Result<Rank>) {
         for (variables, expected) in rows {
             let error = lookup(&parse(variables), &of).expect_err(variables);
             assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build));
@@ -451,19 +451,19 @@ mod tests {
 
     #[test]
     fn a_shard_is_a_rank_below_a_world() {
-        let shard = Shard::new(3, 8).unwrap();
-        assert_eq!((shard.rank(), shard.world(), shard.local_rank()), (3, 8, None));
-        assert_eq!(shard.to_string(), "rank 3 of 8");
-        assert_eq!(shard.with_local_rank(1).local_rank(), Some(1));
-        assert_eq!(shard.with_local_rank(1).to_string(), "rank 3 of 8 (local rank 1)");
-        assert_eq!((Shard::default(), Shard::single()), (Shard::new(0, 1).unwrap(), Shard::new(0, 1).unwrap()));
-        assert!(Shard::new(u32::MAX - 1, u32::MAX).is_ok());
+        let rank = Rank::new(3, 8).unwrap();
+        assert_eq!((rank.number(), rank.world(), rank.local_rank()), (3, 8, None));
+        assert_eq!(rank.to_string(), "rank 3 of 8");
+        assert_eq!(rank.with_local_rank(1).local_rank(), Some(1));
+        assert_eq!(rank.with_local_rank(1).to_string(), "rank 3 of 8 (local rank 1)");
+        assert_eq!((Rank::default(), Rank::single()), (Rank::new(0, 1).unwrap(), Rank::new(0, 1).unwrap()));
+        assert!(Rank::new(u32::MAX - 1, u32::MAX).is_ok());
         for (rank, world, words) in [
             (0, 0, "a world of 0 ranks"),
             (8, 8, "rank 8 of a world of 8: ranks are counted from 0"),
             (u32::MAX, 1, "rank 4294967295 of a world of 1: ranks are counted from 0"),
         ] {
-            let error = Shard::new(rank, world).unwrap_err();
+            let error = Rank::new(rank, world).unwrap_err();
             assert_eq!((error.kind(), error.stage(), error.message()), (ErrorKind::Config, Stage::Build, words));
         }
     }
@@ -539,27 +539,27 @@ mod tests {
         let spare = |world: u32, found: &str| {
             format!(
                 "WORLD_SIZE={world} is set but RANK is not, and without it this is {found}; set RANK, or unset \
-                 WORLD_SIZE, or use `Shard::new(rank, world)`"
+                 WORLD_SIZE, or use `Rank::new(rank, world)`"
             )
         };
         let alone = |set: &str| {
             format!(
                 "{set} is set, but no variables give both the rank among all processes and their number; \
-                 initialise torch.distributed first, or use `Shard::new(rank, world)`"
+                 initialise torch.distributed first, or use `Rank::new(rank, world)`"
             )
         };
         let not_a_number = |set: &str| format!("{set} is not a whole number from 0 to 4294967295");
         let no_srun = |set: &str| {
             format!(
                 "{set}, but srun did not start this process (SLURM_STEP_ID is unset or not a step of srun), so it has no \
-                 rank; start it with srun, or use `Shard::single()`"
+                 rank; start it with srun, or use `Rank::single()`"
             )
         };
         let contradict = |one: &str, other: &str, launchers: [&str; 2]| {
             format!(
                 "{one} contradicts {other}: an outer launcher must give the same rank and world, or a number of nodes \
-                 that divides the inner world; unset the variables of one, use `Shard::of(Launcher::{})`, use \
-                 `Shard::of(Launcher::{})`, or use `Shard::new(rank, world)`",
+                 that divides the inner world; unset the variables of one, use `Rank::of(Launcher::{})`, use \
+                 `Rank::of(Launcher::{})`, or use `Rank::new(rank, world)`",
                 launchers[0], launchers[1]
             )
         };
@@ -627,7 +627,7 @@ mod tests {
             ),
             (
                 "SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=2",
-                "SLURM_NTASKS=8 contradicts SLURM_STEP_NUM_TASKS=2; unset one, or use `Shard::new(rank, world)`".into(),
+                "SLURM_NTASKS=8 contradicts SLURM_STEP_NUM_TASKS=2; unset one, or use `Rank::new(rank, world)`".into(),
             ),
         ];
         refused(&rows, resolve);
@@ -641,7 +641,7 @@ mod tests {
                    OMPI_COMM_WORLD_SIZE=5 MV2_COMM_WORLD_RANK=5 MV2_COMM_WORLD_SIZE=8 JSM_NAMESPACE_RANK=6 \
                    JSM_NAMESPACE_SIZE=9 PMI_RANK=3 PMI_SIZE=6 FLUX_TASK_RANK=7 FLUX_JOB_SIZE=10 SLURM_PROCID=4 \
                    SLURM_NTASKS=7 SLURM_LOCALID=2 JOB_COMPLETION_INDEX=3";
-        let shards = [
+        let ranks = [
             "rank 1 of 4 (local rank 0)",
             "rank 0 of 2",
             "rank 2 of 5",
@@ -659,10 +659,10 @@ mod tests {
             |env| only(Launcher::Lightning, env),
         );
         let alone = TABLE.iter().filter(|row| row.launcher != Launcher::Lightning);
-        for (row, shard) in alone.zip(shards) {
+        for (row, rank) in alone.zip(ranks) {
             let launcher = row.launcher;
             assert_eq!(TABLE[launcher as usize].launcher, launcher);
-            accepted(&[(all, shard)], |env| only(launcher, env));
+            accepted(&[(all, rank)], |env| only(launcher, env));
             let unset = format!("the launcher {launcher:?} gives no rank here: it sets {} and {}", row.rank, row.world);
             refused(&[("", unset.clone()), ("HOME=/root LOCAL_RANK=1", unset)], |env| only(launcher, env));
         }
@@ -681,10 +681,10 @@ mod tests {
         assert!(variables.iter().all(|(name, value)| environment(name).as_ref() == Some(value)));
         assert_eq!(environment("FEEDLINE_NO_SUCH_VARIABLE"), None);
         let variables: Variables<'_> = variables.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
-        let text = |result: Result<Shard>| result.map_err(|error| error.to_string());
-        assert_eq!(text(Shard::from_env()), text(lookup(&variables, resolve)));
+        let text = |result: Result<Rank>| result.map_err(|error| error.to_string());
+        assert_eq!(text(Rank::from_env()), text(lookup(&variables, resolve)));
         for launcher in TABLE.iter().map(|row| row.launcher) {
-            assert_eq!(text(Shard::of(launcher)), text(lookup(&variables, |env| only(launcher, env))));
+            assert_eq!(text(Rank::of(launcher)), text(lookup(&variables, |env| only(launcher, env))));
         }
     }
 
@@ -738,19 +738,19 @@ mod tests {
         #[test]
         fn any_environment_gives_a_legal_shard_or_a_named_error(variables in any_environment()) {
             for row in &TABLE {
-                if let Ok(shard) = lookup(&variables, |env| only(row.launcher, env)) {
-                    prop_assert!(shard.rank() < shard.world());
+                if let Ok(rank) = lookup(&variables, |env| only(row.launcher, env)) {
+                    prop_assert!(rank.number() < rank.world());
                 }
             }
             match lookup(&variables, resolve) {
-                Ok(shard) => {
-                    prop_assert!(shard.rank() < shard.world());
-                    prop_assert!(shard.local_rank().is_none_or(|local| local < shard.world()));
+                Ok(rank) => {
+                    prop_assert!(rank.number() < rank.world());
+                    prop_assert!(rank.local_rank().is_none_or(|local| local < rank.world()));
                     // The innermost launcher alone would say the same.
                     let inner = TABLE.iter().find(|row| lookup(&variables, |env| row.claim(env)).unwrap().is_some());
                     if let Some(row) = inner {
                         let only = lookup(&variables, |env| only(row.launcher, env)).unwrap();
-                        prop_assert_eq!((shard.rank(), shard.world()), (only.rank(), only.world()));
+                        prop_assert_eq!((rank.number(), rank.world()), (only.number(), only.world()));
                     }
                 }
                 Err(error) => {
@@ -777,8 +777,8 @@ mod tests {
             let legal = (outer == inner && outer_rank == rank) || (outer < inner && (2..=inner).any(|n| n * outer == inner));
             let result = lookup(&variables, resolve);
             prop_assert_eq!(result.is_ok(), legal);
-            if let Ok(shard) = result {
-                prop_assert_eq!(shard, Shard::new(rank, inner).unwrap());
+            if let Ok(found) = result {
+                prop_assert_eq!(found, Rank::new(rank, inner).unwrap());
             }
         }
     }
