@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Data that a loader's batches share.
 pub(crate) struct BatchInfo {
     /// Delivered fields.
-    pub(crate) keep: Vec<Kept>,
+    pub(crate) keep: Vec<KeptField>,
     pub(crate) device: Device,
     /// Maximum batches that the user can hold, and the setting that limits them.
     pub(crate) most: usize,
@@ -33,7 +33,7 @@ pub(crate) struct BatchInfo {
 
 /// A delivered field.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Kept {
+pub(crate) struct KeptField {
     /// Index in the contents.
     pub(crate) index: usize,
     /// The field as the user sees it.
@@ -452,7 +452,7 @@ impl std::fmt::Debug for MicroBatch<'_> {
 #[derive(Clone, Copy)]
 pub struct FieldView<'a> {
     contents: &'a Contents,
-    kept: &'a Kept,
+    kept: &'a KeptField,
     /// First row in the batch.
     start: usize,
     end: usize,

@@ -66,11 +66,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// ```
 #[derive(Clone, Default)]
 pub struct Stop {
-    shared: Arc<Shared>,
+    shared: Arc<StopState>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct StopState {
     requested: AtomicBool,
     signals: signals::Watch,
 }
@@ -102,7 +102,7 @@ impl Stop {
     /// Errors: [`ErrorKind::Io`](crate::ErrorKind::Io) when the operating system refuses a handler; those installed before stay.
     pub fn on(signals: impl IntoIterator<Item = Signal>) -> Result<Self> {
         let signals = signals::Watch::new(signals)?;
-        Ok(Self { shared: Arc::new(Shared { requested: AtomicBool::new(false), signals }) })
+        Ok(Self { shared: Arc::new(StopState { requested: AtomicBool::new(false), signals }) })
     }
 
     /// The first of this flag's signals that came. Calls of this and of [`requested`](Self::requested) note it; of several signals

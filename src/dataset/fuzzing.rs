@@ -48,12 +48,12 @@ pub fn mds(index: &[u8], shard: &[u8]) -> Result<super::Mds> {
 /// Parses a bytes list, float list or int64 list (`kind` 0, 1, 2) of a `tf.train.Example`, as a field of at most
 /// `bytes_max` bytes.
 pub fn feature(example: &[u8], name: &str, kind: u8, bytes_max: usize) -> Result<Vec<u8>> {
-    use super::format::tfrecord::example::{Feature, Kind};
+    use super::format::tfrecord::example::{Feature, ListKind};
     let mut buffer = Vec::new();
     match kind {
-        0 => Feature::find(example, name, Kind::Bytes, false)?.one_bytes().map(<[u8]>::to_vec),
-        1 => Feature::find(example, name, Kind::Floats, false)?.floats(bytes_max, &mut buffer).map(<[u8]>::to_vec),
-        _ => Feature::find(example, name, Kind::Ints, false)?.ints(bytes_max, &mut buffer).map(<[u8]>::to_vec),
+        0 => Feature::find(example, name, ListKind::Bytes, false)?.one_bytes().map(<[u8]>::to_vec),
+        1 => Feature::find(example, name, ListKind::Floats, false)?.floats(bytes_max, &mut buffer).map(<[u8]>::to_vec),
+        _ => Feature::find(example, name, ListKind::Ints, false)?.ints(bytes_max, &mut buffer).map(<[u8]>::to_vec),
     }
 }
 
@@ -78,7 +78,7 @@ pub fn megatron(bytes: &[u8]) -> bool {
     megatron::read_index(
         &Blob::memory(Bytes::copy_from_slice(index)),
         u64::from_le_bytes(*len),
-        megatron::Kind::Documents,
+        megatron::EndsKind::Documents,
     )
     .is_ok()
 }

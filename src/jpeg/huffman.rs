@@ -254,7 +254,7 @@ impl Dc {
 
 /// AC coefficients.
 pub(super) struct Ac {
-    fast: [Entry; 1 << DECODE_BITS],
+    fast: [CodeEntry; 1 << DECODE_BITS],
     skip: [Skip; 1 << SKIP_BITS],
     any: Canonical,
 }
@@ -273,12 +273,12 @@ pub(super) struct Ac {
 ///
 /// A shift takes its distance from the lowest bits, whatever stands above them.
 #[derive(Clone, Copy)]
-struct Entry(u64);
+struct CodeEntry(u64);
 
 /// The end of a block, as steps: more than any block has.
 const END: usize = 128;
 
-impl Entry {
+impl CodeEntry {
     const RARE: u64 = 1 << 7;
     const NONE: Self = Self(Self::RARE);
 
@@ -426,13 +426,13 @@ const PER_REFILL: u32 = FULL / DECODE_BITS;
 
 impl Lookup for Ac {
     const EMPTY: Self =
-        Self { fast: [Entry::NONE; 1 << DECODE_BITS], skip: [Skip(0); 1 << SKIP_BITS], any: Canonical::EMPTY };
+        Self { fast: [CodeEntry::NONE; 1 << DECODE_BITS], skip: [Skip(0); 1 << SKIP_BITS], any: Canonical::EMPTY };
 
     fn fill(&mut self, table: Table<'_>) {
-        let mut single = [Entry::NONE; 1 << DECODE_BITS];
+        let mut single = [CodeEntry::NONE; 1 << DECODE_BITS];
         for (code, bits, symbol) in Symbol::all(table).filter(|(_, bits, _)| *bits <= DECODE_BITS) {
             let (steps, size) = (symbol.steps, symbol.size);
-            let mut fill = |code: u32, bits: u32, entry: Entry| {
+            let mut fill = |code: u32, bits: u32, entry: CodeEntry| {
                 let free = DECODE_BITS - bits;
                 let start = (code << free) as usize;
                 single[start..start + (1 << free)].fill(entry);
@@ -440,14 +440,14 @@ impl Lookup for Ac {
             match bits + size {
                 all @ ..=DECODE_BITS if size > 0 => {
                     for value in 0..1 << size {
-                        fill(code << size | value, all, Entry::value(all, steps, extend(value, size)));
+                        fill(code << size | value, all, CodeEntry::value(all, steps, extend(value, size)));
                     }
                 }
-                _ => fill(code, bits, Entry::rare(bits, steps, size)),
+                _ => fill(code, bits, CodeEntry::rare(bits, steps, size)),
             }
         }
         // Zeros stand behind the index: an entry counts if it needs none of them.
-        let next = |index: usize, entry: Entry| single[index << entry.bits() & ((1 << DECODE_BITS) - 1)];
+        let next = |index: usize, entry: CodeEntry| single[index << entry.bits() & ((1 << DECODE_BITS) - 1)];
         for (index, (to, entry)) in self.fast.iter_mut().zip(single).enumerate() {
             *to = entry.with(next(index, entry), DECODE_BITS);
         }
@@ -501,7 +501,7 @@ impl Ac {
     fn rare<'a>(
         &self,
         mut bits: Bits<'a>,
-        entry: Entry,
+        entry: CodeEntry,
         mut next: usize,
         out: &mut [i16; 64],
     ) -> Result<(usize, Bits<'a>), Fault> {
@@ -520,7 +520,7 @@ impl Ac {
 
     /// Reads a code; gives its steps ([`END`] for the end) and the size of its value, which follows.
     #[inline(always)]
-    fn one(&self, bits: &mut Bits<'_>, entry: Entry) -> Result<(usize, u32), Fault> {
+    fn one(&self, bits: &mut Bits<'_>, entry: CodeEntry) -> Result<(usize, u32), Fault> {
         if entry.is_rare() && entry.bits() != 0 {
             bits.skip(entry.bits());
             return Ok((if entry.steps() == 0 { END } else { entry.steps() }, entry.size()));

@@ -12,18 +12,18 @@ use crate::error::{Error, Result};
 /// Tables of the last picture. Most pictures of a dataset have the same.
 #[derive(Default)]
 pub(super) struct Tables {
-    dc: [Option<Box<Kept<Dc>>>; 4],
-    ac: [Option<Box<Kept<Ac>>>; 4],
+    dc: [Option<Box<KeptTable<Dc>>>; 4],
+    ac: [Option<Box<KeptTable<Ac>>>; 4],
 }
 
 /// A table for decoding, and the one that it was made of.
-struct Kept<T> {
+struct KeptTable<T> {
     counts: [u8; 16],
     symbols: Vec<u8>,
     table: T,
 }
 
-impl<T: Lookup> Kept<T> {
+impl<T: Lookup> KeptTable<T> {
     /// Files with tables of their own are common, so this takes no memory but for the first.
     fn update(kept: &mut Option<Box<Self>>, table: Option<Table<'_>>) {
         let Some(table) = table else { return };
@@ -42,8 +42,8 @@ impl Tables {
     pub(super) fn update(&mut self, scan: &Scan<'_>) {
         for index in 0..4 {
             let used = |which: fn(&Component) -> usize| scan.components().iter().any(|part| which(part) == index);
-            Kept::update(&mut self.dc[index], scan.dc[index].filter(|_| used(|part| part.dc)));
-            Kept::update(&mut self.ac[index], scan.ac[index].filter(|_| used(|part| part.ac)));
+            KeptTable::update(&mut self.dc[index], scan.dc[index].filter(|_| used(|part| part.dc)));
+            KeptTable::update(&mut self.ac[index], scan.ac[index].filter(|_| used(|part| part.ac)));
         }
     }
 }

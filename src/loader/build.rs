@@ -7,7 +7,7 @@
 use super::device_stage::{DeviceStage, Routes};
 use super::origin::Before;
 use super::settings::{BatchSize, LoaderBuilder};
-use super::{Deadlines, Facts, JobMaker, Life, Loader, Place, Shared, config};
+use super::{Deadlines, Facts, JobMaker, Life, Loader, LoaderState, Place, config};
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::{self, Dataset};
 use crate::device::{DeviceKind, IdleMeter};
@@ -106,7 +106,7 @@ impl LoaderBuilder {
         let threads = on_node(place, || runtime::pool(workers, &assembly.meters))??;
         let (pinning, pinned) = bounded(0);
         let Started { runtime, ready, idle } = on_node(placing.placement(), || assembly.start(threads, pinning))??;
-        let shared = Shared {
+        let shared = LoaderState {
             runtime,
             ready,
             pinned,

@@ -92,12 +92,12 @@ pub struct Loader {
 /// Shared ownership of a loader's threads and memory. A forked child leaks them: it has no threads to join, and rings
 /// and the device belong to the parent.
 #[derive(Clone)]
-struct Life(Arc<Shared>);
+struct Life(Arc<LoaderState>);
 
 impl std::ops::Deref for Life {
-    type Target = Shared;
+    type Target = LoaderState;
 
-    fn deref(&self) -> &Shared {
+    fn deref(&self) -> &LoaderState {
         &self.0
     }
 }
@@ -130,7 +130,7 @@ impl Drop for Live {
     }
 }
 
-struct Shared {
+struct LoaderState {
     runtime: Runtime,
     ready: Receiver<Contents>,
     /// Disconnected once every slot is pinned.
@@ -391,7 +391,7 @@ impl Loader {
     }
 }
 
-impl Shared {
+impl LoaderState {
     fn place(&self) -> Place {
         *self.place.hold()
     }

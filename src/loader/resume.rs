@@ -3,7 +3,7 @@
 //! A state covers all ranks: (epoch, global position), and the settings that map positions to samples. It omits the
 //! settings of a machine (workers, reader, depth, slots, world size), so these may change.
 
-use super::{Place, Shared};
+use super::{LoaderState, Place};
 use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::order::{Kind, Settings};
@@ -18,7 +18,7 @@ pub(super) struct RunIdentity {
     dataset: Fingerprint,
 }
 
-impl Shared {
+impl LoaderState {
     pub(super) fn state(&self) -> Result<State> {
         Ok(State::new(self.checkpoint(self.place())?))
     }

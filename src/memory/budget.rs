@@ -43,10 +43,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// ```
 #[derive(Clone)]
 pub struct Budget {
-    shared: Arc<Shared>,
+    shared: Arc<BudgetState>,
 }
 
-struct Shared {
+struct BudgetState {
     bytes: usize,
     loaders: usize,
     taken: Mutex<Taken>,
@@ -76,7 +76,7 @@ pub(crate) struct Part {
 
 /// Bytes of a live loader, returned on drop.
 pub(crate) struct Lease {
-    shared: Arc<Shared>,
+    shared: Arc<BudgetState>,
     bytes: usize,
     data: Vec<Range<usize>>,
 }
@@ -84,7 +84,7 @@ pub(crate) struct Lease {
 impl Budget {
     /// A budget of `bytes` for at most `loaders` live loaders. It reserves no memory.
     pub fn new(bytes: usize, loaders: usize) -> Self {
-        Self { shared: Arc::new(Shared { bytes, loaders, taken: Mutex::default() }) }
+        Self { shared: Arc::new(BudgetState { bytes, loaders, taken: Mutex::default() }) }
     }
 
     /// Bytes of the whole budget.
@@ -127,7 +127,7 @@ impl Budget {
     }
 }
 
-impl Shared {
+impl BudgetState {
     fn lock(&self) -> MutexGuard<'_, Taken> {
         self.taken.hold()
     }
@@ -167,7 +167,7 @@ impl Drop for Lease {
 impl fmt::Debug for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Taken { bytes, loaders, .. } = *self.shared.lock();
-        let Shared { bytes: whole, loaders: most, .. } = *self.shared;
+        let BudgetState { bytes: whole, loaders: most, .. } = *self.shared;
         write!(f, "Budget: {bytes} of {whole} bytes taken by {loaders} of {most} loaders")
     }
 }

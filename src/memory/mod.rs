@@ -36,22 +36,22 @@ pub(crate) use slot::{Array, Filled, FreeSlot, Hooks, Pool, RowSpan, Rows, Ticke
 /// Memory that an I/O operation owns until the kernel has finished with it.
 ///
 /// Made from a [`RingSpan`], or by the pipeline from a row of a batch slot for reads in place.
-pub struct IoBuf(Kind);
+pub struct IoBuf(BufKind);
 
-enum Kind {
+enum BufKind {
     Row(RowSpan),
     Ring(RingSpan),
 }
 
 impl From<RingSpan> for IoBuf {
     fn from(span: RingSpan) -> Self {
-        Self(Kind::Ring(span))
+        Self(BufKind::Ring(span))
     }
 }
 
 impl From<RowSpan> for IoBuf {
     fn from(span: RowSpan) -> Self {
-        Self(Kind::Row(span))
+        Self(BufKind::Row(span))
     }
 }
 
@@ -60,32 +60,32 @@ impl IoBuf {
     /// The bytes.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         match &mut self.0 {
-            Kind::Row(span) => span.as_mut_slice(),
-            Kind::Ring(span) => span.as_mut_slice(),
+            BufKind::Row(span) => span.as_mut_slice(),
+            BufKind::Ring(span) => span.as_mut_slice(),
         }
     }
 
     /// Number of bytes.
     pub fn len(&self) -> usize {
         match &self.0 {
-            Kind::Row(span) => span.len(),
-            Kind::Ring(span) => span.len(),
+            BufKind::Row(span) => span.len(),
+            BufKind::Ring(span) => span.len(),
         }
     }
 
     /// Region and offset, for reads into registered buffers.
     pub(crate) fn place(&self) -> (u64, usize) {
         match &self.0 {
-            Kind::Row(span) => span.place(),
-            Kind::Ring(span) => span.place(),
+            BufKind::Row(span) => span.place(),
+            BufKind::Ring(span) => span.place(),
         }
     }
 
     /// The row of a slot, or else the span of the ring.
     pub(crate) fn into_row(self) -> Result<RowSpan, RingSpan> {
         match self.0 {
-            Kind::Row(span) => Ok(span),
-            Kind::Ring(span) => Err(span),
+            BufKind::Row(span) => Ok(span),
+            BufKind::Ring(span) => Err(span),
         }
     }
 

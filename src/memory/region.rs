@@ -33,14 +33,14 @@ pub(crate) struct Region {
 }
 
 /// A region that forked children do not inherit.
-struct Kept {
+struct WithheldRegion {
     len: usize,
     /// Number of users that withhold it.
     users: usize,
     held: Arc<AtomicBool>,
 }
 
-type AllKept = BTreeMap<usize, Kept>;
+type AllKept = BTreeMap<usize, WithheldRegion>;
 
 /// By address. A thread that forks locks it meanwhile, so that it is whole in the child.
 static WITHHELD: Mutex<AllKept> = Mutex::new(BTreeMap::new());
@@ -65,7 +65,7 @@ unsafe extern "C" {
 extern "C" fn before_fork() {
     let withheld = WITHHELD.hold();
     let held = withheld.iter().filter(|(_, kept)| kept.held.load(Ordering::Relaxed));
-    let copy = |(start, kept): (&usize, &Kept)| {
+    let copy = |(start, kept): (&usize, &WithheldRegion)| {
         // Without memory for it, the child lacks the region.
         let mut copy = Region::map(kept.len, "a forked child").ok()?;
         let from = std::ptr::with_exposed_provenance::<u8>(*start);
@@ -176,7 +176,7 @@ impl Region {
             unsafe { pthread_atfork(before_fork, in_parent, in_child) };
         }
         let (mut all, address) = (WITHHELD.hold(), self.start.as_ptr().expose_provenance());
-        let new = || Kept { len: self.len, users: 0, held: self.held.clone() };
+        let new = || WithheldRegion { len: self.len, users: 0, held: self.held.clone() };
         let kept = all.entry(address).or_insert_with(new);
         let advice = match (kept.users, start) {
             (0, true) => Some(Advice::DontFork),

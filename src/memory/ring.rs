@@ -16,18 +16,18 @@ pub(crate) const SPAN_ALIGN: usize = 4096;
 
 /// A ring of bytes in one region.
 pub struct ByteRing {
-    shared: Arc<Shared>,
+    shared: Arc<RingShare>,
 }
 
-struct Shared {
+struct RingShare {
     region: Arc<Region>,
     spans_max: usize,
     // A lock costs tens of nanoseconds, twice per sample; a read from storage takes microseconds at best.
-    state: Mutex<State>,
+    state: Mutex<RingState>,
     on_room: Box<dyn Fn() + Send + Sync>,
 }
 
-struct State {
+struct RingState {
     /// Live and freed spans, oldest first: (start, len, freed).
     spans: VecDeque<(usize, usize, bool)>,
     /// Sequence number of `spans[0]`.
@@ -36,7 +36,7 @@ struct State {
 
 /// Bytes of the ring, returned on drop.
 pub struct RingSpan {
-    shared: Arc<Shared>,
+    shared: Arc<RingShare>,
     sequence: u64,
     start: usize,
     len: usize,
@@ -47,8 +47,8 @@ impl ByteRing {
     pub fn new(bytes: usize, spans_max: usize, on_room: impl Fn() + Send + Sync + 'static) -> Result<Self> {
         let region = Arc::new(Region::new(bytes, "the ring of encoded bytes")?);
         let spans_max = spans_max.max(1);
-        let state = Mutex::new(State { spans: VecDeque::with_capacity(spans_max), first: 0 });
-        Ok(Self { shared: Arc::new(Shared { region, spans_max, state, on_room: Box::new(on_room) }) })
+        let state = Mutex::new(RingState { spans: VecDeque::with_capacity(spans_max), first: 0 });
+        Ok(Self { shared: Arc::new(RingShare { region, spans_max, state, on_room: Box::new(on_room) }) })
     }
 
     /// Size of the ring in bytes.
@@ -80,7 +80,7 @@ impl ByteRing {
     }
 }
 
-impl State {
+impl RingState {
     /// Offset behind the newest span at which `room` bytes fit without reaching the oldest.
     fn place(&self, room: usize, capacity: usize) -> Option<usize> {
         let (Some((tail, _, _)), Some((last, last_len, _))) = (self.spans.front(), self.spans.back()) else {

@@ -38,14 +38,14 @@ pub(crate) trait Hooks: Send + Sync {
 }
 
 /// Data that all slots of a pool share.
-pub(super) struct Plan {
+pub(super) struct SlotPlan {
     pub(super) spec: Spec,
     pub(super) layout: Layout,
     hooks: Box<dyn Hooks>,
 }
 
 pub(super) struct Slot {
-    pub(super) plan: Arc<Plan>,
+    pub(super) plan: Arc<SlotPlan>,
     region: Arc<Region>,
     /// Rows not yet finished.
     remaining: AtomicU32,
@@ -93,7 +93,7 @@ pub(crate) struct Pool {
 impl Pool {
     /// Reserves `count` slots. [`announce`](Self::announce) puts them to use.
     pub(crate) fn new(spec: Spec, layout: Layout, count: usize, hooks: Box<dyn Hooks>) -> Result<Self> {
-        let plan = Arc::new(Plan { spec, layout, hooks });
+        let plan = Arc::new(SlotPlan { spec, layout, hooks });
         let regions = (0..count)
             .map(|_| Region::new(plan.layout.bytes(), "a batch slot").map(Arc::new))
             .collect::<Result<Vec<_>>>()?;

@@ -9,10 +9,10 @@ use std::time::Instant;
 
 /// Nanoseconds since the clock was made. Cheap to clone; the same for every thread.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Clock(Kind);
+pub(crate) struct Clock(ClockKind);
 
 #[derive(Clone, Debug, Default)]
-enum Kind {
+enum ClockKind {
     Real(Instant),
     /// Advanced by a test.
     #[cfg(test)]
@@ -32,24 +32,24 @@ thread_local! {
 impl Clock {
     /// The machine's monotonic clock.
     pub(crate) fn real() -> Self {
-        Self(Kind::Real(Instant::now()))
+        Self(ClockKind::Real(Instant::now()))
     }
 
     /// A clock that stands still at 0, which meters take for "not measured": for benchmarks of the meters' own cost.
     #[cfg(feature = "unstable")]
     pub(crate) fn still() -> Self {
-        Self(Kind::Still)
+        Self(ClockKind::Still)
     }
 
     /// Whether time passes, so that meters can measure.
     pub(crate) fn goes(&self) -> bool {
-        !matches!(self.0, Kind::Still)
+        !matches!(self.0, ClockKind::Still)
     }
 
     /// A clock that shows this number, which should not be 0.
     #[cfg(test)]
     pub(crate) fn shown(by: Arc<AtomicU64>) -> Self {
-        Self(Kind::Virtual(by))
+        Self(ClockKind::Virtual(by))
     }
 
     /// Counts how often this thread begins to wait for a batch.
@@ -71,10 +71,10 @@ impl Clock {
     /// Nanoseconds since the clock was made; wraps after 584 years.
     pub(crate) fn now(&self) -> u64 {
         match &self.0 {
-            Kind::Real(start) => start.elapsed().as_nanos() as u64,
+            ClockKind::Real(start) => start.elapsed().as_nanos() as u64,
             #[cfg(test)]
-            Kind::Virtual(now) => now.load(Ordering::Acquire),
-            Kind::Still => 0,
+            ClockKind::Virtual(now) => now.load(Ordering::Acquire),
+            ClockKind::Still => 0,
         }
     }
 }

@@ -201,7 +201,7 @@ impl Encoded {
 
     /// Takes the bytes out of all pieces. All are there, some perhaps in this buffer.
     fn pieces(&self, samples: &Samples, sample: &mut Sample) -> Vec<Bytes> {
-        let all = self.0.clone().map_or_else(Bytes::new, |bytes| Bytes::from_owner(Shared(bytes)));
+        let all = self.0.clone().map_or_else(Bytes::new, |bytes| Bytes::from_owner(SharedBytes(bytes)));
         let bytes = |piece: &mut Piece| {
             let len = piece.len() as usize;
             match std::mem::replace(&mut piece.place, Place::Storage) {
@@ -216,9 +216,9 @@ impl Encoded {
 }
 
 /// A handle on such a buffer; the pieces share its ownership.
-struct Shared(Arc<RegionBytes>);
+struct SharedBytes(Arc<RegionBytes>);
 
-impl AsRef<[u8]> for Shared {
+impl AsRef<[u8]> for SharedBytes {
     fn as_ref(&self) -> &[u8] {
         self.0.as_slice()
     }
@@ -242,7 +242,7 @@ struct WaitingRows {
 }
 
 /// An entry of the sequence, from its opening until no piece needs it.
-struct Entry {
+struct ChunkEntry {
     open: Arc<OpenChunk>,
     /// From this position on, no piece needs the chunk.
     until: u64,
@@ -254,7 +254,7 @@ pub(crate) struct Chunks {
     /// The epoch whose chunks are being opened.
     job: Option<Arc<Job>>,
     /// The sequence from entry `base` to the last opened one; `None` for an entry that no piece needs any more.
-    entries: VecDeque<Option<Entry>>,
+    entries: VecDeque<Option<ChunkEntry>>,
     base: usize,
     waiting: VecDeque<WaitingRows>,
     /// The last planned piece: its epoch, its end and its entries.
@@ -345,11 +345,11 @@ impl Chunks {
         if self.job.as_ref().is_some_and(|before| Arc::ptr_eq(before, job)) {
             return;
         }
-        let old: Vec<Entry> = std::mem::take(&mut self.entries).into_iter().flatten().collect();
+        let old: Vec<ChunkEntry> = std::mem::take(&mut self.entries).into_iter().flatten().collect();
         self.base = 0;
         while let Some(Need { chunk, until }) = job.order.need(self.entries.len()) {
             let Some(entry) = old.iter().find(|entry| entry.open.chunk == chunk && !entry.open.failed()) else { break };
-            self.entries.push_back(Some(Entry { open: entry.open.clone(), until }));
+            self.entries.push_back(Some(ChunkEntry { open: entry.open.clone(), until }));
         }
         self.job = Some(job.clone());
     }
@@ -364,7 +364,7 @@ impl Chunks {
             }
             let Some(buffer) = self.home.free.pop() else { return };
             let open = Arc::new(OpenChunk { chunk, result: OnceLock::new(), home: self.home.clone() });
-            self.entries.push_back(Some(Entry { open: open.clone(), until }));
+            self.entries.push_back(Some(ChunkEntry { open: open.clone(), until }));
             openings.push(Opening { entry: open, buffer: Some(buffer) });
         }
     }

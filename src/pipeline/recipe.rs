@@ -1,6 +1,6 @@
 //! How the parts of a sample become its row: which decoder fills which fields, then which transforms run. Pure.
 
-use crate::batch::Kept;
+use crate::batch::KeptField;
 use crate::dataset::{self, Dataset};
 use crate::decode::{Ctx, Decoder, Raw};
 use crate::device::{DeviceOp, DirectStep, Finish, FinishStep, Gather};
@@ -66,7 +66,7 @@ pub(crate) struct Recipe {
     /// Fields that storage writes into device memory.
     pub(crate) directs: Vec<DirectStep>,
     /// The delivered fields.
-    pub(crate) keep: Vec<Kept>,
+    pub(crate) keep: Vec<KeptField>,
     /// Packed fields: the number in the dataset and the number in the slot.
     pub(crate) packed: Vec<(usize, usize)>,
     /// A decoder makes rows of pictures.
@@ -360,8 +360,8 @@ fn which_field(schema: &[EncodedField], name: Option<&str>) -> Result<usize> {
 }
 
 /// All fields, unchanged.
-fn every(spec: &Spec) -> Vec<Kept> {
-    spec.fields().iter().enumerate().map(|(index, field)| Kept { index, field: field.clone() }).collect()
+fn every(spec: &Spec) -> Vec<KeptField> {
+    spec.fields().iter().enumerate().map(|(index, field)| KeptField { index, field: field.clone() }).collect()
 }
 
 /// Marks the fields that are read directly. The slot gets their inputs; the staging areas are on the device.
@@ -390,7 +390,7 @@ fn direct_steps(
 fn finishings(
     steps: Vec<(String, Finish)>,
     slot: &mut Vec<Field>,
-    keep: &mut [Kept],
+    keep: &mut [KeptField],
     on_device: bool,
 ) -> Result<(Vec<Finishing>, Vec<Field>)> {
     let (mut finishings, mut made) = (Vec::with_capacity(steps.len()), Vec::new());
@@ -407,7 +407,7 @@ fn finishings(
             slot.push(Field::fixed(format!("{name} (mirrored)"), DType::U8, []));
             slot.len() - 1
         });
-        keep[input] = Kept { index: made.len(), field: field.clone() };
+        keep[input] = KeptField { index: made.len(), field: field.clone() };
         made.push(field.renamed(format!("{name} (finished)")));
         let purpose = format!("flip of {name}");
         finishings.push((FinishStep { plan, input, flips, output: made.len() - 1 }, flip, purpose));
@@ -424,13 +424,13 @@ fn finishings(
     Ok((finishings.into_iter().map(finishing).collect(), made))
 }
 
-fn no_field<T>(setting: Setting, name: &str, all: &[Kept]) -> Result<T> {
+fn no_field<T>(setting: Setting, name: &str, all: &[KeptField]) -> Result<T> {
     let there: Vec<_> = all.iter().map(|kept| kept.field.name()).collect();
     bad(format!("{setting} names `{name}`, which is no field of the batch; there are {}", there.join(", ")))
 }
 
-fn kept(all: &[Kept], names: &[String]) -> Result<Vec<Kept>> {
-    let mut keep: Vec<Kept> = Vec::with_capacity(names.len());
+fn kept(all: &[KeptField], names: &[String]) -> Result<Vec<KeptField>> {
+    let mut keep: Vec<KeptField> = Vec::with_capacity(names.len());
     for name in names {
         match all.iter().find(|kept| kept.field.name() == name) {
             Some(kept) if !keep.contains(kept) => keep.push(kept.clone()),

@@ -232,7 +232,7 @@ impl Shards {
         let pool = pool(self.workers)?;
         let (pictures, stop) = (Listed(&images, from), Stop::new());
         let maker = Maker { shards: self, pictures: &pictures, to, stop: &stop };
-        let mut run = Run::new(maker, Target::Folder(FolderLists::default()));
+        let mut run = ShardRun::new(maker, ShardTarget::Folder(FolderLists::default()));
         pool.install(|| run.all(progress))?;
         let mut summary = run.finish()?;
         summary.left_out = images.left_out().clone();
@@ -308,19 +308,19 @@ fn real(path: &Path) -> PathBuf {
 }
 
 /// Writes a range of positions of the order.
-pub(super) struct Run<'a> {
+pub(super) struct ShardRun<'a> {
     maker: Maker<'a>,
     order: Option<Permutation>,
     positions: Range<u64>,
     /// Next key of a sample.
     key: u64,
     shard: Option<Shard>,
-    target: Target<'a>,
+    target: ShardTarget<'a>,
     summary: Summary,
 }
 
 /// Where shards and lists go.
-pub(super) enum Target<'a> {
+pub(super) enum ShardTarget<'a> {
     /// All shards and both lists, in one folder.
     Folder(FolderLists),
     /// One shard of this number, which no other file may replace; lines go to its record.
@@ -356,9 +356,9 @@ enum Writer {
     Parquet(Box<parquet::Writer>),
 }
 
-impl<'a> Run<'a> {
+impl<'a> ShardRun<'a> {
     /// All pictures.
-    pub(super) fn new(maker: Maker<'a>, target: Target<'a>) -> Self {
+    pub(super) fn new(maker: Maker<'a>, target: ShardTarget<'a>) -> Self {
         let count = maker.pictures.count();
         let order = maker.shards.seed.map(|seed| Permutation::new(count, Key::new(seed).named("prepare")));
         let summary = Summary { pictures: count, ..Summary::default() };
@@ -450,8 +450,8 @@ impl<'a> Run<'a> {
     fn write_sample(&mut self, picture: &Picture, bytes: Vec<u8>) -> Result<String> {
         let len = bytes.len() as u64;
         let (samples_max, bytes_max) = match self.target {
-            Target::Folder(_) => (self.maker.shards.samples, self.maker.shards.bytes),
-            Target::Task(..) => (u64::MAX, u64::MAX),
+            ShardTarget::Folder(_) => (self.maker.shards.samples, self.maker.shards.bytes),
+            ShardTarget::Task(..) => (u64::MAX, u64::MAX),
         };
         if self.shard.as_ref().is_some_and(|shard| shard.samples >= samples_max || shard.bytes + len > bytes_max) {
             self.end_shard()?;
@@ -492,18 +492,18 @@ impl<'a> Run<'a> {
         let line = format!("{key:08}\t{shard}\t{label}\t{source}\t{what}\t{before}\t{after}\n");
         self.key += 1;
         match &mut self.target {
-            Target::Folder(lists) => {
+            ShardTarget::Folder(lists) => {
                 let path = self.maker.to.join(MANIFEST);
                 output::append_line(&mut lists.manifest, &path, MANIFEST_HEADING, &line)
             }
-            Target::Task(_, lists) => lists.written(&line),
+            ShardTarget::Task(_, lists) => lists.written(&line),
         }
     }
 
     fn begin_shard(&self) -> Result<Shard> {
         let (number, create): (u64, fn(PathBuf) -> Result<Pending>) = match self.target {
-            Target::Folder(_) => (self.summary.files, output::create),
-            Target::Task(number, _) => (number, output::create_shared),
+            ShardTarget::Folder(_) => (self.summary.files, output::create),
+            ShardTarget::Task(number, _) => (number, output::create_shared),
         };
         let name = shard_name(self.maker.shards.format, number);
         let pending = create(self.maker.to.join(&name))?;
@@ -528,8 +528,8 @@ impl<'a> Run<'a> {
             Writer::Parquet(writer) => writer.finish()?,
         };
         match self.target {
-            Target::Folder(_) => output::commit(pending, self.maker.shards.sync)?,
-            Target::Task(..) => output::commit_new(pending)?,
+            ShardTarget::Folder(_) => output::commit(pending, self.maker.shards.sync)?,
+            ShardTarget::Task(..) => output::commit_new(pending)?,
         }
         self.summary.files += 1;
         Ok(())
@@ -539,18 +539,18 @@ impl<'a> Run<'a> {
         self.summary.damaged += 1;
         let line = output::ledger_line(&self.maker.source(picture), error);
         match &mut self.target {
-            Target::Folder(lists) => {
+            ShardTarget::Folder(lists) => {
                 let path = self.maker.to.join(LEDGER);
                 output::append_line(&mut lists.ledger, &path, LEDGER_HEADING, &line)
             }
-            Target::Task(_, lists) => lists.damaged(&line),
+            ShardTarget::Task(_, lists) => lists.damaged(&line),
         }
     }
 
     /// Ends the last shard, the ledger, and then the manifest.
     pub(super) fn finish(mut self) -> Result<Summary> {
         self.end_shard()?;
-        let Target::Folder(lists) = self.target else { return Ok(self.summary) };
+        let ShardTarget::Folder(lists) = self.target else { return Ok(self.summary) };
         for list in lists.ledger.into_iter().chain(lists.manifest) {
             output::commit(list, self.maker.shards.sync)?;
         }

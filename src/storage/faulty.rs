@@ -78,10 +78,10 @@ pub struct Hit {
 /// assert_eq!((faulty.seen(), faulty.injected()), (0, 0));
 /// ```
 #[derive(Debug, Default)]
-pub struct Faulty(Mutex<State>);
+pub struct Faulty(Mutex<FaultyState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct FaultyState {
     /// First operation, count and fault. The first match applies.
     plan: Vec<(u64, u64, Fault)>,
     seen: u64,
@@ -141,7 +141,7 @@ impl Faulty {
         self.lock().hits.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FaultyState> {
         self.0.hold()
     }
 

@@ -2,7 +2,7 @@
 //! versions.
 
 use super::meta::is_url;
-pub(crate) use super::meta::{Kind, Meta};
+pub(crate) use super::meta::{FileKind, Meta};
 use super::remote;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::collections::BTreeMap;
@@ -154,7 +154,7 @@ impl Found<'_> {
                         self.leave_out("folder".into())
                     }
                     true => {
-                        if kind == Kind::Link {
+                        if kind == FileKind::Link {
                             follow(&path, dir)?;
                         }
                         todo.push(path);
@@ -233,8 +233,8 @@ fn is_pattern(name: &str) -> bool {
 }
 
 /// Whether a name of this kind is a folder, or a link to one.
-fn is_folder(path: &Path, kind: Kind) -> bool {
-    kind == Kind::Folder || (kind == Kind::Link && path.is_dir())
+fn is_folder(path: &Path, kind: FileKind) -> bool {
+    kind == FileKind::Folder || (kind == FileKind::Link && path.is_dir())
 }
 
 /// What is left out of a folder, behind a description.
@@ -260,12 +260,12 @@ pub(crate) fn ending_of(name: &OsStr) -> String {
 ///
 /// Errors: [`ErrorKind::NotFound`] without a target; [`ErrorKind::NotAFile`] for a folder that the link lies in, whose
 /// list would never end.
-pub(crate) fn follow(link: &Path, root: &Path) -> Result<Kind> {
+pub(crate) fn follow(link: &Path, root: &Path) -> Result<FileKind> {
     let failed = |source| Error::os(Stage::Index, "a link without a target", source).with_path(link);
     let target = real_path(link).map_err(failed)?;
     let kind = look(&target)?.kind;
     let is_around = |dir: &Path| real_path(dir).is_ok_and(|dir| dir.starts_with(&target));
-    if kind == Kind::Folder && link.ancestors().skip(1).take_while(|dir| dir.starts_with(root)).any(is_around) {
+    if kind == FileKind::Folder && link.ancestors().skip(1).take_while(|dir| dir.starts_with(root)).any(is_around) {
         let message = format!("the link leads to {target:?}, which it lies in: remove the link");
         return Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(link));
     }
@@ -277,7 +277,7 @@ pub(crate) fn look(path: &Path) -> Result<Meta> {
     if is_url(path) {
         // Stores have no folders; a URL that ends with `/` means one.
         let folder = path.as_os_str().as_encoded_bytes().ends_with(b"/");
-        return if folder { Ok(Meta { kind: Kind::Folder, ..Meta::of_memory(0) }) } else { remote::look(path) };
+        return if folder { Ok(Meta { kind: FileKind::Folder, ..Meta::of_memory(0) }) } else { remote::look(path) };
     }
     let meta = std::fs::metadata(path);
     let failed = |source| Error::os(Stage::Index, "cannot read the file's metadata", source).with_path(path);
@@ -287,13 +287,13 @@ pub(crate) fn look(path: &Path) -> Result<Meta> {
 /// Metadata of a regular file or an object.
 pub(crate) fn regular(path: &Path) -> Result<Meta> {
     match look(path)? {
-        meta if meta.kind == Kind::File => Ok(meta),
+        meta if meta.kind == FileKind::File => Ok(meta),
         _ => Err(Error::new(ErrorKind::NotAFile, Stage::Index, "").with_path(path)),
     }
 }
 
 /// The names in a folder, in no order. Links are not followed.
-pub(crate) fn names_in(dir: &Path) -> Result<Vec<(OsString, Kind)>> {
+pub(crate) fn names_in(dir: &Path) -> Result<Vec<(OsString, FileKind)>> {
     let mut names = Vec::new();
     each_name(dir, |name, kind| {
         names.push((name, kind));
@@ -303,14 +303,14 @@ pub(crate) fn names_in(dir: &Path) -> Result<Vec<(OsString, Kind)>> {
 }
 
 /// As [`names_in`], one at a time; those of a bucket are held together.
-pub(crate) fn each_name(dir: &Path, mut each: impl FnMut(OsString, Kind) -> Result<()>) -> Result<()> {
+pub(crate) fn each_name(dir: &Path, mut each: impl FnMut(OsString, FileKind) -> Result<()>) -> Result<()> {
     if is_url(dir) {
         return remote::children(dir)?.into_iter().try_for_each(|(name, kind)| each(name, kind));
     }
     let failed = |source| Error::os(Stage::Index, "cannot list the folder", source).with_path(dir);
     for entry in std::fs::read_dir(dir).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        each(entry.file_name(), Kind::of(entry.file_type().map_err(failed)?))?;
+        each(entry.file_name(), FileKind::of(entry.file_type().map_err(failed)?))?;
     }
     Ok(())
 }

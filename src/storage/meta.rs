@@ -15,7 +15,7 @@ pub(crate) fn is_url(path: &Path) -> bool {
 
 /// The kind of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum FileKind {
     File,
     Folder,
     /// A symbolic link, which was not followed.
@@ -24,7 +24,7 @@ pub(crate) enum Kind {
     Other,
 }
 
-impl Kind {
+impl FileKind {
     pub(super) fn of(kind: std::fs::FileType) -> Self {
         match kind {
             kind if kind.is_file() => Self::File,
@@ -38,7 +38,7 @@ impl Kind {
 /// A source's entry in the folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Meta {
-    pub(crate) kind: Kind,
+    pub(crate) kind: FileKind,
     pub(crate) len: u64,
     /// Differs if the bytes do: the modification time in nanoseconds, modulo 2^64. A copy that keeps the time keeps the
     /// version.
@@ -50,16 +50,16 @@ pub(crate) struct Meta {
 impl Meta {
     pub(super) fn of(meta: &std::fs::Metadata) -> Self {
         let version = nanoseconds(meta.mtime(), meta.mtime_nsec());
-        Self { kind: Kind::of(meta.file_type()), len: meta.len(), version, pin: None }
+        Self { kind: FileKind::of(meta.file_type()), len: meta.len(), version, pin: None }
     }
 
     pub(super) fn of_memory(len: usize) -> Self {
-        Self { kind: Kind::File, len: len as u64, version: 0, pin: None }
+        Self { kind: FileKind::File, len: len as u64, version: 0, pin: None }
     }
 
     /// An object of this version.
     pub(super) fn of_object(len: u64, pin: Option<Arc<str>>) -> Self {
-        Self { kind: Kind::File, len, version: fnv(pin.as_deref().unwrap_or_default().as_bytes()), pin }
+        Self { kind: FileKind::File, len, version: fnv(pin.as_deref().unwrap_or_default().as_bytes()), pin }
     }
 }
 

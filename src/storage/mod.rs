@@ -54,7 +54,7 @@ pub(crate) mod waker;
 /// The stand-in for object stores in a build without the feature.
 #[cfg(not(feature = "remote"))]
 mod remote {
-    use super::meta::{Kind, Meta};
+    use super::meta::{FileKind, Meta};
     use crate::error::{Error, ErrorKind, Result, Stage};
     use crate::meter::Network;
     use std::ffi::OsString;
@@ -115,7 +115,7 @@ mod remote {
         absent(url)
     }
 
-    pub(crate) fn children(url: &Path) -> Result<Vec<(OsString, Kind)>> {
+    pub(crate) fn children(url: &Path) -> Result<Vec<(OsString, FileKind)>> {
         absent(url)
     }
 

@@ -53,7 +53,7 @@ pub struct Sources {
     /// The versions of objects, by ascending source.
     pins: Vec<(u32, Arc<str>)>,
     names: Vec<u8>,
-    entries: Vec<Entry>,
+    entries: Vec<SourceEntry>,
     memory: Vec<Bytes>,
     /// The bytes of each source, in a table whose files were read into memory.
     resident: Vec<Option<Bytes>>,
@@ -65,7 +65,7 @@ pub struct Sources {
 }
 
 #[derive(Clone, Copy)]
-struct Entry {
+struct SourceEntry {
     /// Folder, or `MEMORY`.
     dir: u32,
     /// Name in `names` (offset up to 2^48, length up to 2^16), or the index in `memory`.
@@ -130,7 +130,7 @@ impl Sources {
         }
         let packed = (self.names.len() as u64) << 16 | name.len() as u64;
         self.names.extend_from_slice(name);
-        self.entries.push(Entry { dir: dir.0, name: packed, len });
+        self.entries.push(SourceEntry { dir: dir.0, name: packed, len });
         self.bytes = self.bytes.saturating_add(len);
         Ok(SourceId((self.entries.len() - 1) as u32))
     }
@@ -184,7 +184,7 @@ impl Sources {
 
     /// Adds bytes of the process itself. Decode workers copy samples from there; no reader reads them.
     pub fn memory(&mut self, bytes: Arc<[u8]>) -> SourceId {
-        self.entries.push(Entry { dir: MEMORY, name: self.memory.len() as u64, len: bytes.len() as u64 });
+        self.entries.push(SourceEntry { dir: MEMORY, name: self.memory.len() as u64, len: bytes.len() as u64 });
         self.memory.push(Bytes::from_owner(bytes));
         SourceId((self.entries.len() - 1) as u32)
     }
@@ -205,9 +205,9 @@ impl Sources {
         self.pins.extend(other.pins.iter().map(|(id, pin)| (id + base as u32, pin.clone())));
         self.names.extend_from_slice(&other.names);
         self.memory.extend_from_slice(&other.memory);
-        let moved = |entry: &Entry| match entry.dir {
-            MEMORY => Entry { name: entry.name + memory, ..*entry },
-            dir => Entry { dir: dir + dirs, name: entry.name + (names << 16), len: entry.len },
+        let moved = |entry: &SourceEntry| match entry.dir {
+            MEMORY => SourceEntry { name: entry.name + memory, ..*entry },
+            dir => SourceEntry { dir: dir + dirs, name: entry.name + (names << 16), len: entry.len },
         };
         if !(self.resident.is_empty() && other.resident.is_empty()) {
             self.resident.resize(base, None);
@@ -363,7 +363,7 @@ impl Sources {
     /// The first file of each folder that no cache stages, for at most `dirs_max` folders.
     pub(crate) fn first_of_dirs(&self, dirs_max: usize) -> Vec<SourceId> {
         let mut seen = vec![false; self.dirs.len()];
-        let first = |(index, entry): &(usize, &Entry)| {
+        let first = |(index, entry): &(usize, &SourceEntry)| {
             self.owned(SourceId(*index as u32)).is_none()
                 && entry.dir != MEMORY
                 && !self.is_staged(SourceId(*index as u32))
@@ -428,6 +428,6 @@ impl Sources {
         let dirs: usize = self.dirs.iter().map(|dir| dir.as_os_str().len() + size_of::<PathBuf>()).sum();
         let pins: usize = self.pins.iter().map(|(_, pin)| pin.len() + size_of::<(u32, Arc<str>)>() + 16).sum();
         let numbers = (self.roots.capacity() + self.stores.capacity() + self.mounts.capacity()) * 4;
-        self.entries.capacity() * size_of::<Entry>() + self.names.capacity() + numbers + dirs + pins
+        self.entries.capacity() * size_of::<SourceEntry>() + self.names.capacity() + numbers + dirs + pins
     }
 }

@@ -31,7 +31,7 @@ pub(super) trait Work: Send + Sync + 'static {
 
 /// A reader whose threads do the reads.
 pub(super) struct Threaded<W> {
-    shared: Arc<Shared<W>>,
+    shared: Arc<ThreadsState<W>>,
     threads: Vec<JoinHandle<()>>,
     /// Submitted and not yet sent.
     pending: Vec<ReadOp>,
@@ -41,7 +41,7 @@ pub(super) struct Threaded<W> {
     deadline: Duration,
 }
 
-struct Shared<W> {
+struct ThreadsState<W> {
     work: W,
     counters: Counters,
     queue: Mutex<Queue>,
@@ -66,7 +66,7 @@ impl<W: Work> Threaded<W> {
     /// Errors: [`ErrorKind::Io`] if the system refuses a thread.
     pub(super) fn start(work: W, depth: usize, threads: usize, other: Option<Waker>) -> Result<Self> {
         let queue = Queue { jobs: VecDeque::with_capacity(depth), stop: false, idle: 0, alive: 0 };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ThreadsState {
             work,
             counters: Counters::default(),
             queue: Mutex::new(queue),
@@ -165,7 +165,7 @@ impl<W: Work> Reader for Threaded<W> {
     }
 }
 
-impl<W: Work> Shared<W> {
+impl<W: Work> ThreadsState<W> {
     fn run(&self) {
         while let Some(op) = self.next() {
             let completion = self.finish(op);

@@ -33,7 +33,7 @@ impl Random {
 
 const FILTERS: [Filter; 4] = [Filter::Nearest, Filter::Bilinear, Filter::Bicubic, Filter::Lanczos3];
 
-fn random_plan(random: &mut Random, longest: u32) -> Plan {
+fn random_plan(random: &mut Random, longest: u32) -> ResizePlan {
     let mut size = || {
         let most = [3, 20, longest][random.below(3) as usize];
         Size::new(1 + random.below(most), 1 + random.below(most))
@@ -49,7 +49,7 @@ fn random_plan(random: &mut Random, longest: u32) -> Plan {
         }
     };
     let filter = FILTERS[random.below(4) as usize];
-    Plan { picture, area: Part { left, top, width, height }, output, window, filter }
+    ResizePlan { picture, area: Part { left, top, width, height }, output, window, filter }
 }
 
 fn weight(filter: Filter, x: f64) -> f64 {
@@ -84,8 +84,8 @@ fn value(line: &[u8], from: f64, length: f64, whole: u32, at: u32, filter: Filte
 }
 
 /// The whole picture's resize by the formula, then its crop.
-fn oracle(pixels: &[u8], plan: &Plan) -> Vec<u8> {
-    let Plan { picture, area, output, window, filter } = *plan;
+fn oracle(pixels: &[u8], plan: &ResizePlan) -> Vec<u8> {
+    let ResizePlan { picture, area, output, window, filter } = *plan;
     let (width, height) = (picture.width as usize, picture.height as usize);
     let columns: Vec<Vec<u8>> = (3 * window.left..3 * window.right())
         .map(|k| {
@@ -121,7 +121,7 @@ fn whole(pixels: &[u8], size: Size) -> Pixels<'_> {
     Pixels { bytes: pixels, stride: 3 * size.width as usize, there: Rect::of(size) }
 }
 
-fn resized(resizer: &mut Resizer, pixels: Pixels<'_>, plan: &Plan) -> Vec<u8> {
+fn resized(resizer: &mut Resizer, pixels: Pixels<'_>, plan: &ResizePlan) -> Vec<u8> {
     let mut out = vec![0; 3 * (plan.window.size.width * plan.window.size.height) as usize];
     resizer.resize(pixels, plan, &mut out);
     out
@@ -178,7 +178,7 @@ fn long_supports_equal_the_formula() {
         for picture in [size, Size::new(2, 6000)] {
             let area = Part { left: 0.0, top: 0.0, width: picture.width.into(), height: picture.height.into() };
             let output = Size::new(3, 2);
-            let plan = Plan { picture, area, output, window: Rect::of(output), filter };
+            let plan = ResizePlan { picture, area, output, window: Rect::of(output), filter };
             let expected = oracle(&pixels, &plan);
             for table in tables() {
                 let out = resized(&mut with(table), whole(&pixels, picture), &plan);
@@ -216,7 +216,7 @@ fn the_longest_sides_are_legal() {
         let pixels = vec![255; 3 * (picture.width * picture.height) as usize];
         let area = Part { left: 0.0, top: 0.0, width: picture.width.into(), height: picture.height.into() };
         for (table, filter) in tables().into_iter().flat_map(|table| FILTERS.map(|filter| (table, filter))) {
-            let plan = Plan { picture, area, output, window: Rect::of(output), filter };
+            let plan = ResizePlan { picture, area, output, window: Rect::of(output), filter };
             let out = resized(&mut with(table), whole(&pixels, picture), &plan);
             assert!(out.iter().all(|value| *value == 255), "{plan:?}");
         }

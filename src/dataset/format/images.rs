@@ -9,7 +9,7 @@ use crate::dataset::digest::Digest;
 use crate::dataset::parallel::parallel;
 use crate::dataset::{Dataset, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::{Kind, Listed, ending_of, expand, follow, look, names_in, others, regular};
+use crate::storage::listing::{FileKind, Listed, ending_of, expand, follow, look, names_in, others, regular};
 use crate::storage::{Extent, SourceId, Sources, is_url};
 use crate::tensor::{DType, EncodedField, Field};
 use std::collections::BTreeMap;
@@ -59,7 +59,7 @@ impl Images {
         let root = root.as_ref();
         let is_folder = match is_url(root) {
             true => !root.to_string_lossy().contains(['*', '?', '[', '{']),
-            false => look(root).is_ok_and(|meta| meta.kind == Kind::Folder),
+            false => look(root).is_ok_and(|meta| meta.kind == FileKind::Folder),
         };
         if !is_folder {
             let endings = EXTENSIONS.map(|ending| format!(".{ending}"));
@@ -170,21 +170,21 @@ pub(crate) enum Taken {
 }
 
 /// The part of the name `name` in the folder `dir` below `root`. Errors: names that would drop a picture silently.
-pub(crate) fn take(dir: &Path, name: &OsString, kind: Kind, root: &Path) -> Result<Taken> {
+pub(crate) fn take(dir: &Path, name: &OsString, kind: FileKind, root: &Path) -> Result<Taken> {
     let not_a_file =
         |message: &str| Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(dir.join(name)));
     let ending = ending_of(name);
     if ending == "hidden" {
         return Ok(Taken::LeftOut(ending));
     }
-    let kind = if kind == Kind::Link { follow(&dir.join(name), root)? } else { kind };
+    let kind = if kind == FileKind::Link { follow(&dir.join(name), root)? } else { kind };
     let is_picture = ending.strip_prefix('.').is_some_and(|ending| EXTENSIONS.contains(&ending));
     match (kind, is_picture) {
         // Descending would find nothing and drop a picture silently.
-        (Kind::Folder, true) => not_a_file("a folder with the name of a picture"),
-        (Kind::Folder, false) => Ok(Taken::Folder),
-        (Kind::File, true) => Ok(Taken::Picture),
-        (Kind::File, false) => Ok(Taken::LeftOut(ending)),
+        (FileKind::Folder, true) => not_a_file("a folder with the name of a picture"),
+        (FileKind::Folder, false) => Ok(Taken::Folder),
+        (FileKind::File, true) => Ok(Taken::Picture),
+        (FileKind::File, false) => Ok(Taken::LeftOut(ending)),
         _ => not_a_file("neither a file nor a folder"),
     }
 }

@@ -74,14 +74,14 @@ pub(crate) struct Counts {
 /// Builder of [`Megatron`]: selects the samples. Made by [`Megatron::builder`].
 #[derive(Clone, Debug, Default)]
 pub struct MegatronBuilder {
-    spans: Option<(Kind, usize)>,
+    spans: Option<(EndsKind, usize)>,
     cut_long: bool,
     cut: Cut,
 }
 
 /// Kind of the ends kept in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum EndsKind {
     Documents,
     Sequences,
     Windows,
@@ -122,14 +122,14 @@ impl MegatronBuilder {
     /// Makes each document a sample, of at most `max` tokens.
     #[must_use]
     pub fn documents(mut self, max: usize) -> Self {
-        self.spans = Some((Kind::Documents, max));
+        self.spans = Some((EndsKind::Documents, max));
         self
     }
 
     /// Makes each sequence a sample, of at most `max` tokens.
     #[must_use]
     pub fn sequences(mut self, max: usize) -> Self {
-        self.spans = Some((Kind::Sequences, max));
+        self.spans = Some((EndsKind::Sequences, max));
         self
     }
 
@@ -183,7 +183,7 @@ impl MegatronBuilder {
         Ok(Megatron { sources, schema, dtype: index.dtype, samples, counts: index.counts, len, name })
     }
 
-    fn kind(&self) -> Result<Kind> {
+    fn kind(&self) -> Result<EndsKind> {
         let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         let windowed = self.cut.window > 0 || self.cut.step.is_some() || self.cut.next_token;
         match self.spans {
@@ -191,13 +191,13 @@ impl MegatronBuilder {
             Some((_, 0)) => bad("samples of at most 0 tokens: give a maximum above 0"),
             Some((kind, _)) => Ok(kind),
             None if self.cut_long => bad("only documents and sequences are cut, and samples are windows"),
-            None => Ok(Kind::Windows),
+            None => Ok(EndsKind::Windows),
         }
     }
 
     /// Makes the samples between ends. Errors: [`ErrorKind::Shape`] for a span above the maximum, unless `cut` is set.
-    fn spans_of(&self, kind: Kind, max: u64, index: &Index) -> Result<Samples> {
-        let what = if kind == Kind::Documents { "documents" } else { "sequences" };
+    fn spans_of(&self, kind: EndsKind, max: u64, index: &Index) -> Result<Samples> {
+        let what = if kind == EndsKind::Documents { "documents" } else { "sequences" };
         let (mut first, mut cut_tokens, mut cut_samples, mut empty) = (None, 0, 0, 0);
         for (sample, pair) in index.ends.windows(2).enumerate() {
             let len = pair[1] - pair[0];
@@ -231,7 +231,7 @@ pub(crate) struct Index {
 }
 
 /// Reads and checks an index against the length of its `.bin`.
-pub(crate) fn read_index(input: &Blob, bin_len: u64, keep: Kind) -> Result<Index> {
+pub(crate) fn read_index(input: &Blob, bin_len: u64, keep: EndsKind) -> Result<Index> {
     little_endian("Megatron's index")?;
     fetched(input)?;
     let head: [u8; HEADER_BYTES as usize] = input.array(0, "the header")?;
@@ -333,21 +333,21 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     /// Gives the total number of tokens, and the wanted ends.
-    fn run(&mut self, sequences: u64, size: u64, keep: Kind) -> Result<(u64, Vec<u64>)> {
+    fn run(&mut self, sequences: u64, size: u64, keep: EndsKind) -> Result<(u64, Vec<u64>)> {
         let (mut tokens, mut ends) = (0_u64, Vec::new());
         let mut document = self.documents.next(self.input)?;
         if document.map(|(first, _)| first) != Some(0) {
             let message = "the first document does not start with the first sequence";
             return Err(self.input.wrong(message, HEADER_BYTES + sequences * 12, 8));
         }
-        if keep != Kind::Windows {
+        if keep != EndsKind::Windows {
             ends.push(0);
         }
         document = self.documents.next(self.input)?;
         for sequence in 0..=sequences {
             // A document without sequences ends where the document before it does.
             while let Some((end, _)) = document.filter(|(end, _)| *end == sequence) {
-                if keep == Kind::Documents {
+                if keep == EndsKind::Documents {
                     ends.push(tokens);
                 }
                 document = self.documents.next(self.input)?;
@@ -359,7 +359,7 @@ impl Walk<'_> {
             }
             if sequence < sequences {
                 tokens = self.sequence(sequence, tokens, size)?;
-                if keep == Kind::Sequences {
+                if keep == EndsKind::Sequences {
                     ends.push(tokens);
                 }
             }

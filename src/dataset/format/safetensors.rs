@@ -209,9 +209,9 @@ fn check(input: &Blob, tensors: &mut [Tensor], data: u64) -> Result<()> {
 
 /// Parsed header: tensors by name, in the header's order. Duplicate and unknown keys are errors, and no JSON tree is
 /// built.
-struct Header(Vec<(String, Entry)>);
+struct Header(Vec<(String, TensorEntry)>);
 
-/// The derived code would also accept a list: [`Entry`] accepts only a map.
+/// The derived code would also accept a list: [`TensorEntry`] accepts only a map.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
@@ -220,7 +220,7 @@ struct Fields {
     data_offsets: [u64; 2],
 }
 
-struct Entry(Fields);
+struct TensorEntry(Fields);
 
 struct Dims(Vec<u64>);
 
@@ -252,8 +252,8 @@ visitor!(Strings, deserialize_map, visit_map, MapAccess, "a map of strings", |ma
     Ok(Strings)
 });
 
-visitor!(Entry, deserialize_map, visit_map, MapAccess, "a tensor", |map| {
-    Fields::deserialize(MapAccessDeserializer::new(map)).map(Entry)
+visitor!(TensorEntry, deserialize_map, visit_map, MapAccess, "a tensor", |map| {
+    Fields::deserialize(MapAccessDeserializer::new(map)).map(TensorEntry)
 });
 
 visitor!(Dims, deserialize_seq, visit_seq, SeqAccess, "a list of whole numbers", |list| {
@@ -291,7 +291,7 @@ fn tensors_of(text: &[u8]) -> Result<Vec<Tensor>, (String, usize)> {
         let at = before.map(|line| line.len() + 1).sum::<usize>() + error.column().saturating_sub(1);
         (error.to_string(), at.min(text.len()))
     })?;
-    let tensor = |(name, Entry(Fields { dtype, shape, data_offsets: [start, end] }))| match DTYPES
+    let tensor = |(name, TensorEntry(Fields { dtype, shape, data_offsets: [start, end] }))| match DTYPES
         .iter()
         .find(|(known, _, _)| *known == dtype)
     {

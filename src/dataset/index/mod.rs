@@ -274,7 +274,7 @@ impl Index {
             opened.map_err(|error| error.in_stage(Stage::Index).with_path(path))
         };
         let mut shards = parallel_paths(files, open)?;
-        let new = shards.iter().position(|shard| shard.from != Origin::Cache);
+        let new = shards.iter().position(|shard| shard.from != IndexOrigin::Cache);
         if let (Place::File(target), Some(new)) = (&settings.place, new) {
             let parts = shards.iter().map(|shard| &shard.table);
             let failed = Pack::write(target, files.iter().zip(parts)).err();
@@ -298,7 +298,7 @@ impl Index {
         let mut rows = Rows::new(settings.fields, input.len());
         scan(&mut input, &mut rows)?;
         let table = rows.finish(Path::new("<memory>"))?;
-        let shard = Shard { meta: blob.look()?, table, from: Origin::Scan, unsaved: None };
+        let shard = Shard { meta: blob.look()?, table, from: IndexOrigin::Scan, unsaved: None };
         let mut sources = Sources::new();
         sources.memory(bytes);
         Self::of_shards(sources, vec![shard], settings)
@@ -322,7 +322,7 @@ impl Index {
                 let sum = index.left_out.entry(reason).or_default();
                 *sum = sum.saturating_add(count);
             }
-            index.scanned += usize::from(shard.from == Origin::Scan);
+            index.scanned += usize::from(shard.from == IndexOrigin::Scan);
             index.unsaved = index.unsaved.or(shard.unsaved);
             index.tables.push(shard.table);
         }
@@ -488,13 +488,13 @@ impl Index {
 struct Shard {
     meta: Meta,
     table: Table,
-    from: Origin,
+    from: IndexOrigin,
     /// Why the index could not be saved.
     unsaved: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Origin {
+enum IndexOrigin {
     Cache,
     /// The index beside the shard, which one file for all shards lacks.
     Beside,
@@ -514,13 +514,15 @@ fn open_shard(
     let valid = |kept: Blob| file::load(&kept, path, &version, purpose, settings.fields);
     let found = match &settings.place {
         Place::File(_) => {
-            let packed = pack.and_then(|pack| pack.part(path)).and_then(valid).map(|table| (table, Origin::Cache));
+            let packed = pack.and_then(|pack| pack.part(path)).and_then(valid).map(|table| (table, IndexOrigin::Cache));
             let beside = || Blob::open(file::beside(path, purpose)?).ok().and_then(valid);
-            packed.or_else(|| beside().map(|table| (table, Origin::Beside)))
+            packed.or_else(|| beside().map(|table| (table, IndexOrigin::Beside)))
         }
-        _ => {
-            place.as_ref().and_then(|place| Blob::open(place).ok()).and_then(valid).map(|table| (table, Origin::Cache))
-        }
+        _ => place
+            .as_ref()
+            .and_then(|place| Blob::open(place).ok())
+            .and_then(valid)
+            .map(|table| (table, IndexOrigin::Cache)),
     };
     if let Some((table, from)) = found {
         return Ok(Shard { meta, table, from, unsaved: None });
@@ -538,5 +540,5 @@ fn open_shard(
         let failed = publish(&place, bytemuck::cast_slice(&table.words), false).err()?;
         Some(format!("{}: {failed}", place.display()))
     });
-    Ok(Shard { meta, table, from: Origin::Scan, unsaved })
+    Ok(Shard { meta, table, from: IndexOrigin::Scan, unsaved })
 }

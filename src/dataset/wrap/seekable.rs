@@ -84,7 +84,7 @@ impl<D: Dataset> Seekable<D> {
         parts: impl IntoIterator<Item = Result<P>>,
     ) -> Result<Self> {
         let fields = inner.schema().len();
-        let mut all = Run { bytes: Vec::new(), lens: Vec::new() };
+        let mut all = EntryRun { bytes: Vec::new(), lens: Vec::new() };
         let (mut samples, mut lens) = (0, Vec::new());
         for part in parts {
             let part = part?;
@@ -240,14 +240,14 @@ fn start_of(identity: u64, entries: u64) -> Vec<u32> {
 }
 
 /// The entries of some samples, one after the other.
-struct Run {
+struct EntryRun {
     bytes: Vec<u8>,
     /// Length of each entry.
     lens: Vec<usize>,
 }
 
 /// Joins the entries to the file's words.
-fn seal_entries(identity: u64, runs: &[Run]) -> Result<Vec<u32>> {
+fn seal_entries(identity: u64, runs: &[EntryRun]) -> Result<Vec<u32>> {
     let count = runs.iter().map(|run| run.lens.len()).sum::<usize>();
     let bytes = runs.iter().map(|run| run.bytes.len()).sum::<usize>();
     let mut words = Vec::new();
@@ -275,7 +275,7 @@ fn seal_entries(identity: u64, runs: &[Run]) -> Result<Vec<u32>> {
 }
 
 /// Reads everything; gives the entries of each run of samples.
-fn make(dataset: &dyn Dataset, columns: &[Option<usize>], width: usize) -> Result<Vec<Run>> {
+fn make(dataset: &dyn Dataset, columns: &[Option<usize>], width: usize) -> Result<Vec<EntryRun>> {
     let starts: Arc<[u64]> = match dataset.chunked() {
         Some(chunks) if chunks.is_whole() => chunks.starts().into(),
         Some(_) => {
@@ -307,7 +307,7 @@ fn make(dataset: &dyn Dataset, columns: &[Option<usize>], width: usize) -> Resul
             }
         }
         // One allocation for each run, because there may be millions of entries.
-        Ok(Run { bytes: entries.concat(), lens: entries.iter().map(Vec::len).collect() })
+        Ok(EntryRun { bytes: entries.concat(), lens: entries.iter().map(Vec::len).collect() })
     })
 }
 

@@ -11,7 +11,7 @@ use super::record::{self, Done, Found};
 use super::tasks::Numbers;
 use crate::dataset::Tar;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::{Kind, names_in};
+use crate::storage::listing::{FileKind, names_in};
 use crate::storage::publish::{Folder, Lock, Pending, remove, target_of};
 use rayon::prelude::*;
 use std::fmt;
@@ -181,7 +181,7 @@ impl Plan {
 /// Removes the hidden files in a folder whose targets are ours.
 fn sweep(dir: &Path, ours: impl Fn(&str) -> bool) -> Result<()> {
     for (name, kind) in names_in(dir)? {
-        if kind == Kind::File && target_of(&name.to_string_lossy()).is_some_and(&ours) {
+        if kind == FileKind::File && target_of(&name.to_string_lossy()).is_some_and(&ours) {
             let path = dir.join(name);
             match remove(&path) {
                 // Its process has just ended.

@@ -12,7 +12,7 @@ use crate::dataset::images::{Taken, beside_classes, check_depth, no_pictures, ta
 use crate::dataset::parallel;
 use crate::error::{Error, Result, Stage};
 use crate::storage::Blob;
-use crate::storage::listing::{Kind, each_name, regular};
+use crate::storage::listing::{FileKind, each_name, regular};
 use crate::storage::publish::Pending;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -86,7 +86,7 @@ impl Walk<'_> {
         let mut names =
             Sorter { spill: self.spill, limit: self.names_bytes, bytes: 0, names: Vec::new(), runs: Vec::new() };
         let (mut folders, left_out, root) = (Vec::new(), &mut self.left_out, self.root);
-        each_name(&path, |name, kind: Kind| {
+        each_name(&path, |name, kind: FileKind| {
             match take(&path, &name, kind, root)? {
                 Taken::Picture => names.push(name)?,
                 Taken::Folder => folders.push(dir.join(name)),

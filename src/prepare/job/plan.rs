@@ -37,7 +37,7 @@ pub(super) struct Head {
 
 #[derive(Serialize, Deserialize)]
 pub(super) enum Work {
-    Shards(Kept),
+    Shards(KeptSettings),
     /// Whole files, one at a time.
     Files {
         settings: String,
@@ -56,7 +56,7 @@ impl Head {
 
 /// Settings of [`Shards`] that decide the output.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Kept {
+pub(super) struct KeptSettings {
     format: String,
     interval: Option<NonZeroU16>,
     pixels: u64,
@@ -65,7 +65,7 @@ pub(super) struct Kept {
     skip_damaged: bool,
 }
 
-impl Kept {
+impl KeptSettings {
     fn of(shards: &Shards) -> Result<Self> {
         let format = match shards.format {
             Format::Tar => "tar",
@@ -104,7 +104,7 @@ impl Shards {
     /// folder contains the other, or for more tasks than pictures.
     pub fn plan(&self, from: impl AsRef<Path>, to: impl AsRef<Path>, tasks: u64) -> Result<Plan> {
         let (from, to) = (from.as_ref(), to.as_ref());
-        let work = Work::Shards(Kept::of(self)?);
+        let work = Work::Shards(KeptSettings::of(self)?);
         check_apart(from, to)?;
         let root = root_of(from)?;
         in_empty(to, || write_pictures(&root, to, tasks, work))
@@ -121,7 +121,7 @@ impl Shards {
             pictures.push(input);
             Ok(())
         })?;
-        let head = Head::new(root.to_string_lossy().into(), tasks, Work::Shards(Kept::of(self)?));
+        let head = Head::new(root.to_string_lossy().into(), tasks, Work::Shards(KeptSettings::of(self)?));
         let repeated = pictures.iter().cycle().take(usize::try_from(inputs).unwrap_or(usize::MAX));
         write(to, head, |writer, _| repeated.into_iter().try_for_each(|input| writer.add(input)))
     }

@@ -3,7 +3,7 @@
 use super::super::Format;
 use super::super::output;
 use super::super::pictures::Pictures;
-use super::super::shards::{Maker, Run, Shards, Target, TaskLists, pool, shard_name};
+use super::super::shards::{Maker, ShardRun, ShardTarget, Shards, TaskLists, pool, shard_name};
 use super::plan::{Plan, Planned, Work};
 use super::record::{self, Done, Found, Output, Record};
 use super::tasks::{Tasks, bad};
@@ -159,7 +159,7 @@ impl Plan {
         let mut record = Record::create(self.record(task))?;
         let pictures = Planned { reader: &self.reader, root: Path::new(&self.head.root) };
         let maker = Maker { shards, pictures: &pictures, to: &self.dir, stop };
-        let mut run = Run::new(maker, Target::Task(task, &mut record)).at(self.share(task));
+        let mut run = ShardRun::new(maker, ShardTarget::Task(task, &mut record)).at(self.share(task));
         run.all(|progress| {
             watch(Event::Inputs { task, done: progress.pictures });
             ControlFlow::Continue(())

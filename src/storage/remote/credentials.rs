@@ -74,15 +74,15 @@ pub(super) trait Renewed: Send + Sync {
     fn refuse(&self, number: u64, sure: bool);
 }
 
-pub(super) struct Credentials<C>(Arc<Shared<C>>);
+pub(super) struct Credentials<C>(Arc<SharedRenewal<C>>);
 
-struct Shared<C> {
+struct SharedRenewal<C> {
     source: Arc<dyn Source<C>>,
-    state: Mutex<State<C>>,
+    state: Mutex<Renewal<C>>,
     ended: Notify,
 }
 
-struct State<C> {
+struct Renewal<C> {
     current: Option<Current<C>>,
     /// Renewals that ended.
     renewals: u64,
@@ -115,8 +115,8 @@ impl<C> fmt::Debug for Credentials<C> {
 
 impl<C: Send + Sync + 'static> Credentials<C> {
     pub(super) fn new(source: impl Source<C> + 'static) -> Self {
-        let state = State { current: None, renewals: 0, failure: None, running: false, anew: false };
-        Self(Arc::new(Shared { source: Arc::new(source), state: Mutex::new(state), ended: Notify::new() }))
+        let state = Renewal { current: None, renewals: 0, failure: None, running: false, anew: false };
+        Self(Arc::new(SharedRenewal { source: Arc::new(source), state: Mutex::new(state), ended: Notify::new() }))
     }
 
     /// Valid credentials and their number.
@@ -157,8 +157,8 @@ impl<C: Send + Sync + 'static> Credentials<C> {
     }
 }
 
-impl<C: Send + Sync + 'static> Shared<C> {
-    fn lock(&self) -> MutexGuard<'_, State<C>> {
+impl<C: Send + Sync + 'static> SharedRenewal<C> {
+    fn lock(&self) -> MutexGuard<'_, Renewal<C>> {
         self.state.hold()
     }
 
@@ -177,7 +177,7 @@ impl<C: Send + Sync + 'static> Shared<C> {
     }
 }
 
-impl<C> State<C> {
+impl<C> Renewal<C> {
     fn end(&mut self, got: Result<Fresh<C>>, anew: bool) {
         let now = Instant::now();
         self.running = false;

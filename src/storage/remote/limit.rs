@@ -36,13 +36,13 @@ const CALM: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(20);
 
 pub(super) struct Limit {
-    state: Mutex<State>,
+    state: Mutex<LimitState>,
     changed: Notify,
     /// All that requests have brought.
     bytes: AtomicU64,
 }
 
-struct State {
+struct LimitState {
     /// By what the store says; the link has its own.
     limit: f64,
     climb: Climb,
@@ -65,11 +65,11 @@ impl Limit {
     pub(super) fn new() -> Self {
         let climb = Climb::new(Instant::now());
         let state =
-            State { limit: REQUESTS_MAX as f64, climb, in_flight: 0, until: None, cut: None, best: Duration::MAX };
+            LimitState { limit: REQUESTS_MAX as f64, climb, in_flight: 0, until: None, cut: None, best: Duration::MAX };
         Self { state: Mutex::new(state), changed: Notify::new(), bytes: AtomicU64::new(0) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LimitState> {
         self.state.lock().unwrap_or_else(|poison| poison.into_inner())
     }
 
@@ -120,7 +120,7 @@ impl Permit<'_> {
     }
 }
 
-impl State {
+impl LimitState {
     /// Requests that may be in flight.
     fn most(&self) -> usize {
         self.limit.min(self.climb.limit()) as usize

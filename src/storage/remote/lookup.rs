@@ -6,7 +6,7 @@ use super::store::{Object, Store, lost, pin_of, runtime, store, wait};
 use super::url::Url;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::Way;
-use crate::storage::meta::{Kind, Meta};
+use crate::storage::meta::{FileKind, Meta};
 use crate::sync::Hold;
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path as Key;
@@ -201,14 +201,14 @@ pub(crate) fn look(path: &Path) -> Result<Meta> {
 }
 
 /// The objects and folders in a folder of a bucket.
-pub(crate) fn children(path: &Path) -> Result<Vec<(OsString, Kind)>> {
+pub(crate) fn children(path: &Path) -> Result<Vec<(OsString, FileKind)>> {
     let url = Url::parse(path)?;
     let folder = url.key.trim_end_matches('/');
     let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
     let (objects, folders) = wait(store(&url)?.list(prefix, true)).map_err(|error| error.with_path(path))?;
     let name = |key: &Key| OsString::from(key.filename().unwrap_or_default());
-    let objects = objects.iter().map(|key| (name(key), Kind::File));
-    Ok(objects.chain(folders.iter().map(|key| (name(key), Kind::Folder))).collect())
+    let objects = objects.iter().map(|key| (name(key), FileKind::File));
+    Ok(objects.chain(folders.iter().map(|key| (name(key), FileKind::Folder))).collect())
 }
 
 /// The objects that `names` stand for, in that order: each a URL, or a pattern with `*`, `?` or `[…]`. Names without a

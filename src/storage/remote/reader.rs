@@ -50,13 +50,13 @@ const GAP: u64 = 64 << 10;
 
 /// Reads extents of objects. Files and memory are others' work.
 pub(crate) struct Remote {
-    shared: Arc<Shared>,
+    shared: Arc<RemoteState>,
     pending: Vec<ReadOp>,
     in_flight: usize,
     depth: usize,
 }
 
-struct Shared {
+struct RemoteState {
     sources: Arc<Sources>,
     counters: Counters,
     done: Done,
@@ -101,7 +101,7 @@ impl Remote {
         runtime()?;
         let fits = |bytes: usize| ((bytes / CONNECTION) as u32).clamp(4, DEPTH);
         let depth = options.depth.unwrap_or_else(|| options.connections.map_or(DEPTH, fits)) as usize;
-        let shared = Shared {
+        let shared = RemoteState {
             sources,
             counters: Counters::default(),
             done: Done::new(depth, files),
@@ -147,7 +147,7 @@ fn end_of(extent: &Extent) -> u64 {
     extent.offset.saturating_add(extent.len)
 }
 
-impl Shared {
+impl RemoteState {
     /// Completes reads that cannot work or need no request.
     fn needs_request(&self, mut op: ReadOp) -> Option<ReadOp> {
         let (extent, room) = (op.extent, op.buf.len() as u64);

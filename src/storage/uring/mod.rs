@@ -22,7 +22,7 @@ mod ring;
 
 use self::crowd::Crowd;
 use self::inflight::{Action, CANCEL, Entered, Key, Phase, Table, WAKE, entered};
-use self::ring::{Ring, Target};
+use self::ring::{ReadTarget, Ring};
 use super::attempt::Call;
 use super::files::{Files, Handle, OPEN_FLAGS, open_error};
 use super::progress::{Failure, Progress, Step};
@@ -297,8 +297,8 @@ impl Uring {
             }
             Phase::Read(progress) => {
                 let target = match self.files.open_already(id) {
-                    Some(file) => Target::Kept(file, id.index()),
-                    None => Target::Own,
+                    Some(file) => ReadTarget::Kept(file, id.index()),
+                    None => ReadTarget::Own,
                 };
                 let (next, align) = (progress.next(), progress.align());
                 let turn = self.files.fault_hook().inject(|| self.files.attempt(Call::Read, &op.extent, next, align));

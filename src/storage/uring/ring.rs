@@ -106,7 +106,7 @@ struct IoVec {
 
 /// The file of a read entry.
 #[derive(Clone, Copy)]
-pub(super) enum Target<'a> {
+pub(super) enum ReadTarget<'a> {
     /// A file of the table, with its cell.
     Kept(&'a File, usize),
     /// The slot's own file.
@@ -283,7 +283,7 @@ impl Ring {
     pub(super) fn read(
         &mut self,
         key: Key,
-        target: Target<'_>,
+        target: ReadTarget<'_>,
         next: Next,
         (turn, hand_off): (Injection, bool),
     ) -> bool {
@@ -296,14 +296,14 @@ impl Ring {
         let (ptr, len) = (bytes.as_mut_ptr(), next.len as u32);
         let piece = find(&self.pieces, region, start + next.at, next.len);
         let cell = match target {
-            Target::Kept(_, cell) => {
+            ReadTarget::Kept(_, cell) => {
                 self.fixed.get(cell).is_some_and(|filled| *filled).then_some(types::Fixed(cell as u32))
             }
-            Target::Own => None,
+            ReadTarget::Own => None,
         };
         let file = match target {
-            Target::Kept(file, _) => file,
-            Target::Own => slot.file.as_ref().expect("held since it was opened"),
+            ReadTarget::Kept(file, _) => file,
+            ReadTarget::Own => slot.file.as_ref().expect("held since it was opened"),
         };
         let fd = types::Fd(file.as_fd().as_raw_fd());
         let entry = match (cell, piece) {

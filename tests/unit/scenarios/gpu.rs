@@ -1,7 +1,7 @@
 //! The consumer's side of a GPU in virtual time.
 
 use super::parts::Times;
-use super::time::{Shared, Span};
+use super::time::{SharedTime, Span};
 use crate::LoaderBuilder;
 use crate::batch::Batch;
 use crate::device::Device;
@@ -40,7 +40,7 @@ pub(super) struct Gpu {
 }
 
 impl Gpu {
-    pub(super) fn new(on: OnGpu, time: &Shared, copies: Times) -> Self {
+    pub(super) fn new(on: OnGpu, time: &SharedTime, copies: Times) -> Self {
         let (simulated, gpu) = Simulated::new(time.shown(), move |number| copies.of(number).max(1));
         let stream = simulated.stream();
         Self { on, simulated, device: Device::of(gpu, "virtual"), stream }

@@ -28,7 +28,7 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{TryRecvError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use time::{Shared, Span, Went};
+use time::{SharedTime, Span, Went};
 
 /// Bytes of a sample: one page, so that a ring holds one sample per page.
 const SAMPLE: u64 = 4096;
@@ -129,7 +129,7 @@ impl Scenario {
     /// Runs the scenario. Panics on a deadlock.
     pub(super) fn run(&self) -> Outcome {
         let all = self.batches + self.slots as u64 + 2;
-        let time = Shared::new(self.rows, all);
+        let time = SharedTime::new(self.rows, all);
         let (outcome, outcomes) = channel();
         let thread = {
             let (scenario, time) = (self.clone(), time.clone());
@@ -159,7 +159,7 @@ impl Scenario {
         Times { mean, varies: self.varies, seed: self.seed * 8 + salt }
     }
 
-    fn build(&self, time: &Arc<Shared>, all: u64, gpu: Option<&Gpu>) -> (Loader, Arc<Mutex<ReadLog>>) {
+    fn build(&self, time: &Arc<SharedTime>, all: u64, gpu: Option<&Gpu>) -> (Loader, Arc<Mutex<ReadLog>>) {
         let device = Device {
             servers: self.servers,
             service: self.times(self.read, 1),
@@ -198,7 +198,7 @@ impl Scenario {
         make(Some(total - ring + 4 * SAMPLE as usize))
     }
 
-    fn consume(&self, time: &Arc<Shared>, all: u64) -> Outcome {
+    fn consume(&self, time: &Arc<SharedTime>, all: u64) -> Outcome {
         let gpu = self.gpu.map(|on| Gpu::new(on, time, self.times(on.copy, 5)));
         let (loader, log) = self.build(time, all, gpu.as_ref());
         time.watch(loader.shared.runtime.core(), gpu.as_ref().map(Gpu::simulated));
@@ -286,7 +286,7 @@ impl Scenario {
         sum
     }
 
-    fn truth(&self, time: &Shared, reads: &Mutex<ReadLog>, window: Span) -> Truth {
+    fn truth(&self, time: &SharedTime, reads: &Mutex<ReadLog>, window: Span) -> Truth {
         // In the order of the storage, which reads the clock before it sends.
         let state = time.lock();
         let reads = reads.lock().unwrap();

@@ -1,6 +1,6 @@
 //! The parts of a loader that take virtual time: storage, decoder, sampler; and their dataset.
 
-use super::time::{Shared, Span};
+use super::time::{SharedTime, Span};
 use crate::dataset::{Dataset, Parts};
 use crate::decode::{Ctx, Decoder};
 use crate::error::Result;
@@ -62,7 +62,7 @@ pub(super) struct ReadLog {
 
 /// A reader with the device's durations. Reads start at the next `wait`, as in a ring.
 pub(super) struct Storage {
-    time: Arc<Shared>,
+    time: Arc<SharedTime>,
     device: Device,
     log: Arc<Mutex<ReadLog>>,
     submitted: Vec<ReadOp>,
@@ -74,7 +74,7 @@ pub(super) struct Storage {
 }
 
 impl Storage {
-    pub(super) fn open(time: Arc<Shared>, device: Device) -> (Opened, Arc<Mutex<ReadLog>>) {
+    pub(super) fn open(time: Arc<SharedTime>, device: Device) -> (Opened, Arc<Mutex<ReadLog>>) {
         let log = Arc::<Mutex<ReadLog>>::default();
         let reader = Self {
             time,
@@ -167,7 +167,7 @@ impl Reader for Storage {
             let state = time.lock();
             let now = time.now();
             self.send(now);
-            let until = if Shared::has_ended(&state) { u64::MAX } else { now };
+            let until = if SharedTime::has_ended(&state) { u64::MAX } else { now };
             if self.collect(until, out) || timeout == Some(Duration::ZERO) {
                 return;
             }
@@ -249,7 +249,7 @@ impl Dataset for Samples {
 
 /// Decodes in virtual time.
 pub(super) struct Decode {
-    pub(super) time: Arc<Shared>,
+    pub(super) time: Arc<SharedTime>,
     pub(super) times: Times,
 }
 
@@ -269,7 +269,7 @@ impl Decoder for Decode {
 
 /// An identity order with a delay per sample.
 pub(super) struct Slow {
-    pub(super) time: Arc<Shared>,
+    pub(super) time: Arc<SharedTime>,
     pub(super) times: Times,
     pub(super) len: u64,
 }

@@ -14,7 +14,7 @@
 //! # Why this is exact
 //!
 //! Each party reports under one lock before it sleeps and after it wakes, and a row counts as decoded under that lock
-//! before its drain goes on. [`Shared::advance`] holds the lock throughout. So a sleeping party stays asleep during the
+//! before its drain goes on. [`SharedTime::advance`] holds the lock throughout. So a sleeping party stays asleep during the
 //! check, unless another party wakes it; and that party would be found running itself:
 //!
 //! - The I/O thread is asleep when the bell's word says so. Every wake changes the word before the waker goes on.
@@ -84,7 +84,7 @@ struct Sleeper {
     woken: Arc<AtomicBool>,
 }
 
-pub(super) struct State {
+pub(super) struct TimeState {
     io: Io,
     consumer: Consumer,
     workers_asleep: usize,
@@ -111,7 +111,7 @@ pub(super) enum Went {
 }
 
 /// Virtual time of one loader.
-pub(super) struct Shared {
+pub(super) struct SharedTime {
     now: Arc<AtomicU64>,
     /// Number of waits begun by the consumer's thread.
     waits: Arc<AtomicU64>,
@@ -119,13 +119,13 @@ pub(super) struct Shared {
     gpu: OnceLock<Arc<Simulated>>,
     pub(super) bell: Arc<Bell>,
     core: OnceLock<Weak<Core>>,
-    state: Mutex<State>,
+    state: Mutex<TimeState>,
 }
 
-impl Shared {
+impl SharedTime {
     /// For batches of `rows` samples with ids 0, 1, 2 …
     pub(super) fn new(rows: u64, batches: u64) -> Arc<Self> {
-        let state = State {
+        let state = TimeState {
             io: Io::Running,
             consumer: Consumer::Running,
             workers_asleep: 0,
@@ -167,7 +167,7 @@ impl Shared {
         let _ = self.core.set(Arc::downgrade(core));
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, TimeState> {
         self.state.lock().unwrap_or_else(|poison| poison.into_inner())
     }
 
@@ -215,7 +215,7 @@ impl Shared {
     }
 
     /// The I/O thread is about to doze, until the bell rings or `due`. Errors as [`Bell::doze`].
-    pub(super) fn doze(&self, mut state: MutexGuard<'_, State>, due: Option<u64>) -> Result<(), bool> {
+    pub(super) fn doze(&self, mut state: MutexGuard<'_, TimeState>, due: Option<u64>) -> Result<(), bool> {
         self.bell.doze()?;
         state.io = Io::Dozing;
         state.read_due = due;
@@ -231,7 +231,7 @@ impl Shared {
         woken
     }
 
-    pub(super) fn has_ended(state: &State) -> bool {
+    pub(super) fn has_ended(state: &TimeState) -> bool {
         state.ended
     }
 
@@ -250,7 +250,7 @@ impl Shared {
         self.state.try_lock().map_or(Went::Not, |mut state| self.advance(&mut state))
     }
 
-    fn advance(&self, state: &mut State) -> Went {
+    fn advance(&self, state: &mut TimeState) -> Went {
         if state.ended || self.anybody_runs(state) {
             return Went::Not;
         }
@@ -267,7 +267,7 @@ impl Shared {
         Went::On
     }
 
-    fn anybody_runs(&self, state: &State) -> bool {
+    fn anybody_runs(&self, state: &TimeState) -> bool {
         let consumer = || match state.consumer {
             Consumer::Running => true,
             Consumer::Sleeping => false,
@@ -295,8 +295,8 @@ impl Shared {
             || consumer()
     }
 
-    fn wake_until(&self, state: &mut State, now: u64) {
-        let State { sleepers, io, consumer, workers_asleep, .. } = state;
+    fn wake_until(&self, state: &mut TimeState, now: u64) {
+        let TimeState { sleepers, io, consumer, workers_asleep, .. } = state;
         sleepers.retain(|sleeper| {
             if sleeper.due > now {
                 return true;

@@ -9,7 +9,7 @@
 //! Invariants: a column gives exactly the rows of its chunk, or an error; it never invents a missing value unless the
 //! user asked for zeros.
 
-use super::page::{Header, Kind, PLAIN, PLAIN_DICTIONARY, Page, Pages, RLE, RLE_DICTIONARY, all_defined};
+use super::page::{Header, PLAIN, PLAIN_DICTIONARY, Page, PageKind, Pages, RLE, RLE_DICTIONARY, all_defined};
 use super::unpack::{Codec, Unpacked};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ChunkBuf;
@@ -234,13 +234,13 @@ impl Column<'_> {
         let mut dictionary = false;
         while let Some(page) = before.next()? {
             self.check_dictionary(&page)?;
-            dictionary |= page.header.kind == Kind::Dictionary;
+            dictionary |= page.header.kind == PageKind::Dictionary;
         }
         let mut values = self.place.values;
         let mut unpacked = std::mem::take(&mut scratch.unpacked);
         let result = (|| {
             while let Some(page) = pages.next()? {
-                if matches!(page.header.kind, Kind::Data | Kind::DataV2 { .. }) {
+                if matches!(page.header.kind, PageKind::Data | PageKind::DataV2 { .. }) {
                     // The column reader allocates by this number.
                     values = values.checked_sub(page.header.values as u64).ok_or_else(|| {
                         let message =
@@ -253,12 +253,12 @@ impl Column<'_> {
                     }
                 }
                 match page.header.kind {
-                    Kind::Dictionary => {
+                    PageKind::Dictionary => {
                         self.check_dictionary(&page)?;
                         (dictionary, plain) = (true, false);
                     }
-                    Kind::Other => {}
-                    Kind::Data | Kind::DataV2 { .. } if plain => {
+                    PageKind::Other => {}
+                    PageKind::Data | PageKind::DataV2 { .. } if plain => {
                         let values = page.header.values;
                         let Some(bytes) = self.plain_values(&page, scratch, &mut unpacked)? else {
                             plain = false;
@@ -272,7 +272,7 @@ impl Column<'_> {
                         }
                         row = end;
                     }
-                    Kind::Data | Kind::DataV2 { .. } => {}
+                    PageKind::Data | PageKind::DataV2 { .. } => {}
                 }
             }
             Ok(plain)
@@ -288,7 +288,7 @@ impl Column<'_> {
             _ => self.width().max(1),
         };
         let Page { header, .. } = page;
-        if header.kind == Kind::Dictionary && header.values > header.uncompressed / least {
+        if header.kind == PageKind::Dictionary && header.values > header.uncompressed / least {
             let message = format!("a dictionary of {} values in {} bytes", header.values, header.uncompressed);
             return Err(Error::new(ErrorKind::Limit, Stage::Decode, message));
         }
@@ -307,7 +307,7 @@ impl Column<'_> {
             return Ok(None);
         }
         match header.kind {
-            Kind::Data => {
+            PageKind::Data => {
                 let bytes = self.unpack(page.body, header.uncompressed, scratch, unpacked)?;
                 if max == 0 {
                     return Ok(Some(bytes));
@@ -315,7 +315,7 @@ impl Column<'_> {
                 let (levels, values) = levels_v1(header, bytes).unzip();
                 Ok(values.filter(|_| levels.is_some_and(|levels| all_defined(levels, header.values, max))))
             }
-            Kind::DataV2 { nulls: 0, def_bytes, rep_bytes: 0, compressed, .. } => {
+            PageKind::DataV2 { nulls: 0, def_bytes, rep_bytes: 0, compressed, .. } => {
                 let Some((levels, body)) = page.body.split_at_checked(def_bytes as usize) else { return Ok(None) };
                 if max > 0 && !all_defined(levels, header.values, max) {
                     return Ok(None);

@@ -14,7 +14,7 @@ use bytes::Bytes;
 
 /// Kind of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum PageKind {
     Data,
     DataV2 {
         nulls: u32,
@@ -31,7 +31,7 @@ pub(super) enum Kind {
 /// The needed fields of a page header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    pub(super) kind: Kind,
+    pub(super) kind: PageKind,
     pub(super) uncompressed: usize,
     pub(super) compressed: usize,
     pub(super) crc: Option<u32>,
@@ -199,7 +199,7 @@ impl Header {
         let uncompressed = uncompressed.ok_or_else(|| missing("its unpacked size"))?;
         let compressed = compressed.ok_or_else(|| missing("its size"))?;
         let mut header = Self {
-            kind: Kind::Other,
+            kind: PageKind::Other,
             uncompressed,
             compressed,
             crc,
@@ -211,14 +211,14 @@ impl Header {
         match kind.ok_or_else(|| missing("its type"))? {
             0 => {
                 let [values, encoding, def_encoding, rep_encoding, ..] = data.ok_or_else(|| missing("data"))?;
-                header.kind = Kind::Data;
+                header.kind = PageKind::Data;
                 header.values = number("values", values)?;
                 header.encoding = encoding as i32;
                 (header.def_encoding, header.rep_encoding) = (def_encoding as i32, rep_encoding as i32);
             }
             2 => {
                 let [values, encoding, ..] = dictionary.ok_or_else(|| missing("its dictionary"))?;
-                header.kind = Kind::Dictionary;
+                header.kind = PageKind::Dictionary;
                 header.values = number("values", values)?;
                 header.encoding = encoding as i32;
             }
@@ -227,7 +227,7 @@ impl Header {
                     data_v2.ok_or_else(|| missing("data of version 2"))?;
                 header.values = number("values", values)?;
                 header.encoding = encoding as i32;
-                header.kind = Kind::DataV2 {
+                header.kind = PageKind::DataV2 {
                     nulls: number("nulls", nulls)? as u32,
                     rows: number("rows", rows)? as u32,
                     def_bytes: number("bytes of definition levels", def)? as u32,
@@ -590,7 +590,7 @@ pub(super) mod tests {
             let bytes = header(1000, 600, crc, 250);
             let (parsed, len) = Header::parse(&[&bytes[..], &[7; 9]].concat()).unwrap();
             assert_eq!(len, bytes.len());
-            assert_eq!((parsed.kind, parsed.uncompressed, parsed.compressed), (Kind::Data, 1000, 600));
+            assert_eq!((parsed.kind, parsed.uncompressed, parsed.compressed), (PageKind::Data, 1000, 600));
             assert_eq!((parsed.crc, parsed.values, parsed.encoding), (crc.map(|crc| crc as u32), 250, PLAIN));
         }
     }

@@ -5,7 +5,7 @@
 //! malformed pages: opening the chunk names the damage.
 
 use super::column::{Place, levels_v1};
-use super::page::{DELTA_BYTE_ARRAY, Header, Kind, Thrift};
+use super::page::{DELTA_BYTE_ARRAY, Header, PageKind, Thrift};
 use super::unpack::Codec;
 use crate::storage::Blob;
 use parquet::basic::Compression;
@@ -45,7 +45,7 @@ pub(super) fn uncounted_header(blob: &Blob, offset: u64, len: u64) -> Option<u64
         let (header, bytes) = header(blob, offset.checked_add(end)?, len - end, &mut buffer)?;
         end = end.checked_add(bytes)?.checked_add(header.compressed as u64)?;
     }
-    (dictionary.kind == Kind::Dictionary && end - len == uncounted).then_some(uncounted)
+    (dictionary.kind == PageKind::Dictionary && end - len == uncounted).then_some(uncounted)
 }
 
 /// Unpacked bytes of all pages in these bytes, with their headers.
@@ -64,7 +64,7 @@ pub(super) fn page_sizes(blob: &Blob, mut pages: impl Iterator<Item = (u64, u64)
     let mut buffer = Vec::new();
     pages.try_fold((0_u64, 0_u64), |(bytes, values), (offset, len)| {
         let (header, _) = header(blob, offset, len, &mut buffer)?;
-        let here = if header.kind == Kind::Dictionary { 0 } else { header.values };
+        let here = if header.kind == PageKind::Dictionary { 0 } else { header.values };
         Some((bytes.checked_add(header.uncompressed as u64)?, values.checked_add(here as u64)?))
     })
 }
@@ -79,7 +79,7 @@ pub(super) fn payload(blob: &Blob, descr: &ColumnDescPtr, place: &Place) -> Opti
         let body = at + len;
         at = body.checked_add(header.compressed as u64).filter(|next| *next <= end)?;
         room = room.checked_sub(header.uncompressed as u64)?;
-        if !matches!(header.kind, Kind::Data | Kind::DataV2 { .. }) {
+        if !matches!(header.kind, PageKind::Data | PageKind::DataV2 { .. }) {
             continue;
         }
         sum = sum.checked_add(header.uncompressed as u64)?;
@@ -102,14 +102,14 @@ fn values_of<'p>(
     codec: &mut Codec,
 ) -> Option<&'p [u8]> {
     let (body, packed) = match header.kind {
-        Kind::DataV2 { def_bytes, rep_bytes, compressed, .. } => {
+        PageKind::DataV2 { def_bytes, rep_bytes, compressed, .. } => {
             (body.get(def_bytes as usize + rep_bytes as usize..)?, compressed)
         }
         _ => (body, true),
     };
     let page = if packed && compression != Compression::UNCOMPRESSED {
         let levels =
-            if let Kind::DataV2 { def_bytes, rep_bytes, .. } = header.kind { def_bytes + rep_bytes } else { 0 };
+            if let PageKind::DataV2 { def_bytes, rep_bytes, .. } = header.kind { def_bytes + rep_bytes } else { 0 };
         unpacked.clear();
         let size = header.uncompressed.checked_sub(levels as usize)?;
         unpacked.try_reserve_exact(size).ok()?;
@@ -119,7 +119,7 @@ fn values_of<'p>(
     } else {
         body
     };
-    if header.kind == Kind::Data && descr.max_def_level() > 0 {
+    if header.kind == PageKind::Data && descr.max_def_level() > 0 {
         levels_v1(header, page).map(|(_, values)| values)
     } else {
         Some(page)

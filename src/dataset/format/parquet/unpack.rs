@@ -3,7 +3,7 @@
 //! Invariants: a page unpacks to exactly the bytes of its header, or it is an error; [`Pages`] compares a page's sizes
 //! with the footer before any allocation for it.
 
-use super::page::{Header, Kind, Pages};
+use super::page::{Header, PageKind, Pages};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use bytes::Bytes;
 use parquet::basic::{Compression, Encoding};
@@ -107,7 +107,7 @@ impl Unpacked {
 
     /// The unpacked dictionary; values that refer to it are slices of it.
     pub(super) fn dictionary(&mut self) -> Result<Option<Bytes>> {
-        if self.dictionary.is_none() && self.head()?.is_some_and(|header| header.kind == Kind::Dictionary) {
+        if self.dictionary.is_none() && self.head()?.is_some_and(|header| header.kind == PageKind::Dictionary) {
             self.dictionary = self.next_page()?;
         }
         Ok(self.dictionary.as_ref().map(|page| page.buffer().clone()))
@@ -123,7 +123,7 @@ impl Unpacked {
     fn head(&mut self) -> Result<Option<Header>> {
         loop {
             match self.part().head()? {
-                Some((header, _)) if header.kind == Kind::Other => {
+                Some((header, _)) if header.kind == PageKind::Other => {
                     self.part().next()?;
                 }
                 other => return Ok(other.map(|(header, _)| header)),
@@ -141,7 +141,7 @@ impl Unpacked {
         let Some(page) = pages.next()? else { return Ok(None) };
         let (header, body) = (page.header, page.body);
         let (levels, packed) = match header.kind {
-            Kind::DataV2 { def_bytes, rep_bytes, compressed, .. } => {
+            PageKind::DataV2 { def_bytes, rep_bytes, compressed, .. } => {
                 (def_bytes as usize + rep_bytes as usize, compressed)
             }
             _ => (0, true),
@@ -180,8 +180,8 @@ fn encoding(number: i32) -> Result<Encoding> {
 fn page_of(header: Header, buf: Bytes) -> Result<Page> {
     let (num_values, encoded) = (header.values as u32, encoding(header.encoding)?);
     Ok(match header.kind {
-        Kind::Dictionary => Page::DictionaryPage { buf, num_values, encoding: encoded, is_sorted: false },
-        Kind::DataV2 { nulls, rows, def_bytes, rep_bytes, compressed } => Page::DataPageV2 {
+        PageKind::Dictionary => Page::DictionaryPage { buf, num_values, encoding: encoded, is_sorted: false },
+        PageKind::DataV2 { nulls, rows, def_bytes, rep_bytes, compressed } => Page::DataPageV2 {
             buf,
             num_values,
             encoding: encoded,
@@ -192,7 +192,7 @@ fn page_of(header: Header, buf: Bytes) -> Result<Page> {
             is_compressed: compressed,
             statistics: None,
         },
-        Kind::Data | Kind::Other => Page::DataPage {
+        PageKind::Data | PageKind::Other => Page::DataPage {
             buf,
             num_values,
             encoding: encoded,
@@ -229,11 +229,11 @@ impl PageReader for Unpacked {
         }
         let header = self.head().map_err(outside)?;
         Ok(header.map(|header| match header.kind {
-            Kind::Dictionary => PageMetadata { num_rows: None, num_levels: None, is_dict: true },
-            Kind::DataV2 { rows, .. } => {
+            PageKind::Dictionary => PageMetadata { num_rows: None, num_levels: None, is_dict: true },
+            PageKind::DataV2 { rows, .. } => {
                 PageMetadata { num_rows: Some(rows as usize), num_levels: Some(header.values), is_dict: false }
             }
-            Kind::Data | Kind::Other => {
+            PageKind::Data | PageKind::Other => {
                 PageMetadata { num_rows: None, num_levels: Some(header.values), is_dict: false }
             }
         }))

@@ -53,7 +53,7 @@ pub(super) struct Member {
     pub(super) name: Vec<u8>,
     /// Name in the member's own header, if an extension header gives another.
     pub(super) short_name: Option<Vec<u8>>,
-    pub(super) kind: Kind,
+    pub(super) kind: MemberKind,
     /// Offset and length of the data.
     pub(super) data: u64,
     pub(super) len: u64,
@@ -62,7 +62,7 @@ pub(super) struct Member {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MemberKind {
     Regular,
     /// A member without bytes of its own; holds the word for its kind.
     Other(&'static str),
@@ -176,13 +176,13 @@ fn room(shard: u64, at: u64, size: u64) -> Result<u64> {
 fn member(shard: u64, at: u64, header: Header, long: Option<Vec<u8>>, pax: Pax) -> Result<Member> {
     let ambiguous = |message: String| damage(DamageKind::Ambiguous, at, BLOCK, message);
     let kind = match header.flag {
-        b'0' | 0 | b'7' => Kind::Regular,
-        b'1' => Kind::Other("link"),
-        b'2' => Kind::Other("symlink"),
-        b'3' | b'4' => Kind::Other("device"),
-        b'5' => Kind::Other("folder"),
-        b'6' => Kind::Other("FIFO"),
-        b'V' => Kind::Other("volume name"),
+        b'0' | 0 | b'7' => MemberKind::Regular,
+        b'1' => MemberKind::Other("link"),
+        b'2' => MemberKind::Other("symlink"),
+        b'3' | b'4' => MemberKind::Other("device"),
+        b'5' => MemberKind::Other("folder"),
+        b'6' => MemberKind::Other("FIFO"),
+        b'V' => MemberKind::Other("volume name"),
         flag => {
             let what = match flag {
                 b'S' => "a sparse file (GNU)".to_string(),
@@ -216,8 +216,8 @@ fn member(shard: u64, at: u64, header: Header, long: Option<Vec<u8>>, pax: Pax) 
         return damage(DamageKind::Header, at, BLOCK, "a member without a name");
     }
     // Old writers mark folders this way.
-    let kind = if name.ends_with(b"/") && kind == Kind::Regular { Kind::Other("folder") } else { kind };
-    if let (Kind::Other(what), 1..) = (kind, size) {
+    let kind = if name.ends_with(b"/") && kind == MemberKind::Regular { MemberKind::Other("folder") } else { kind };
+    if let (MemberKind::Other(what), 1..) = (kind, size) {
         return ambiguous(format!("a {what} with {size} bytes: some readers skip them, others do not"));
     }
     Ok(Member { name, short_name, kind, data: at + BLOCK, len: size, next: room(shard, at, size)? })

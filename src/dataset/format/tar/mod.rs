@@ -414,7 +414,7 @@ impl First {
             };
             at = member.next;
             let Ok((key, ending)) = split(&member.name) else { continue };
-            if member.kind != member::Kind::Regular {
+            if member.kind != member::MemberKind::Regular {
                 continue;
             }
             // A sample may have any number of members, but more endings than fields are useless.

@@ -5,7 +5,7 @@
 //! of a payload may look like a member.
 
 use super::ahead::bring_headers;
-use super::member::{self, BLOCK, Header, Kind, Member, Step, Stop};
+use super::member::{self, BLOCK, Header, Member, MemberKind, Step, Stop};
 use crate::dataset::damage::{Damage, DamageKind};
 use crate::dataset::index::{Entry, FIELDS_MAX, Rows, Scan};
 use crate::error::Result;
@@ -175,7 +175,7 @@ impl<'a> Samples<'a> {
         member: Member,
         rows: &mut Rows,
     ) -> std::result::Result<(), Stop> {
-        if let Kind::Other(what) = member.kind {
+        if let MemberKind::Other(what) = member.kind {
             rows.leave_out(what);
             return Ok(());
         }

@@ -21,13 +21,13 @@ const NAME_LISTED: usize = 48;
 
 /// Kind of a feature's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ListKind {
     Bytes,
     Floats,
     Ints,
 }
 
-impl Kind {
+impl ListKind {
     /// Its name, and what reads it.
     fn words(self) -> (&'static str, Setting) {
         match self {
@@ -39,8 +39,8 @@ impl Kind {
 }
 
 /// Advice for a list without values. A picture must have some.
-pub(super) fn zeros(kind: Kind) -> String {
-    if kind == Kind::Bytes { String::new() } else { format!("; {} takes it as zeros", Setting::MissingZero) }
+pub(super) fn zeros(kind: ListKind) -> String {
+    if kind == ListKind::Bytes { String::new() } else { format!("; {} takes it as zeros", Setting::MissingZero) }
 }
 
 /// A feature of an example: all pieces of its list.
@@ -55,7 +55,7 @@ impl<'a> Feature<'a> {
     ///
     /// Errors: [`ErrorKind::Decode`] for malformed bytes, and for feature lists; [`ErrorKind::Shape`] if the feature is
     /// missing or of another kind.
-    pub(crate) fn find(example: &'a [u8], name: &str, kind: Kind, context_only: bool) -> Result<Self> {
+    pub(crate) fn find(example: &'a [u8], name: &str, kind: ListKind, context_only: bool) -> Result<Self> {
         let lists = Self::lists(example, name, context_only)?.ok_or_else(|| missing(example, name, kind))?;
         // A list of another kind discards those before it.
         let mut pieces = lists.clone();
@@ -87,7 +87,7 @@ impl<'a> Feature<'a> {
         while let Some((kind, mut list)) = lists.next()? {
             while let Some((_, _, value)) = list.next()? {
                 // Packed numbers may be none.
-                if kind == Kind::Bytes || !matches!(value, Value::Bytes([])) {
+                if kind == ListKind::Bytes || !matches!(value, Value::Bytes([])) {
                     return Ok(false);
                 }
             }
@@ -229,13 +229,13 @@ impl<'a> Lists<'a> {
         Self { entry, feature: Wire::new(&[], 0) }
     }
 
-    fn next(&mut self) -> Result<Option<(Kind, Wire<'a>)>> {
+    fn next(&mut self) -> Result<Option<(ListKind, Wire<'a>)>> {
         loop {
             while let Some((number, at, value)) = self.feature.next()? {
                 let kind = match number {
-                    1 => Kind::Bytes,
-                    2 => Kind::Floats,
-                    3 => Kind::Ints,
+                    1 => ListKind::Bytes,
+                    2 => ListKind::Floats,
+                    3 => ListKind::Ints,
                     _ => continue,
                 };
                 return match value {
@@ -383,7 +383,7 @@ fn too_many(count: usize, max: usize) -> Error {
 
 /// Error for a missing feature; lists the existing names.
 #[cold]
-fn missing(example: &[u8], name: &str, kind: Kind) -> Error {
+fn missing(example: &[u8], name: &str, kind: ListKind) -> Error {
     let mut features = Wire::new(example, 0);
     // A first walk over these bytes found no error.
     let messages = std::iter::from_fn(|| features.message(1, "").ok().flatten());
@@ -481,7 +481,7 @@ mod tests {
         field(2, &[], &mut empty);
         for sequence in [[&example[..], &before].concat(), [&before[..], &example].concat()] {
             for name in ["l", "f", "none"] {
-                let error = Feature::find(&sequence, name, Kind::Ints, false).err().unwrap();
+                let error = Feature::find(&sequence, name, ListKind::Ints, false).err().unwrap();
                 assert_eq!(error.kind(), ErrorKind::Decode);
                 assert!(
                     error.message().contains(r#"feature lists are not supported: "f", "g"; `context_only"#),
@@ -489,11 +489,11 @@ mod tests {
                 );
             }
             let mut buffer = Vec::new();
-            let context = Feature::find(&sequence, "l", Kind::Ints, true).unwrap();
+            let context = Feature::find(&sequence, "l", ListKind::Ints, true).unwrap();
             assert_eq!(context.ints(8, &mut buffer).unwrap(), 7_u64.to_ne_bytes());
         }
         // Empty feature lists lose no data, so they are no error.
-        assert!(Feature::find(&[example, empty].concat(), "l", Kind::Ints, false).is_ok());
+        assert!(Feature::find(&[example, empty].concat(), "l", ListKind::Ints, false).is_ok());
     }
 
     /// Writes an unknown field, of each wire type in turn.
@@ -643,17 +643,17 @@ mod tests {
         vec(vec((name, vec(vec(any_list(), 0..4), 0..3)), 0..5), 0..3)
     }
 
-    fn found(example: &[u8], name: &str, kind: Kind) -> Result<Merged> {
+    fn found(example: &[u8], name: &str, kind: ListKind) -> Result<Merged> {
         let feature = Feature::find(example, name, kind, false)?;
         let mut buffer = Vec::new();
         Ok(match kind {
-            Kind::Bytes => Merged::Bytes(vec![feature.one_bytes()?.to_vec()]),
-            Kind::Floats => Merged::Floats(feature.floats(1 << 20, &mut buffer)?.to_vec()),
-            Kind::Ints => Merged::Ints(feature.ints(1 << 20, &mut buffer)?.to_vec()),
+            ListKind::Bytes => Merged::Bytes(vec![feature.one_bytes()?.to_vec()]),
+            ListKind::Floats => Merged::Floats(feature.floats(1 << 20, &mut buffer)?.to_vec()),
+            ListKind::Ints => Merged::Ints(feature.ints(1 << 20, &mut buffer)?.to_vec()),
         })
     }
 
-    const KINDS: [Kind; 3] = [Kind::Bytes, Kind::Floats, Kind::Ints];
+    const KINDS: [ListKind; 3] = [ListKind::Bytes, ListKind::Floats, ListKind::Ints];
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
@@ -663,9 +663,9 @@ mod tests {
             for (name, right) in merged(&example) {
                 let kind = match &right {
                     Merged::Empty => None,
-                    Merged::Bytes(_) => Some(Kind::Bytes),
-                    Merged::Floats(_) => Some(Kind::Floats),
-                    Merged::Ints(_) => Some(Kind::Ints),
+                    Merged::Bytes(_) => Some(ListKind::Bytes),
+                    Merged::Floats(_) => Some(ListKind::Floats),
+                    Merged::Ints(_) => Some(ListKind::Ints),
                 };
                 for wanted in KINDS {
                     let found = found(&bytes, name, wanted);
@@ -677,7 +677,7 @@ mod tests {
                     }
                 }
             }
-            let error = found(&bytes, "not there", Kind::Ints).unwrap_err();
+            let error = found(&bytes, "not there", ListKind::Ints).unwrap_err();
             prop_assert_eq!(error.kind(), ErrorKind::Shape);
         }
 
@@ -709,11 +709,11 @@ mod tests {
             let mut buffer = Vec::new();
             let (row, len, found) = match right {
                 Merged::Floats(all) => {
-                    let found = Feature::find(&bytes, "x", Kind::Floats, false).unwrap().floats(max * 4, &mut buffer).is_ok();
+                    let found = Feature::find(&bytes, "x", ListKind::Floats, false).unwrap().floats(max * 4, &mut buffer).is_ok();
                     (max * 4, all.len(), found)
                 }
                 Merged::Ints(all) => {
-                    let found = Feature::find(&bytes, "x", Kind::Ints, false).unwrap().ints(max * 8, &mut buffer).is_ok();
+                    let found = Feature::find(&bytes, "x", ListKind::Ints, false).unwrap().ints(max * 8, &mut buffer).is_ok();
                     (max * 8, all.len(), found)
                 }
                 _ => return Ok(()),
@@ -728,7 +728,7 @@ mod tests {
         let list = List::Floats(vec![(true, vec![1, 2, 3])]);
         let bytes = encode(&vec![vec![("x".to_string(), vec![vec![list]])]], 1);
         let mut buffer = Vec::new();
-        let floats = Feature::find(&bytes, "x", Kind::Floats, false).unwrap().floats(12, &mut buffer).unwrap();
+        let floats = Feature::find(&bytes, "x", ListKind::Floats, false).unwrap().floats(12, &mut buffer).unwrap();
         assert!(bytes.as_ptr_range().contains(&floats.as_ptr()));
         assert_eq!(buffer.capacity(), 0);
     }
@@ -754,7 +754,7 @@ mod tests {
             (entry(&[0x0a, 1, b'x', 0x12, 4, 0x1a, 2, 0x08, 0x80]), "byte 12: a varint that does not end"),
         ];
         for (bytes, words) in table {
-            let error = found(&bytes, "x", Kind::Ints).unwrap_err();
+            let error = found(&bytes, "x", ListKind::Ints).unwrap_err();
             assert!(error.to_string().contains(words), "{bytes:02x?}: {error}");
             assert_eq!(error.kind(), ErrorKind::Decode);
         }
@@ -763,7 +763,7 @@ mod tests {
     #[test]
     fn a_missing_feature_error_lists_a_few_names() {
         let many = (0..1000).map(|k| (format!("{k:0>100}"), Vec::new())).collect();
-        let error = found(&encode(&vec![many], 1), "x", Kind::Ints).unwrap_err().to_string();
+        let error = found(&encode(&vec![many], 1), "x", ListKind::Ints).unwrap_err().to_string();
         assert!(error.contains("… and 988 more; ") && error.len() < 1000, "{error}");
     }
 }

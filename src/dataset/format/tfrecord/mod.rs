@@ -16,7 +16,7 @@
 
 pub(crate) mod example;
 
-use self::example::{Feature, Kind, zeros};
+use self::example::{Feature, ListKind, zeros};
 use crate::dataset::damage::{Damage, DamageKind, OnDamage};
 use crate::dataset::digest::Digest;
 use crate::dataset::format::foreign;
@@ -72,7 +72,7 @@ enum Take {
     /// The values of a list, with the row's bytes and whether the list must fill them.
     List {
         feature: String,
-        kind: Kind,
+        kind: ListKind,
         row_bytes: usize,
         fixed: bool,
     },
@@ -82,7 +82,7 @@ enum Take {
 #[derive(Clone, Debug)]
 pub struct TfRecordBuilder {
     record: EncodedField,
-    fields: Vec<(EncodedField, String, Kind)>,
+    fields: Vec<(EncodedField, String, ListKind)>,
     context_only: bool,
     missing_zero: bool,
     checksums: bool,
@@ -149,21 +149,21 @@ impl TfRecordBuilder {
     /// Adds `field`: the only value of the bytes feature `feature`.
     #[must_use]
     pub fn field(mut self, field: EncodedField, feature: &str) -> Self {
-        self.fields.push((field, feature.to_string(), Kind::Bytes));
+        self.fields.push((field, feature.to_string(), ListKind::Bytes));
         self
     }
 
     /// Adds `field`, of dtype `f32`: the values of the float list `feature`, as many as its shape needs.
     #[must_use]
     pub fn floats(mut self, field: Field, feature: &str) -> Self {
-        self.fields.push((EncodedField::raw(field), feature.to_string(), Kind::Floats));
+        self.fields.push((EncodedField::raw(field), feature.to_string(), ListKind::Floats));
         self
     }
 
     /// Adds `field`, of dtype `i64`: the values of the int64 list `feature`, as many as its shape needs.
     #[must_use]
     pub fn ints(mut self, field: Field, feature: &str) -> Self {
-        self.fields.push((EncodedField::raw(field), feature.to_string(), Kind::Ints));
+        self.fields.push((EncodedField::raw(field), feature.to_string(), ListKind::Ints));
         self
     }
 
@@ -263,9 +263,9 @@ impl TfRecordBuilder {
                 return bad(format!("feature {feature:?} is asked for as two kinds of list, and is one: name it once"));
             }
             features.push(match kind {
-                Kind::Bytes => Take::Bytes(feature.clone()),
-                Kind::Floats => list(field, feature, *kind, DType::F32)?,
-                Kind::Ints => list(field, feature, *kind, DType::I64)?,
+                ListKind::Bytes => Take::Bytes(feature.clone()),
+                ListKind::Floats => list(field, feature, *kind, DType::F32)?,
+                ListKind::Ints => list(field, feature, *kind, DType::I64)?,
             });
         }
         if features.len() > Spec::FIELDS_MAX {
@@ -276,7 +276,7 @@ impl TfRecordBuilder {
 }
 
 /// Adds a list of numbers; the format fixes its dtype.
-fn list(field: &EncodedField, feature: &str, kind: Kind, holds: DType) -> Result<Take> {
+fn list(field: &EncodedField, feature: &str, kind: ListKind, holds: DType) -> Result<Take> {
     let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
     let Encoding::Raw { dtype, shape } = &field.encoding else {
         return bad(format!("field `{}` must be an array", field.name));
@@ -418,9 +418,11 @@ impl Dataset for TfRecord {
         let payload = payload_of(bytes)?;
         let (feature, kind, row_bytes, fixed) = match &self.features[field] {
             Take::Payload => return Ok(payload),
-            Take::Bytes(feature) if self.schema[field].encoding == Encoding::Bytes => (feature, Kind::Bytes, 0, false),
+            Take::Bytes(feature) if self.schema[field].encoding == Encoding::Bytes => {
+                (feature, ListKind::Bytes, 0, false)
+            }
             Take::Bytes(feature) => {
-                let found = Feature::find(payload, feature, Kind::Bytes, self.context_only)?;
+                let found = Feature::find(payload, feature, ListKind::Bytes, self.context_only)?;
                 return found.one_bytes().map_err(|error| of(feature, error));
             }
             Take::List { feature, kind, row_bytes, fixed } => (feature, *kind, *row_bytes, *fixed),
@@ -431,9 +433,9 @@ impl Dataset for TfRecord {
         }
         let list = Feature::find(payload, feature, kind, self.context_only)?;
         let (values, size) = match kind {
-            Kind::Ints => (list.ints(row_bytes, buffer), 8),
-            Kind::Floats => (list.floats(row_bytes, buffer), 4),
-            Kind::Bytes => (list.one_bytes(), 1),
+            ListKind::Ints => (list.ints(row_bytes, buffer), 8),
+            ListKind::Floats => (list.floats(row_bytes, buffer), 4),
+            ListKind::Bytes => (list.one_bytes(), 1),
         };
         let values = values.map_err(|error| of(feature, error))?;
         if fixed && values.len() != row_bytes {

@@ -46,12 +46,12 @@ pub struct Checked<D> {
     /// For datasets with chunks: start of each chunk's extent CRCs, then the end of all.
     pieces: Vec<usize>,
     place: PathBuf,
-    origin: Origin,
+    origin: SumsOrigin,
 }
 
 /// Origin of the checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
+enum SumsOrigin {
     /// Made from the bytes on disk when the dataset was opened.
     Made,
     /// Read from their file; all bytes were compared with it when the dataset was opened.
@@ -73,15 +73,15 @@ impl<D: Dataset> Checked<D> {
                     return Err(another(place));
                 }
                 if then == head {
-                    (words, Origin::Kept)
+                    (words, SumsOrigin::Kept)
                 } else {
                     outline.compare(&inner, &words, &outline.make(&inner)?, place)?;
-                    (words, Origin::Compared)
+                    (words, SumsOrigin::Compared)
                 }
             }
-            _ => (outline.make(&inner)?, Origin::Made),
+            _ => (outline.make(&inner)?, SumsOrigin::Made),
         };
-        if origin != Origin::Kept {
+        if origin != SumsOrigin::Kept {
             if self::hashes(inner.sources())? != hashes {
                 let message = "a source was written to while its checksums were made";
                 return Err(Error::new(ErrorKind::Changed, Stage::Index, message));
@@ -95,7 +95,7 @@ impl<D: Dataset> Checked<D> {
 
     /// Whether opening made the checksums from the bytes on disk; otherwise they came from their file.
     pub fn built(&self) -> bool {
-        self.origin == Origin::Made
+        self.origin == SumsOrigin::Made
     }
 
     /// The dataset without its checks.
@@ -149,9 +149,9 @@ impl<D: Dataset> Dataset for Checked<D> {
 
     fn describe(&self) -> String {
         let how = match self.origin {
-            Origin::Made => "made now:",
-            Origin::Compared => "compared now with all bytes, since times or paths had changed:",
-            Origin::Kept => "from",
+            SumsOrigin::Made => "made now:",
+            SumsOrigin::Compared => "compared now with all bytes, since times or paths had changed:",
+            SumsOrigin::Kept => "from",
         };
         format!("{}; checked: CRC32Cs {how} {}", self.inner.describe(), self.place.display())
     }

@@ -20,7 +20,7 @@
 //! # Limits and invariants
 //!
 //! * A picture's sides have at most 2²⁴ pixels, none has 0. A window lies in the output, and the area in the picture.
-//! * Memory is at most [`Plan::heap_bytes`], and steady state allocates nothing.
+//! * Memory is at most [`ResizePlan::heap_bytes`], and steady state allocates nothing.
 //! * Time is linear in the source rows times the window's width times the taps.
 
 #[cfg(target_arch = "x86_64")]
@@ -39,7 +39,7 @@ use kernels::{Kernels, Prepared, ROWS, padded};
 
 /// What becomes of a picture.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Plan {
+pub(super) struct ResizePlan {
     /// The whole picture: pixels beyond it do not count.
     pub(super) picture: Size,
     /// The part of the picture that is scaled. Its edges are rounded to `f32`, as by Pillow.
@@ -52,8 +52,8 @@ pub(super) struct Plan {
 }
 
 impl Crop {
-    pub(super) fn plan(&self, filter: Filter) -> Plan {
-        Plan { picture: self.view.size, area: self.part, output: self.whole, window: self.window, filter }
+    pub(super) fn plan(&self, filter: Filter) -> ResizePlan {
+        ResizePlan { picture: self.view.size, area: self.part, output: self.whole, window: self.window, filter }
     }
 
     /// The pixels of the picture that the window depends on.
@@ -63,7 +63,7 @@ impl Crop {
     }
 }
 
-impl Plan {
+impl ResizePlan {
     /// The pixels of the picture that the window depends on.
     pub(super) fn needed(&self) -> Rect {
         let ((left, right), (top, bottom)) = (self.across().needed(), self.down().needed());
@@ -154,7 +154,7 @@ struct Passes {
     /// The weights of `across` for rows that start at source pixel `left`, unless the last work was a copy.
     prepared: Prepared,
     left: u32,
-    kind: Kind,
+    kind: RowWork,
     /// Rows between the passes: `rows` of `stride` values.
     ring: Vec<i32>,
     rows: usize,
@@ -169,7 +169,7 @@ struct Passes {
 
 /// The work on a row.
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum RowWork {
     /// The output's pixels are adjacent source pixels.
     Copy,
     /// They are single source pixels.
@@ -216,8 +216,8 @@ impl Resizer {
 
     /// Writes the plan's window to `out`, RGB without gaps.
     ///
-    /// `pixels` must hold [`Plan::needed`]. Panics if sizes do not fit.
-    pub(super) fn resize(&mut self, pixels: Pixels<'_>, plan: &Plan, out: &mut [u8]) {
+    /// `pixels` must hold [`ResizePlan::needed`]. Panics if sizes do not fit.
+    pub(super) fn resize(&mut self, pixels: Pixels<'_>, plan: &ResizePlan, out: &mut [u8]) {
         let needed = plan.needed();
         pixels.check(needed);
         let reach = self.passes.start(plan, (pixels.there.left, needed.top), out);
@@ -228,10 +228,10 @@ impl Resizer {
         }
     }
 
-    /// Writes the plan's window to `out`, RGB without gaps, from rows of [`Plan::needed`] that come one by one.
+    /// Writes the plan's window to `out`, RGB without gaps, from rows of [`ResizePlan::needed`] that come one by one.
     ///
     /// Panics if sizes do not fit.
-    pub(super) fn start<'a>(&'a mut self, plan: &Plan, out: &'a mut [u8]) -> Resizing<'a> {
+    pub(super) fn start<'a>(&'a mut self, plan: &ResizePlan, out: &'a mut [u8]) -> Resizing<'a> {
         let needed = plan.needed();
         let reach = self.passes.start(plan, (needed.left, needed.top), out);
         let len = ROWS * reach.max(3 * needed.size.width as usize);
@@ -280,7 +280,7 @@ impl Passes {
             down: Axis::default(),
             prepared: Prepared::default(),
             left: 0,
-            kind: Kind::Weigh,
+            kind: RowWork::Weigh,
             ring: Vec::new(),
             rows: 0,
             stride: 0,
@@ -297,12 +297,12 @@ impl Passes {
 
     /// Prepares for source rows from `first` on, that start at source pixel `left`. Returns the bytes of each that
     /// [`step`](Self::step) may read.
-    fn start(&mut self, plan: &Plan, (left, first): (u32, u32), out: &[u8]) -> usize {
+    fn start(&mut self, plan: &ResizePlan, (left, first): (u32, u32), out: &[u8]) -> usize {
         let Size { width, height } = plan.window.size;
         assert_eq!(out.len(), 3 * width as usize * height as usize, "a buffer of the window's size");
         (self.first, self.written) = (first, 0);
         let (across, down) = (plan.across(), plan.down());
-        let renewed = self.across.update(across) || self.left != left || self.kind != Kind::Weigh;
+        let renewed = self.across.update(across) || self.left != left || self.kind != RowWork::Weigh;
         self.left = left;
         if self.down.update(down) {
             self.down.weights.iter_mut().for_each(|weight| *weight = (self.kernels.code)(*weight));
@@ -310,13 +310,13 @@ impl Passes {
         if self.across.taps == 1 && self.down.taps == 1 {
             // The weights are 1. Starts never fall.
             let adjacent = self.across.starts.windows(2).all(|two| two[1] == two[0] + 1);
-            self.kind = if adjacent { Kind::Copy } else { Kind::Pick };
+            self.kind = if adjacent { RowWork::Copy } else { RowWork::Pick };
             return self.across.starts.last().map_or(0, |last| 3 * (last + 1 - left) as usize);
         }
         if renewed {
             (self.kernels.prepare)(&self.across, left, &mut self.prepared);
         }
-        self.kind = Kind::Weigh;
+        self.kind = RowWork::Weigh;
         (self.rows, self.stride) = (ring_rows(&down), padded(width as usize));
         grow(&mut self.ring, self.rows * self.stride, 0);
         self.slots.clear();
@@ -326,7 +326,7 @@ impl Passes {
 
     /// Takes the source rows from `next` on, and writes the output rows that need no later one.
     fn step(&mut self, next: u32, from: [&[u8]; ROWS], out: &mut [u8]) {
-        if self.kind != Kind::Weigh {
+        if self.kind != RowWork::Weigh {
             return self.copy(next, from, out);
         }
         let Self { across, down, stride, rows, first, .. } = self;
@@ -355,7 +355,7 @@ impl Passes {
         for out in out.chunks_exact_mut(3 * columns.len()).skip(self.written) {
             let Some(row) = from.get((self.down.starts[self.written] - next) as usize) else { break };
             self.written += 1;
-            if self.kind == Kind::Copy {
+            if self.kind == RowWork::Copy {
                 out.copy_from_slice(&row[3 * (columns[0] - left) as usize..][..out.len()]);
                 continue;
             }

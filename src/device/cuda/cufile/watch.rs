@@ -32,7 +32,7 @@ pub(super) fn within<T: Send + 'static>(
 ) -> Result<T, Silent> {
     let (answer, wait) = sync_channel(1);
     let guarded = move || {
-        let kept = Kept::new();
+        let kept = SavedFds::new();
         let result = call();
         kept.put_back();
         // After the deadline there is no receiver.
@@ -47,9 +47,9 @@ pub(super) fn within<T: Send + 'static>(
 }
 
 /// Saved standard input, output and error with their flags; `None` for a closed one.
-struct Kept([Option<(OwnedFd, FdFlags)>; 3]);
+struct SavedFds([Option<(OwnedFd, FdFlags)>; 3]);
 
-impl Kept {
+impl SavedFds {
     fn new() -> Self {
         let keep = |fd: BorrowedFd<'_>| Some((fcntl_dupfd_cloexec(fd, 3).ok()?, fcntl_getfd(fd).ok()?));
         Self([keep(std::io::stdin().as_fd()), keep(std::io::stdout().as_fd()), keep(std::io::stderr().as_fd())])

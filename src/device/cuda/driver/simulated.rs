@@ -33,10 +33,10 @@ pub(crate) type Span = (u64, u64);
 pub(crate) struct Simulated {
     now: Arc<AtomicU64>,
     ordinal: usize,
-    state: Mutex<State>,
+    state: Mutex<DriverState>,
 }
 
-struct State {
+struct DriverState {
     /// End of each stream's last operation, by handle. The default stream always exists.
     streams: HashMap<Handle, u64>,
     /// Time of each event.
@@ -58,7 +58,7 @@ struct Callback {
     data: usize,
 }
 
-impl State {
+impl DriverState {
     /// Appends an operation to a stream; returns its begin and end.
     fn run(&mut self, stream: Handle, now: u64, ns: u64) -> Option<Span> {
         let end = self.streams.get_mut(&stream)?;
@@ -84,7 +84,7 @@ impl State {
 impl Simulated {
     /// A new GPU, and the loader's handle to it.
     pub(crate) fn new(now: Arc<AtomicU64>, copy_ns: impl Fn(u64) -> u64 + Send + 'static) -> (Arc<Self>, Arc<Gpu>) {
-        let state = State {
+        let state = DriverState {
             streams: HashMap::from([(LEGACY, 0)]),
             events: HashMap::new(),
             handles: 0,
@@ -105,7 +105,7 @@ impl Simulated {
         (simulated, gpu)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DriverState> {
         self.state.hold()
     }
 
@@ -170,7 +170,7 @@ thread_local! {
 }
 
 /// Acts on the GPU of the handle. Without a handle, it is the current GPU.
-fn with<T>(handle: Handle, act: impl FnOnce(&Simulated, &mut State) -> Option<T>) -> Option<T> {
+fn with<T>(handle: Handle, act: impl FnOnce(&Simulated, &mut DriverState) -> Option<T>) -> Option<T> {
     let handle = if handle < CONTEXTS { CONTEXT.with_borrow(|stack| stack.last().copied())? } else { handle };
     let simulated = all().get((handle / CONTEXTS).checked_sub(1)?)?.clone();
     let mut state = simulated.lock();
@@ -340,7 +340,7 @@ extern "C" fn event_synchronize(_: Handle) -> c_int {
 }
 
 extern "C" fn event_elapsed(ms: *mut f32, from: Handle, to: Handle) -> c_int {
-    let elapsed = |_: &Simulated, state: &mut State| {
+    let elapsed = |_: &Simulated, state: &mut DriverState| {
         let (from, to) = (*state.events.get(&from)?, *state.events.get(&to)?);
         Some(((to as f64 - from as f64) / 1e6) as f32)
     };
