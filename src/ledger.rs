@@ -76,14 +76,17 @@ impl From<Stage> for &'static str {
     }
 }
 
+/// A row of a batch of an epoch.
+pub(crate) struct RowPlace {
+    pub(crate) epoch: u64,
+    pub(crate) batch: u64,
+    pub(crate) row: u32,
+}
+
 impl BadSample {
-    /// The entry for `row` of a batch, whose `sample` failed with `error`.
-    pub(crate) fn new(
-        (epoch, batch, row): (u64, u64, u32),
-        sample: u64,
-        error: &Error,
-        member: Option<String>,
-    ) -> Self {
+    /// The entry for the row at `place`, whose `sample` failed with `error`.
+    pub(crate) fn new(place: RowPlace, sample: u64, error: &Error, member: Option<String>) -> Self {
+        let RowPlace { epoch, batch, row } = place;
         let site = error.site();
         let source = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
         let joint = if error.message().is_empty() || source.is_empty() { "" } else { ": " };
@@ -297,7 +300,10 @@ mod tests {
             .with_path("/data/a.bin")
             .with_range(8, 4)
             .with_source("end of file");
-        BadSample { substitute, ..BadSample::new((1, 2, row), sample, &error, Some("cat.jpg".into())) }
+        BadSample {
+            substitute,
+            ..BadSample::new(RowPlace { epoch: 1, batch: 2, row }, sample, &error, Some("cat.jpg".into()))
+        }
     }
 
     #[test]

@@ -31,6 +31,15 @@ const ROW_BYTES: u64 = 512;
 /// Bytes of an Adobe segment up to its colour transform.
 const ADOBE: usize = 12;
 
+/// A JPEG to decode.
+#[derive(Clone, Copy)]
+pub(crate) struct Input<'a> {
+    pub(crate) bytes: &'a [u8],
+    pub(crate) header: &'a Header,
+    /// Whether damage is an error.
+    pub(crate) strict: bool,
+}
+
 /// The parts of the header that a decode depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {

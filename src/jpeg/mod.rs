@@ -44,7 +44,7 @@ mod tests;
 mod walk;
 
 pub(crate) use codes::{Sink, walk};
-pub(crate) use header::{Colours, DAMAGED, EXIF, Header, Scan, Segment};
+pub(crate) use header::{Colours, DAMAGED, EXIF, Header, Input, Scan, Segment};
 pub(crate) use huffman::{CODE_MAX, Table};
 pub(crate) use kernels::pixel;
 pub(crate) use region::Region;
@@ -91,22 +91,22 @@ impl Decoder {
     /// Decodes the pixels of `region` of a picture of one scan to RGB. The region lies in the picture at 1 / `scale` of its
     /// size, each side rounded up: 1, 2, 4 or 8. After an error, some rows were written.
     ///
-    /// If not `strict`, MCUs are grey from damage to the end of its restart interval, or of the picture. Otherwise damage
+    /// If `picture` is not `strict`, MCUs are grey from damage to the end of its restart interval, or of the picture. Otherwise damage
     /// is an error, with its byte and MCU. `points` are those of [`seek_points`](Self::seek_points), or empty.
     pub(crate) fn decode(
         &mut self,
-        picture: (&[u8], &Header, bool),
+        picture: Input<'_>,
         points: &[u8],
         (region, scale): (Region, u32),
         to: &mut dyn Target,
     ) -> Result<()> {
-        let (input, header, _) = picture;
+        let Input { bytes: input, header, .. } = picture;
         let scan = Scan::parse(input, header)?;
         self.tables.update(&scan);
         // Whatever is wrong with the points, the picture decides.
         let points = Points::new(points, input, header);
         let layout = Layout::new(header, &scan, (region, scale));
-        if points.is_some() && self.run((input, header, true), &scan, points, &layout, to).is_ok() {
+        if points.is_some() && self.run(Input { strict: true, ..picture }, &scan, points, &layout, to).is_ok() {
             return Ok(());
         }
         self.run(picture, &scan, None, &layout, to)
@@ -128,20 +128,21 @@ impl Decoder {
         header.end_marker(input)?;
         let scan = Scan::parse(input, &header)?;
         self.tables.update(&scan);
-        Walk::new((input, &header, true), &scan, &self.tables, &[], None)?.survey(Writer::new(input, &header))
+        Walk::new(Input { bytes: input, header: &header, strict: true }, &scan, &self.tables, &[], None)?
+            .survey(Writer::new(input, &header))
     }
 
     fn run(
         &mut self,
-        (input, header, strict): (&[u8], &Header, bool),
+        picture: Input<'_>,
         scan: &Scan<'_>,
         points: Option<Points<'_>>,
         layout: &Layout,
         to: &mut dyn Target,
     ) -> Result<()> {
         self.rows.start(layout);
-        walk::starts(input, header, strict, &mut self.starts)?;
-        let mut walk = Walk::new((input, header, strict), scan, &self.tables, &self.starts, points)?;
+        walk::starts(picture, &mut self.starts)?;
+        let mut walk = Walk::new(picture, scan, &self.tables, &self.starts, points)?;
         let mut next = layout.region.top;
         for row in layout.mcu_rows.clone() {
             walk.row(layout, row, &mut self.rows, &self.kernels)?;

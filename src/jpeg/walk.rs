@@ -1,7 +1,7 @@
 //! The walk over a scan's MCUs: codes to samples where they are needed, past the others.
 
 use super::bits::{Bits, Place};
-use super::header::{BLOCKS_MAX, Component, DAMAGED, Header, SURPLUS, Scan};
+use super::header::{BLOCKS_MAX, Component, DAMAGED, Header, Input, SURPLUS, Scan};
 use super::huffman::{Ac, Dc, Fault, Lookup, Table};
 use super::kernels::{self, Kernels};
 use super::region::Layout;
@@ -103,7 +103,7 @@ struct Pending<'a> {
 impl<'a> Walk<'a> {
     /// `starts` as of [`starts`]; `points` belong to this picture.
     pub(super) fn new(
-        (input, header, strict): (&'a [u8], &'a Header, bool),
+        Input { bytes: input, header, strict }: Input<'a>,
         scan: &'a Scan<'a>,
         tables: &'a Tables,
         starts: &'a [usize],
@@ -445,7 +445,8 @@ impl Pending<'_> {
 /// markers; fewer in a damaged picture.
 ///
 /// Errors, if `strict`: markers out of order, too few or too many; no end marker.
-pub(super) fn starts(input: &[u8], header: &Header, strict: bool, starts: &mut Vec<usize>) -> Result<()> {
+pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> {
+    let Input { bytes: input, header, strict } = picture;
     starts.clear();
     let coded = &input[header.scan..];
     if header.restart == 0 {

@@ -356,8 +356,8 @@ impl Epoch {
     fn step(&self, ticket: Ticket) {
         let batches = if ticket.epoch == self.first.0 { &self.first.1 } else { &self.shared.whole };
         self.shared.received(match batches.after(ticket.batch) {
-            Some((position, batch)) => (ticket.epoch, position, batch),
-            None => (ticket.epoch.saturating_add(1), 0, 0),
+            Some((position, batch)) => Cursor { epoch: ticket.epoch, position, batch, steps: 0 },
+            None => Cursor { epoch: ticket.epoch.saturating_add(1), ..Cursor::default() },
         });
     }
 

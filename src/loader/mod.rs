@@ -396,11 +396,11 @@ impl LoaderState {
         *self.place.hold()
     }
 
-    /// Advances the place after a batch: epoch, position and batch number of the next one.
-    fn received(&self, (epoch, position, batch): (u64, u64, u64)) {
+    /// Advances the place after a batch to that of the next one, whose steps it counts itself.
+    fn received(&self, next: Cursor) {
         let mut place = self.place.hold();
         let steps = place.cursor.steps.saturating_add(1);
-        *place = Place { cursor: Cursor { epoch, position, batch, steps }, resumed: false };
+        *place = Place { cursor: Cursor { steps, ..next }, resumed: false };
     }
 
     fn ledger(&self) -> std::sync::MutexGuard<'_, LedgerWriter> {

@@ -35,7 +35,7 @@ use super::task::{Piece, Run, Sample};
 use super::watchdog::Doing;
 use super::worker::Worker;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::ledger::BadSample;
+use crate::ledger::{BadSample, RowPlace};
 use crate::memory::ChunkBuf;
 use crate::order::{Draws, Key};
 use crate::report::spans;
@@ -211,7 +211,8 @@ impl Search<'_> {
             // The dataset itself may have failed.
             let field = samples.field_of(error);
             let member = caught(Stage::Read, || Ok(samples.dataset.member(id, field))).ok().flatten();
-            Ok(BadSample::new((ticket.epoch, ticket.batch, run.rows.first()), id, error, member))
+            let place = RowPlace { epoch: ticket.epoch, batch: ticket.batch, row: run.rows.first() };
+            Ok(BadSample::new(place, id, error, member))
         })
     }
 

@@ -113,7 +113,9 @@ fn cut(input: &[u8], rect: Rect, scale: u32, strict: bool) -> Result<Vec<u8>> {
     let mut cut = Cut(vec![0x5A; 3 * rect.size.pixels() as usize], width as usize);
     let header = Header::parse(input)?;
     let region = jpeg::Region { left, top, width, height };
-    jpeg::Decoder::default().decode((input, &header, strict), &[], (region, scale), &mut cut).map(|()| cut.0)
+    jpeg::Decoder::default()
+        .decode(jpeg::Input { bytes: input, header: &header, strict }, &[], (region, scale), &mut cut)
+        .map(|()| cut.0)
 }
 
 fn pixels_of(pixels: &[u8], size: Size, rect: Rect) -> Vec<u8> {

@@ -29,13 +29,14 @@ fn decode(decoder: &mut Decoder, input: &[u8], region: Option<Region>, strict: b
     let whole = Region { left: 0, top: 0, width: header.width, height: header.height };
     let region = region.unwrap_or(whole);
     let mut out = Pixels::of(region);
-    decoder.decode((input, &header, strict), &[], (region, 1), &mut out)?;
+    decoder.decode(Input { bytes: input, header: &header, strict }, &[], (region, 1), &mut out)?;
     Ok(out.0)
 }
 
 fn decode_with(points: &[u8], input: &[u8], region: Region) -> Result<Vec<u8>> {
     let mut out = Pixels::of(region);
-    Decoder::default().decode((input, &Header::parse(input)?, true), points, (region, 1), &mut out)?;
+    let picture = Input { bytes: input, header: &Header::parse(input)?, strict: true };
+    Decoder::default().decode(picture, points, (region, 1), &mut out)?;
     Ok(out.0)
 }
 

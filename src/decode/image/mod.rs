@@ -588,7 +588,8 @@ impl Workspace {
         let region = jpeg::Region { left, top, width, height };
         let out = target(row, &mut self.resized, crop);
         let mut rows = self.resizer.start(&crop.plan(image.filter), out);
-        self.jpeg.decode((bytes, header, image.strict), points, (region, scale), &mut rows)?;
+        let picture = jpeg::Input { bytes, header, strict: image.strict };
+        self.jpeg.decode(picture, points, (region, scale), &mut rows)?;
         rows.finish();
         Ok(())
     }
