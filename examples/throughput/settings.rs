@@ -49,7 +49,7 @@ pub struct Settings {
     /// Shuffle with this seed [default: sequential]
     #[arg(long)]
     pub shuffle: Option<u64>,
-    /// Shuffle within groups of this many chunks (row groups, compressed shards) [default: over all samples]
+    /// Shuffle within groups of this many chunks: row groups, compressed shards, or runs of some 32 MiB [default: over all samples]
     #[arg(long, requires = "shuffle")]
     pub window: Option<usize>,
     /// Device of the batches: auto, host or cuda:N

@@ -209,7 +209,7 @@ pub trait Dataset: Send + Sync + 'static {
 
     /// Maximum bytes of a field as a decoder gets them: room for texts and other bytes that are delivered as stored. The
     /// default asks [`field_bytes`](Self::field_bytes) for every sample; where that knows nothing, it is
-    /// [`sample_bytes_max`](Self::sample_bytes_max). Parquet reads the column.
+    /// [`sample_bytes_max`](Self::sample_bytes_max). Parquet reads the column, compressed MDS the offsets of each shard.
     ///
     /// Errors: of reading; [`ErrorKind::Config`] for a column with too many bytes to read them for this.
     fn field_bytes_max(&self, field: usize) -> Result<u64> {

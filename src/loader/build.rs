@@ -75,7 +75,10 @@ impl LoaderBuilder {
     fn make(mut self) -> Result<Loader> {
         self.check()?;
         if self.dataset.chunked().is_none() {
-            self.run.order = self.run.order.in_blocks(self.dataset.len(), self.dataset.sources().total_bytes());
+            let sources = self.dataset.sources();
+            // The same in memory as on a disk.
+            let bytes = || sources.ids().map(|id| sources.len_of(id)).sum();
+            self.run.order = self.run.order.in_blocks(self.dataset.len(), bytes);
         }
         let ledger = LedgerWriter::open(self.substitutes()?, self.faults.ledger.as_deref())?;
         let global = self.global_rows()?;

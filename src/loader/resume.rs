@@ -105,7 +105,11 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
         return Some(differ(what, then, now));
     }
     if now.identity != then.identity {
-        let what = if now.kind == Kind::Indices { "indices" } else { "settings of the sampler" };
+        let what = match now.kind {
+            Kind::Indices => "indices",
+            Kind::Windowed => "lengths of runs",
+            _ => "settings of the sampler",
+        };
         return Some(format!("the state has other {what} than the loader"));
     }
     let (then, now) = (saved.global_batch, own.global_batch);

@@ -10,8 +10,8 @@
 //! - The id at a position depends on (seed, epoch, position) and the dataset's length alone: not on workers, readers,
 //!   faults or the number of ranks. So a checkpoint needs a position only.
 //! - Every epoch of a shuffled order visits every index exactly once, each epoch in another order.
-//! - An order takes memory for the user's list of indices alone: no array of the dataset's length, so 10^12 samples start as fast
-//!   as 10^3 (`benches/order.rs`).
+//! - An order takes memory for the user's list of indices, and 24 bytes per chunk of a window: no array of the dataset's
+//!   length, so 10^12 samples start as fast as 10^3 (`benches/order.rs`).
 //!
 //! Limits: lengths, positions and ids are `u64`, any value; a batch holds at most `u32::MAX` rows.
 //!
@@ -112,8 +112,8 @@ pub struct Order {
 /// with the chunks beside it.
 const BLOCK: u64 = 32 << 20;
 
-/// Samples of a chunk per hint of [`EpochOrder::ahead`]: none of 16 misses a chunk but once in some million.
-const HINTS: u64 = 16;
+/// Hints of [`EpochOrder::ahead`] per chunk: some 16 for each block of a cache, so that a block is hardly ever left out.
+const HINTS: u64 = 64;
 
 /// Lanes at most.
 const LANES_MAX: u32 = 65_536;
@@ -152,7 +152,11 @@ impl Order {
     }
 
     /// For a dataset without chunks, of `len` samples in `bytes`.
-    pub(crate) fn in_blocks(mut self, len: u64, bytes: u64) -> Self {
+    pub(crate) fn in_blocks(mut self, len: u64, bytes: impl FnOnce() -> u64) -> Self {
+        if self.window.is_none() {
+            return self;
+        }
+        let bytes = bytes();
         self.block = (u128::from(BLOCK) * u128::from(len) / u128::from(bytes.max(1))).clamp(1, 1 << 31) as u64;
         self
     }
@@ -160,8 +164,8 @@ impl Order {
     /// Where samples that follow each other lie.
     pub(crate) fn locality(&self) -> Locality {
         match (self.shuffled, &self.source, self.window) {
-            (false, Source::Dataset, None) => Locality::Sequence,
-            (false, Source::Dataset, Some(_)) if self.block > 0 => Locality::Blocks,
+            (false, Source::Dataset, _) if self.block > 0 => Locality::Blocks,
+            (false, Source::Dataset, _) => Locality::Sequence,
             _ => Locality::None,
         }
     }
@@ -177,8 +181,8 @@ impl Order {
     /// global shuffle.
     ///
     /// A dataset without chunks is cut into runs of samples of some 32 MiB together. That is for data behind a
-    /// [cache](crate::storage::Cache), which then brings whole blocks in few requests, ahead of the reads; elsewhere
-    /// [`shuffled`](Self::shuffled) costs nothing more.
+    /// [cache](crate::storage::Cache), which then brings whole blocks in few requests, ahead of the reads; elsewhere, and
+    /// for splits and subsets, whose samples lie apart, [`shuffled`](Self::shuffled) costs less.
     pub fn windowed(seed: u64, chunks: usize) -> Self {
         Self { window: Some(chunks), ..Self::sequential().with_seed(seed) }
     }
@@ -229,7 +233,8 @@ impl Order {
     }
 
     /// The first `count` ids of an epoch over a dataset of `dataset_len` samples (fewer when the epoch is shorter): to
-    /// look at an order, or to test a sampler. Errors: [`ErrorKind::Config`] for an id outside the dataset.
+    /// look at an order, or to test a sampler. Errors: [`ErrorKind::Config`] for an id outside the dataset, and for a windowed
+    /// order, whose preview is [`Loader::preview`](crate::Loader::preview).
     pub fn preview(&self, dataset_len: u64, epoch: u64, count: u64) -> Result<Vec<u64>> {
         self.epoch(dataset_len, epoch)?.first_ids(count)
     }
@@ -288,7 +293,7 @@ impl Order {
                 bad("a windowed order needs the whole dataset, not a subset; split it by files, or list its samples")
             }
             (Some(_), None) if self.block == 0 => {
-                bad("the chunks of a windowed order are the dataset's: ask the loader for a preview")
+                bad("the chunks of a windowed order depend on the dataset: ask the loader for a preview")
             }
             (Some(window), chunks) => {
                 let key = Key::new(self.seed).named("windowed order").derive(epoch);
@@ -482,9 +487,9 @@ impl EpochOrder {
         }
     }
 
-    /// Samples of the window after that of the positions: some, so that each chunk of it has one in all likelihood.
-    pub(crate) fn ahead(&self, positions: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
-        let every = (self.block / HINTS).max(1) as usize;
+    /// Samples of the window after that of the positions, of which each rank has one in `step`: [`HINTS`] per chunk by all.
+    pub(crate) fn ahead(&self, positions: impl Iterator<Item = u64>, step: u64) -> impl Iterator<Item = u64> {
+        let every = (self.block / HINTS / step.max(1)).max(1) as usize;
         let positions = positions.take(if self.ahead > 0 { usize::MAX } else { 0 }).step_by(every);
         let ahead =
             positions.map(|position| position.saturating_add(self.ahead)).filter(|position| *position < self.len);
@@ -638,7 +643,7 @@ mod tests {
     #[test]
     fn a_windowed_order_without_chunks_shuffles_runs_of_samples() {
         // 4 MiB each: 8 samples of a run.
-        let order = Order::windowed(5, 3).in_blocks(1000, 1000 * (4 << 20));
+        let order = Order::windowed(5, 3).in_blocks(1000, || 1000 * (4 << 20));
         let epoch = order.epoch(1000, 2).unwrap();
         let all = epoch.first_ids(u64::MAX).unwrap();
         assert_eq!(sorted(all.clone()), (0..1000).collect::<Vec<_>>());
@@ -648,10 +653,10 @@ mod tests {
         assert!(all.chunks(24).take(9).any(|window| !window.is_sorted_by_key(|id| id / 8)), "{all:?}");
         assert_ne!(all, order.epoch(1000, 3).unwrap().first_ids(u64::MAX).unwrap());
         // Each run of the next window is announced, and nothing past the epoch's end.
-        let ahead = |positions| epoch.ahead(positions).collect::<Vec<_>>();
+        let ahead = |positions| epoch.ahead(positions, 1).collect::<Vec<_>>();
         assert_eq!(runs(&ahead(0..24)), runs(&all[24..48]));
         assert!(ahead(990..1000).is_empty());
-        assert!(Order::shuffled(5).in_blocks(1000, 1).epoch(1000, 2).unwrap().ahead(0..24).next().is_none());
+        assert!(Order::shuffled(5).in_blocks(1000, || 1).epoch(1000, 2).unwrap().ahead(0..24, 1).next().is_none());
         let error = Order::windowed(5, 3).preview(1000, 0, 1).unwrap_err();
         assert!(error.kind() == ErrorKind::Config && error.to_string().contains("ask the loader"), "{error}");
     }

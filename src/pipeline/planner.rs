@@ -289,7 +289,7 @@ impl Planner {
 fn announce(announcer: &Announcer, samples: &Samples, run: &Run) {
     let (job, ticket) = (&run.job, run.rows.ticket());
     let positions = (0..run.len()).map(|row| job.batches.position(ticket.batch, row));
-    for id in job.order.ahead(positions) {
+    for id in job.order.ahead(positions, job.batches.step()) {
         let mut parts = Parts::new();
         if samples.parts(id, &mut parts).is_ok() {
             parts.iter().filter_map(|(_, part)| part.extent()).for_each(|extent| announcer.announce(&extent));

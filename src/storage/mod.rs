@@ -134,7 +134,8 @@ mod remote {
 /// Names are those of the crate [`object_store`](https://docs.rs/object_store): for S3 `region`, `endpoint`,
 /// `access_key_id`, `secret_access_key`, `session_token`, `skip_signature`, `virtual_hosted_style_request`, and `profile`
 /// for one of `~/.aws`; for GCS `service_account_path`; for Azure `account_name`, `account_key`, `sas_token`. `timeout` is for all stores:
-/// a request without an answer or more bytes for so many seconds is tried again (10).
+/// a request without an answer or more bytes for so many seconds is tried again (10). Reads of a loader wait at most a
+/// twelfth of its stall deadline, so that all tries fit.
 ///
 /// Errors: [`ErrorKind::Config`](crate::ErrorKind) for an unknown option, a missing one, or a build without the feature
 /// `remote`. No message shows a value.

@@ -355,13 +355,16 @@ fn the_epoch_after_a_dropped_epoch_is_whole() {
 }
 
 #[test]
-fn a_windowed_order_needs_chunks() {
-    let error = Loader::builder(feedline::dataset::Records::builder(4).open_bytes(vec![0; 40]).unwrap())
-        .order(Order::windowed(1, 2))
-        .build()
-        .unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(error.to_string().contains("a shuffled order without windows"), "{error}");
+fn a_windowed_order_of_records_is_the_same_in_memory() {
+    let dir = crate::common::Dir::new();
+    let path = dir.write("a.bin", b"");
+    // Three runs of 32 MiB, without a byte on the disk.
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(96 << 20).unwrap();
+    let records = || feedline::dataset::Records::builder(1 << 20).open(&path).unwrap();
+    let ids = |builder: LoaderBuilder| builder.order(Order::windowed(1, 1)).build().unwrap().preview(0, 96).unwrap();
+    let expected = ids(Loader::builder(records()));
+    assert!(expected.chunks(32).all(|run| run.iter().all(|id| id / 32 == run[0] / 32)), "{expected:?}");
+    assert_eq!(ids(Loader::builder(records().in_memory().unwrap())), expected);
 }
 
 /// A dataset with correct answers during `build` and wrong ones afterwards.

@@ -566,6 +566,11 @@ mod compressed {
         let mds = fuzzing::mds(&oracle.index(shard.len(), Some(zip.len())), &zip).unwrap();
         let longest = oracle.samples.iter().map(|fields| fields[0].len() as u64).max().unwrap();
         assert_eq!(mds.field_bytes_max(0).unwrap(), longest);
+        // A hostile number of samples takes no memory.
+        let index = String::from_utf8(oracle.index(shard.len(), Some(zip.len()))).unwrap();
+        let index = index.replace("\"samples\":40000", "\"samples\":4000000000");
+        let error = fuzzing::mds(index.as_bytes(), &zip).unwrap().field_bytes_max(0).unwrap_err();
+        assert!(error.kind() == ErrorKind::Truncated && error.to_string().contains("4000000000 samples"), "{error}");
     }
 
     #[test]

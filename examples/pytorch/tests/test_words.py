@@ -69,7 +69,6 @@ WRONG = [
     {"keep": []},
     {"ledger": "bad.jsonl"},
     {"window": 4},
-    {"window": 4, "shuffle": 1},
     {"lanes": 2, "shuffle": 1},
     {"lanes": 0},
     {"indices": [COUNT]},

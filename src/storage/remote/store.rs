@@ -201,7 +201,9 @@ impl Store {
     /// Settings and credentials come from the environment, as the store's own tools read them, and from `options`.
     fn open(url: &Url, name: String, options: &Options) -> Result<Self> {
         let (timeout, options) = options.iter().cloned().partition::<Options, _>(|(name, _)| name == "timeout");
-        let patience = timeout.last().map_or(Ok(PATIENCE), |(_, value)| seconds(value))?;
+        let timeout = clean(&timeout)?.pop();
+        let patience =
+            timeout.map_or(Ok(PATIENCE), |(_, value)| seconds(&value)).map_err(|error| error.with_path(&name))?;
         let options = &options;
         let Client { reads, lists, credentials } = match url.scheme {
             Scheme::S3 => Self::s3(url, options),

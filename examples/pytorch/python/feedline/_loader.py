@@ -55,7 +55,7 @@ class Settings(TypedDict, total=False):
     leave: tuple[float, int] | None
     """(fraction, key): all samples but those that `take` chooses."""
     window: int | None
-    """Shuffles within so many chunks at a time (row groups, compressed shards). By default over all samples."""
+    """Shuffles within so many chunks at a time: row groups, compressed shards, or runs of some 32 MiB. By default over all samples."""
     lanes: int | None
     """So many sequences side by side, for shuffled chunks and many ranks."""
     shard: Literal["env"] | tuple[int, int] | None

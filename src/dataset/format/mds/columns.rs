@@ -49,10 +49,9 @@ impl Columns {
         if self.head == 0 { bytes == least } else { bytes >= least }
     }
 
-    /// The most bytes of a value of `column` in a sample of this length.
-    pub(super) fn most(&self, column: usize, sample: u64) -> u64 {
-        let size = self.all[column].size.map(u64::from);
-        size.unwrap_or_else(|| sample.saturating_sub(self.head + self.fixed))
+    /// The most bytes of a value without a fixed size in a sample of this length.
+    pub(super) fn most(&self, sample: u64) -> u64 {
+        sample.saturating_sub(self.head + self.fixed)
     }
 
     /// Place of the value of `column` in a sample. Errors: [`ErrorKind::Decode`] if the columns' sizes do not add up to

@@ -36,7 +36,7 @@ use bytes::Bytes;
 #[cfg(feature = "zstd")]
 use std::io::Read;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Maximum bytes of a shard's own column description (JSON).
 const CONFIG_MAX: u64 = 1 << 20;
@@ -79,6 +79,8 @@ pub struct Mds {
     offsets: Vec<u32>,
     chunks: bool,
     sample_bytes_max: u64,
+    /// Bytes of the largest sample in chunks, once asked for.
+    longest: OnceLock<u64>,
     largest: Option<u64>,
     name: String,
 }
@@ -209,6 +211,7 @@ impl MdsBuilder {
             offsets: offsets.concat(),
             chunks,
             sample_bytes_max: 0,
+            longest: OnceLock::new(),
             largest: None,
             name: home.name(),
         };
@@ -422,26 +425,28 @@ impl Mds {
 
     /// Bytes of a shard's largest sample, by its offsets. A compressed shard is read and decompressed up to their end.
     fn largest_in(&self, number: usize) -> Result<u64> {
-        let Shard { samples, compressed, .. } = self.shards[number];
+        let Shard { samples, bytes, compressed } = self.shards[number];
         let (source, table) = (SourceId::at(number), 4 * (u64::from(samples) + 2));
+        if table > u64::from(bytes) {
+            let message = format!("{bytes} bytes are too few for the offsets of {samples} samples");
+            let error = Error::new(ErrorKind::Truncated, Stage::Index, message);
+            return Err(error.with_path(self.sources.path(source)));
+        }
         let (blob, len) = (Blob::of_source(&self.sources, source)?, self.sources.len_of(source));
         let mut part = if compressed { table.next_multiple_of(ZSTD_BLOCK) + ZSTD_BLOCK } else { table };
         let words = loop {
             part = part.min(len);
-            let bytes = blob.read(0, part, "the shard")?;
-            match if compressed { beginning(&bytes, table as usize) } else { Some(bytes) } {
+            let begun = blob.read(0, part, "the shard")?;
+            match if compressed { beginning(&begun, table as usize) } else { Some(begun) } {
                 Some(words) => break words,
                 None if part < len => part *= 2,
-                None => {
-                    let error =
-                        Error::new(ErrorKind::Decode, Stage::Index, "zstd cannot decompress the shard's offsets");
-                    return Err(error.with_path(self.sources.path(source)));
-                }
+                // Opening the chunk tells why.
+                None => return Ok(u64::from(bytes)),
             }
         };
-        let offset = |word: &[u8]| u32::from_le_bytes(word.try_into().expect("4 bytes"));
-        let offsets: Vec<u32> = words.chunks_exact(4).skip(1).map(offset).collect();
-        Ok(offsets.windows(2).map(|pair| u64::from(pair[1].saturating_sub(pair[0]))).max().unwrap_or(0))
+        let offset = |at: usize| u64::from(u32::from_le_bytes(words[at..at + 4].try_into().expect("4 bytes")));
+        let sizes = (4..words.len() - 4).step_by(4).map(|at| offset(at + 4).saturating_sub(offset(at)));
+        Ok(sizes.max().unwrap_or(0))
     }
 
     /// Extent of a sample, if shards are not chunks.
@@ -583,11 +588,22 @@ impl Dataset for Mds {
 
     /// In chunks, a sample may have as many bytes as a shard. The offsets of all shards tell its own maximum.
     fn field_bytes_max(&self, field: usize) -> Result<u64> {
-        if !self.chunks || self.chosen[field].makes() {
-            return Ok(if self.chosen[field].makes() { 8 } else { self.sample_bytes_max });
+        let chosen = &self.chosen[field];
+        let fixed = self.columns.all()[chosen.column].size;
+        if let Some(bytes) = if chosen.makes() { Some(8) } else { fixed.map(u64::from) } {
+            return Ok(bytes);
         }
-        let largest = parallel(0..self.shards.len(), |_, number| self.largest_in(number))?;
-        Ok(self.columns.most(self.chosen[field].column, largest.into_iter().max().unwrap_or(0)))
+        if !self.chunks {
+            return Ok(self.sample_bytes_max);
+        }
+        let largest = match self.longest.get() {
+            Some(known) => *known,
+            None => {
+                let each = parallel(0..self.shards.len(), |_, number| self.largest_in(number))?;
+                *self.longest.get_or_init(|| each.into_iter().max().unwrap_or(0))
+            }
+        };
+        Ok(self.columns.most(largest))
     }
 
     fn largest_sample(&self) -> Option<u64> {

@@ -468,7 +468,7 @@ impl Shared {
         }
     }
 
-    /// Whether all of a block is wanted soon.
+    /// Whether the order soon wants all of a block.
     fn is_dense(&self) -> bool {
         self.locality != Locality::None
     }
@@ -487,10 +487,28 @@ impl Shared {
 
     /// Queues the blocks of a read to come.
     pub(super) fn announce(&self, extent: &Extent) {
-        let known = extent.len > 0 && self.sources.check(extent).is_ok() && self.keeps();
-        if let (true, Some(Some(object))) = (known, self.kept.object(extent.source.index())) {
-            let blocks = self.kept.blocks(extent.offset, extent.len);
-            self.ask(object, extent.source, blocks.filter(|block| !object.has(*block)));
+        let source = extent.source;
+        if extent.len == 0 || !self.sources.is_staged(source) || self.sources.check(extent).is_err() || !self.keeps() {
+            return;
+        }
+        match self.kept.object(source.index()) {
+            Some(Some(object)) => {
+                let blocks = self.kept.blocks(extent.offset, extent.len);
+                self.ask(object, source, blocks.filter(|block| !object.has(*block)));
+            }
+            None if !self.kept.is_changed(source.index()) => self.look_soon(source),
+            _ => {}
+        }
+    }
+
+    /// Queues the look at an object that no read waits for; later announcements of it find the object.
+    fn look_soon(&self, source: SourceId) {
+        let (mut queue, job) = (lock(&self.queue), (source, LOOKUP));
+        let is_known = queue.waiting.contains_key(&job) || queue.running.contains_key(&job);
+        if !is_known && queue.lookups.len() < QUEUE && !queue.lookups.contains(&job) {
+            queue.lookups.push_back(job);
+            drop(queue);
+            self.changed.notify_all();
         }
     }
 
