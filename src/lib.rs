@@ -189,6 +189,9 @@
 //! # Ok::<(), feedline::Error>(())
 //! ```
 
+// docs.rs says of each item which feature it needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod batch;
 mod cgroup;
 pub mod dataset;
@@ -269,6 +272,10 @@ pub mod unstable {
     };
     pub use crate::storage::waker::Waker;
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
 
 /// Guides, one per topic.
 pub mod guide {

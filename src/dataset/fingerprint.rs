@@ -43,16 +43,6 @@ pub(crate) const WORDS: usize = 6 + BUCKET_WORDS;
 /// It holds the number of samples and hashes: of the fields, of the chunks, of [`Dataset::identity`], and of every
 /// shard's name, length and (for at most 256 shards) first and last 4 KiB. The data's location does not matter: it may
 /// move or be mounted elsewhere.
-///
-/// ```
-/// use feedline::{dataset::Records, unstable::Fingerprint};
-/// let records = |bytes: [u8; 8]| Records::builder(2).open_bytes(bytes).unwrap();
-/// let saved = Fingerprint::of(&records([1; 8]))?;
-/// let now = records([2; 8]);
-/// let error = Fingerprint::of(&now)?.compare(&saved, &now).unwrap_err();
-/// assert_eq!(error.kind(), feedline::ErrorKind::FingerprintMismatch);
-/// # Ok::<(), feedline::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Text", into = "Text")]
 pub struct Fingerprint {

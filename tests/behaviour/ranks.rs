@@ -88,7 +88,7 @@ fn check(run: &Run, ranks: Ranks, draws: &mut Draws, what: &str) {
 #[test]
 fn all_ranks_together_deliver_every_sample_once() {
     let dirs = [Dir::new(), Dir::new(), Dir::new()];
-    let datas = [
+    let sets = [
         ("file", Data::file(&dirs[0], 37, 24)),
         ("file, in place", Data::file(&dirs[0], 33, 512)),
         ("memory", Data::memory(41, 8)),
@@ -96,7 +96,7 @@ fn all_ranks_together_deliver_every_sample_once() {
         ("chunks in memory", Data::chunks(&dirs[2], &[3, 11, 0, 1, 8, 2], false, true)),
     ];
     let mut draws = Draws::new(1, 0, 0, "ranks");
-    for (name, data) in &datas {
+    for (name, data) in &sets {
         for world in 1..=8_u32 {
             for last in ALL_LAST {
                 // One batch size that the world divides, one that it does not, and one above the dataset's size.
@@ -121,8 +121,8 @@ fn a_tiny_dataset_gives_every_rank_as_many_batches() {
     let mut draws = Draws::new(2, 0, 0, "ranks");
     for count in sweep::size(vec![1, 3], vec![1, 2, 3], vec![1, 2, 3]) {
         let chunks = Dir::new();
-        let datas = [Data::file(&dir, count, 40), Data::chunks(&chunks, &vec![1; count], true, false)];
-        for data in datas {
+        let sets = [Data::file(&dir, count, 40), Data::chunks(&chunks, &vec![1; count], true, false)];
+        for data in sets {
             let list = |ids: &[u64]| Naive::Indices { ids: ids.to_vec(), shuffled: None };
             let naives = [Naive::Shuffled { seed: 1 }, Naive::Sequential { lanes: 7 }, list(&[0, 0, 0]), list(&[])];
             for (naive, last) in naives.iter().flat_map(|naive| ALL_LAST.map(|last| (naive, last))) {
@@ -144,7 +144,7 @@ fn many_chunks(dir: &Dir, seed: u64, samples: u64, most: u64, ragged: bool) -> D
 #[test]
 fn lanes_give_every_rank_its_positions() {
     let dirs = [Dir::new(), Dir::new()];
-    let datas = [many_chunks(&dirs[0], 1, 211, 9, true), many_chunks(&dirs[1], 2, 90, 30, false)];
+    let sets = [many_chunks(&dirs[0], 1, 211, 9, true), many_chunks(&dirs[1], 2, 90, 30, false)];
     let mut draws = Draws::new(3, 0, 0, "ranks");
     for world in 1..=8_u32 {
         for lanes in [1, 2, 3, 4, 8, 12, 300] {
@@ -156,7 +156,7 @@ fn lanes_give_every_rank_its_positions() {
                     0 => Naive::Sequential { lanes },
                     _ => Naive::Windowed { seed: draws.next_u64(), window, lanes },
                 };
-                let data = &datas[draws.below(2) as usize];
+                let data = &sets[draws.below(2) as usize];
                 let last = ALL_LAST[draws.below(4) as usize];
                 let global = u64::from([world, world + 1, 3 * world, 2 * world + 3, 100][draws.below(5) as usize]);
                 let run = Run { map: draws.bool(0.2), map_batch: draws.bool(0.2), ..Run::new(data, naive) };

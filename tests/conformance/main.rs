@@ -12,6 +12,7 @@ mod checked;
 mod datasets;
 mod decoders;
 mod finish;
+mod golden;
 mod jobs;
 mod mds;
 mod mounts;

@@ -194,7 +194,7 @@ impl CredentialProvider for Provider {
 }
 
 #[test]
-fn the_librarys_provider_is_kept_until_the_store_refuses() {
+fn the_provider_of_the_library_is_kept_until_the_store_refuses() {
     run(async {
         let made = AtomicUsize::new(0);
         let make = move || Ok(Arc::new(Provider(made.fetch_add(1, Ordering::SeqCst) + 1)) as _);

@@ -281,7 +281,7 @@ fn an_unwritable_folder_costs_only_the_cache() {
 }
 
 #[test]
-fn open_takes_the_shared_extent_or_the_entrys_own_bytes() {
+fn open_takes_the_shared_extent_or_the_bytes_of_the_entry() {
     let dir = Dir::new();
     let bytes: Vec<u8> = (0..200).collect();
     let files = [dir.shard("s", &bytes)];

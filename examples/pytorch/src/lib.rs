@@ -34,9 +34,9 @@ mod _native {
     use crate::tensor::Tensor;
 
     #[pymodule_init]
-    fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+    fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
         feedline::Dialect::Python.speak();
         crate::python::enter();
-        Ok(())
+        pyo3::types::PyModuleMethods::add(module, "__version__", env!("CARGO_PKG_VERSION"))
     }
 }

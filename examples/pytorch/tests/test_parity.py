@@ -1,5 +1,6 @@
 """The package has what the crate has: builder settings, formats and kinds of errors."""
 
+import importlib.metadata
 import re
 from pathlib import Path
 
@@ -69,6 +70,10 @@ WRAPPERS |= {"in_memory": "in_memory", "in_memory_within": "in_memory", "lengths
 
 def settings():
     return {name for kind in (Settings, Pictures, Source) for name in kind.__annotations__}
+
+
+def test_the_version_is_that_of_the_package():
+    assert feedline.__version__ == importlib.metadata.version("feedline")
 
 
 def test_every_setting_of_the_builder_has_one_here_or_a_reason():

@@ -17,7 +17,7 @@ import os as _os
 from . import errors
 from ._code import BatchArrays, PythonCostWarning
 from ._loader import Epoch, Loader
-from ._native import Tensor, _enter, _leave
+from ._native import Tensor, __version__, _enter, _leave
 from ._tensors import Batch, to_jax, to_numpy, to_torch
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Loader",
     "PythonCostWarning",
     "Tensor",
+    "__version__",
     "errors",
     "to_jax",
     "to_numpy",

@@ -4,7 +4,9 @@ from typing_extensions import Self, disjoint_base
 
 from ._tensors import Batch
 
-__all__ = ["Epoch", "Loader", "Tensor", "_enter", "_leave"]
+__all__ = ["Epoch", "Loader", "Tensor", "_enter", "_leave", "__version__"]
+
+__version__: str
 
 def _enter() -> None: ...
 def _leave() -> None: ...
