@@ -5,7 +5,7 @@
 use crate::common::doubles::with_kernels;
 use crate::standin::{self, Config, Gpu, Live, Session};
 use std::ffi::c_void;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A session of the stand-in with all kernels that can be had; false: not ours, since there is no C++ compiler.
 pub fn session(config: Config) -> (Session, bool) {
@@ -24,6 +24,11 @@ pub fn config() -> Config {
 
 /// What is wrong at the end of a section: uses that nothing orders, and things that are still alive.
 pub fn faults(mut session: Session) -> Vec<String> {
+    // Threads free batches that outlive their loaders.
+    let until = Instant::now() + Duration::from_secs(30);
+    while session.live() != Live::default() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let live = session.live();
     let mut faults = session.expect_violations();
     if live != Live::default() {
