@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::LedgerWriter;
 use crate::memory::{ByteRing, ChunkBuf, Filled, Lease, Pool, Process, Region};
 use crate::meter::{Effort, Meters, Settings};
-use crate::order::{Batches, Locality};
+use crate::order::Batches;
 use crate::pipeline::chunks;
 use crate::pipeline::drains::Drains;
 use crate::pipeline::exchange::{self, ToWorkers};
@@ -226,12 +226,9 @@ impl LoaderBuilder {
         // All tries of a request fit the deadline, so that the request's own error comes before the stall's.
         options.patience = Some(self.faults.stall_deadline / 12);
         options.connections = self.memory.budget.map(|budget| budget / 4);
-        let locality = self.run.order.locality();
-        options.locality = locality;
+        options.locality = self.run.order.locality();
         let (deadline, open) = (self.faults.stall_deadline, move || storage::open(sources, &options));
-        let opened: Opened =
-            on_node(place, || runtime::within(deadline, "the storage of the dataset's files", open))???;
-        Ok(Opened { announcer: opened.announcer.filter(|_| locality == Locality::Blocks), ..opened })
+        on_node(place, || runtime::within(deadline, "the storage of the dataset's files", open))??
     }
 
     /// The recipe of samples, and each field's route to the device.

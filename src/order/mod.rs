@@ -269,7 +269,7 @@ impl Order {
         let chunks = chunks.cloned();
         let source = self.source.clone();
         let most = chunks.as_ref().map_or(0, |chunks| chunks.starts.len().saturating_sub(1));
-        let block = if self.locality() == Locality::Blocks { self.block } else { 0 };
+        let block = self.block;
         let ahead = block.saturating_mul(self.window.unwrap_or(0) as u64).saturating_mul(u64::from(self.lanes));
         Ok(EpochOrder { source, permutation, len, dataset_len, epoch, chunks, lanes, block, ahead, needs: None, most })
     }
@@ -490,10 +490,9 @@ impl EpochOrder {
     /// Samples of the window after that of the positions, of which each rank has one in `step`: [`HINTS`] per chunk by all.
     pub(crate) fn ahead(&self, positions: impl Iterator<Item = u64>, step: u64) -> impl Iterator<Item = u64> {
         let every = (self.block / HINTS / step.max(1)).max(1) as usize;
-        let positions = positions.take(if self.ahead > 0 { usize::MAX } else { 0 }).step_by(every);
-        let ahead =
-            positions.map(|position| position.saturating_add(self.ahead)).filter(|position| *position < self.len);
-        ahead.filter_map(|position| self.id(position).ok())
+        let ahead = positions.step_by(every).map(|position| position.saturating_add(self.ahead));
+        let exist = ahead.filter(|position| self.ahead > 0 && *position < self.len);
+        exist.filter_map(|position| self.id(position).ok())
     }
 
     /// The first `count` ids, or as many as there are.

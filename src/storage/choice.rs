@@ -14,6 +14,7 @@ use super::{Again, DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, So
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::available;
 use crate::meter::{CacheReads, Network, ReaderInUse, ReaderKind};
+use crate::order::Locality;
 use crate::setting::Setting;
 use rustix::io::Errno;
 use std::fmt;
@@ -44,7 +45,7 @@ pub struct Opened {
     pub choice: Choice,
     /// Retries of failed reads.
     pub(crate) again: Again,
-    /// Tells the cache of reads to come.
+    /// Tells the cache of reads to come, for orders by blocks.
     pub(crate) announcer: Option<Announcer>,
     /// Counts of requests to object stores, and of their local cache.
     pub(crate) remote: Option<RemoteCounts>,
@@ -137,7 +138,7 @@ fn open_cached(sources: Arc<Sources>, (cache, slow): (&Cache, &[Slow]), options:
     let mut opened = open_files(Arc::new(sources.with_cache(kept.clone())), options)?;
     let waker = opened.reader.waker();
     let fill = Fill::start((sources.clone(), kept.clone()), options, cache, (meter.clone(), waker.clone()))?;
-    opened.announcer = Some(fill.announcer());
+    opened.announcer = (options.locality == Locality::Blocks).then(|| fill.announcer());
     let objects = sources.kinds().0;
     let start = || start_objects((&sources, options), meter.clone(), Some(waker.clone()), Some(&fill));
     let origin = match (objects, slow.is_empty()) {
