@@ -26,7 +26,7 @@ pub struct WarmArgs {
     /// Folder of the cache, on a local disk
     #[arg(long)]
     cache: PathBuf,
-    /// Limit of the folder in GiB, such as 0.5 [default: 95 % of the disk]
+    /// Limit of the folder in GiB, such as 0.5 [default: the disk less 5 %, at most 8 GiB]
     #[arg(long)]
     cache_gib: Option<f64>,
 }

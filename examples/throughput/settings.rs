@@ -64,7 +64,7 @@ pub struct Settings {
     /// Objects and files on network mounts: keep them in this folder on a local disk
     #[arg(long)]
     pub cache: Option<std::path::PathBuf>,
-    /// Limit of this folder in GiB, such as 0.5 [default: 95 % of the disk]
+    /// Limit of this folder in GiB, such as 0.5 [default: the disk less 5 %, at most 8 GiB]
     #[arg(long, requires = "cache", value_parser = gibibytes)]
     pub cache_gib: Option<f64>,
     /// Rank of this process and number of all, such as 0/4 [default: the only process]

@@ -8,8 +8,11 @@ use std::time::Duration;
 /// Bytes of a block: a request of this size costs little more than its bytes.
 pub(super) const BLOCK: u64 = 8 << 20;
 
-/// Share of the file system that stays free: 1 / 20.
+/// Share of the file system that stays free: 1 / 20, at most [`FREE_BLOCKS`].
 pub(super) const FREE: u64 = 20;
+
+/// More free space than this serves nobody else: 8 GiB with the usual blocks.
+pub(super) const FREE_BLOCKS: u64 = 1024;
 
 /// A read waits so long for a disk, or for another process's download.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
@@ -49,7 +52,7 @@ impl Cache {
     }
 
     /// Limit of bytes of the whole folder, for all processes. By default, and in any case, 5 % of the file system stay
-    /// free.
+    /// free, at most 8 GiB.
     pub fn capacity(self, bytes: u64) -> Self {
         Self { capacity: bytes, ..self }
     }

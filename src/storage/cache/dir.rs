@@ -5,7 +5,7 @@
 
 use super::super::fnv;
 use super::super::publish::Held;
-use super::config::{Cache, FREE};
+use super::config::{Cache, FREE, FREE_BLOCKS};
 use super::entry::{is_data_name, is_map, link_name, map_of};
 use super::rights::{NO_LINK, make_folder, new_file, open_lock, rights_below};
 use super::units::units_file;
@@ -35,6 +35,8 @@ const ORPHAN: Duration = Duration::from_secs(3600);
 pub(super) struct Dir {
     root: PathBuf,
     capacity: u64,
+    /// Most bytes of the file system that stay free.
+    spare: u64,
     room: Mutex<Room>,
     /// Shared locks, held for the life of the loader.
     leases: Mutex<Vec<Option<Held>>>,
@@ -112,7 +114,7 @@ impl Dir {
     fn of(root: PathBuf, cache: &Cache, used: File, booking: Option<Held>) -> Self {
         let room = Mutex::new(Room { used, booking, booked: 0 });
         let leases = Mutex::new((0..SHARES).map(|_| None).collect());
-        Self { root, capacity: cache.capacity, room, leases }
+        Self { root, capacity: cache.capacity, spare: FREE_BLOCKS * cache.block, room, leases }
     }
 
     /// The folder for a tool, which keeps nothing. Errors: the system's; `NotFound` for a folder that is no cache.
@@ -183,10 +185,9 @@ impl Dir {
             write_number(&room.used, USED, used.saturating_add(bytes))?;
             return Ok(0);
         }
-        let full = || io::Error::new(io::ErrorKind::StorageFull, "the cache is full");
         let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
         if now.abs_diff(read_number(&room.used, SEARCHED)?) < CALM {
-            return Err(full());
+            return Err(self.full(used, bytes));
         }
         // Killed processes leave the number too high. The living have booked bytes that no file shows.
         let (found, total) = self.all()?;
@@ -198,7 +199,7 @@ impl Dir {
         write_number(&room.used, USED, if fits { used.saturating_add(bytes) } else { used })?;
         if !fits {
             write_number(&room.used, SEARCHED, now)?;
-            return Err(full());
+            return Err(self.full(used, bytes));
         }
         room.book(room.booked + bytes)?;
         Ok(removed)
@@ -209,7 +210,17 @@ impl Dir {
         let disk = statvfs(&self.root)?;
         let (free, all) = (disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize);
         let free = free.saturating_add(freed).min(all);
-        Ok(used.saturating_add(bytes) <= self.capacity && free.saturating_sub(bytes) >= all / FREE)
+        let spare = self.spare.min(all / FREE);
+        Ok(used.saturating_add(bytes) <= self.capacity && free.saturating_sub(bytes) >= spare)
+    }
+
+    /// Why `bytes` more do not fit.
+    fn full(&self, used: u64, bytes: u64) -> io::Error {
+        let why = match used.saturating_add(bytes) <= self.capacity {
+            true => "its disk is full: 5 % stay free, at most 8 GiB",
+            false => "the cache is full",
+        };
+        io::Error::new(io::ErrorKind::StorageFull, why)
     }
 
     /// Removes entries that nobody reads until `bytes` fit, the longest unused first; gives their number and bytes.

@@ -25,8 +25,8 @@
 //! DIR/v1/objects/2a/HASH.INC.units  which units of 4 KiB of other blocks are here, until the next boot
 //! ```
 //!
-//! Limits: [`BLOCK`](config::BLOCK) bytes per download and thread; one download per block and machine, as a rule; [`FREE`](config::FREE) of the file
-//! system stays free.
+//! Limits: [`BLOCK`](config::BLOCK) bytes per download and thread; one download per block and machine, as a rule;
+//! [`FREE`](config::FREE) of the file system stays free, at most [`FREE_BLOCKS`](config::FREE_BLOCKS).
 //!
 //! Invariants:
 //! * A file's name is never used again, and its blocks only come. So a reader may close and open it at any time.

@@ -146,7 +146,8 @@ impl Warm<'_> {
             self.collect()?;
             self.submit(&mut left)?;
             if self.fill.is_full() {
-                self.stop("the cache is full");
+                let why = self.kept.counts().why.unwrap_or_default();
+                self.stop(&why);
                 break;
             }
             if self.flying + self.settling.len() + self.again.len() == 0 && left.peek().is_none() {
