@@ -19,7 +19,7 @@
 
 use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::order::{Kind, LastBatch, Settings};
+use crate::order::{LastBatch, OrderKind, Settings};
 use crate::storage::publish::{Folder, publish};
 use rustix::fs::{FileType, Mode, OFlags};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -87,11 +87,11 @@ impl Checkpoint {
     fn check(&self) -> u32 {
         let Self { cursor, global_batch, last, order, draws, dataset } = self;
         let kind = match order.kind {
-            Kind::Sequential => 0,
-            Kind::Shuffled => 1,
-            Kind::Windowed => 2,
-            Kind::Indices => 3,
-            Kind::Sampler => 4,
+            OrderKind::Sequential => 0,
+            OrderKind::Shuffled => 1,
+            OrderKind::Windowed => 2,
+            OrderKind::Indices => 3,
+            OrderKind::Sampler => 4,
         };
         let last = match last {
             LastBatch::Keep => 0,
@@ -479,7 +479,7 @@ mod tests {
             global_batch: 256,
             last: LastBatch::Keep,
             order: Settings {
-                kind: Kind::Shuffled,
+                kind: OrderKind::Shuffled,
                 shuffled: true,
                 seed: 42,
                 window: 0,
@@ -501,7 +501,13 @@ mod tests {
     }
 
     fn checkpoints() -> impl Strategy<Value = Checkpoint> {
-        let kinds = vec![Kind::Sequential, Kind::Shuffled, Kind::Windowed, Kind::Indices, Kind::Sampler];
+        let kinds = vec![
+            OrderKind::Sequential,
+            OrderKind::Shuffled,
+            OrderKind::Windowed,
+            OrderKind::Indices,
+            OrderKind::Sampler,
+        ];
         let lasts = vec![LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
         let words = (any::<[u64; 11]>(), any::<[u64; 22]>());
         let codes = (prop::sample::select(kinds), prop::sample::select(lasts), any::<bool>());
@@ -556,7 +562,7 @@ mod tests {
     #[test]
     fn a_state_of_the_largest_numbers_is_less_than_1_kib() {
         let order = Settings {
-            kind: Kind::Sequential,
+            kind: OrderKind::Sequential,
             shuffled: false,
             seed: u64::MAX,
             window: u64::MAX,
@@ -769,7 +775,7 @@ mod tests {
     fn every_different_setting_is_named() {
         type Change = fn(&mut Checkpoint);
         let changes: [(&str, Change); 10] = [
-            ("settings", |checkpoint| checkpoint.order.kind = Kind::Sampler),
+            ("settings", |checkpoint| checkpoint.order.kind = OrderKind::Sampler),
             ("seed of transforms", |checkpoint| checkpoint.draws += 1),
             ("window", |checkpoint| checkpoint.order.window += 1),
             ("lanes", |checkpoint| checkpoint.order.lanes += 1),

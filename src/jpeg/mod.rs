@@ -59,7 +59,7 @@ use seek::{Points, Writer};
 use walk::{Tables, Walk};
 
 /// The receiver of a region's pixels, row by row, so that it can use each while it is in the cache.
-pub(crate) trait Target {
+pub(crate) trait RowSink {
     /// The place of row `y` of the region, RGB. Rows come in order. They come again from row 0 on if seek points fail.
     fn row(&mut self, y: u32) -> &mut [u8];
 }
@@ -98,7 +98,7 @@ impl Decoder {
         picture: Input<'_>,
         points: &[u8],
         (region, scale): (Region, u32),
-        to: &mut dyn Target,
+        to: &mut dyn RowSink,
     ) -> Result<()> {
         let Input { bytes: input, header, .. } = picture;
         let scan = Scan::parse(input, header)?;
@@ -138,7 +138,7 @@ impl Decoder {
         scan: &Scan<'_>,
         points: Option<Points<'_>>,
         layout: &Layout,
-        to: &mut dyn Target,
+        to: &mut dyn RowSink,
     ) -> Result<()> {
         self.rows.start(layout);
         walk::starts(picture, &mut self.starts)?;

@@ -6,7 +6,7 @@
 use super::{LoaderState, Place};
 use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::order::{Kind, Settings};
+use crate::order::{OrderKind, Settings};
 use crate::pipeline::runtime::within;
 use crate::setting::Setting;
 use crate::state::{Checkpoint, Cursor, State};
@@ -95,7 +95,7 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
     }
     let (now, then) = (&own.order, &saved.order);
     let kind = |order: &Settings| match order.kind {
-        Kind::Indices | Kind::Sampler if order.shuffled => lower(order.kind) + ", shuffled",
+        OrderKind::Indices | OrderKind::Sampler if order.shuffled => lower(order.kind) + ", shuffled",
         kind => lower(kind),
     };
     if (now.kind, now.shuffled) != (then.kind, then.shuffled) {
@@ -106,8 +106,8 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
     }
     if now.identity != then.identity {
         let what = match now.kind {
-            Kind::Indices => "indices",
-            Kind::Windowed => "lengths of runs",
+            OrderKind::Indices => "indices",
+            OrderKind::Windowed => "lengths of runs",
             _ => "settings of the sampler",
         };
         return Some(format!("the state has other {what} than the loader"));

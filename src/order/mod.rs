@@ -317,11 +317,11 @@ impl Order {
     /// Errors: of a sampler that panics.
     pub(crate) fn settings(&self, positions: u64) -> Result<Settings> {
         let (kind, identity) = match &self.source {
-            Source::Dataset if self.window.is_some() => (Kind::Windowed, self.block),
-            Source::Dataset if self.shuffled => (Kind::Shuffled, 0),
-            Source::Dataset => (Kind::Sequential, 0),
-            Source::Indices { ids, .. } => (Kind::Indices, hash(ids)),
-            Source::Sampler(sampler) => (Kind::Sampler, in_sampler(|| sampled(&**sampler, positions))?),
+            Source::Dataset if self.window.is_some() => (OrderKind::Windowed, self.block),
+            Source::Dataset if self.shuffled => (OrderKind::Shuffled, 0),
+            Source::Dataset => (OrderKind::Sequential, 0),
+            Source::Indices { ids, .. } => (OrderKind::Indices, hash(ids)),
+            Source::Sampler(sampler) => (OrderKind::Sampler, in_sampler(|| sampled(&**sampler, positions))?),
         };
         Ok(Settings {
             kind,
@@ -347,7 +347,7 @@ fn sampled(sampler: &dyn Sampler, len: u64) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename = "Order")]
 pub(crate) struct Settings {
-    pub(crate) kind: Kind,
+    pub(crate) kind: OrderKind,
     pub(crate) shuffled: bool,
     pub(crate) seed: u64,
     /// Chunks of a window; 0 without windows.
@@ -373,7 +373,7 @@ pub(crate) enum Locality {
 /// The kind of an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
+pub(crate) enum OrderKind {
     Sequential,
     Shuffled,
     Windowed,

@@ -101,7 +101,7 @@ fn decode(input: &[u8], image: &Image, seed: u64, workspace: &mut Workspace) -> 
 /// All pixels of a rectangle.
 struct Cut(Vec<u8>, usize);
 
-impl jpeg::Target for Cut {
+impl jpeg::RowSink for Cut {
     fn row(&mut self, y: u32) -> &mut [u8] {
         &mut self.0[3 * y as usize * self.1..][..3 * self.1]
     }

@@ -18,7 +18,7 @@ impl Pixels {
     }
 }
 
-impl Target for Pixels {
+impl RowSink for Pixels {
     fn row(&mut self, y: u32) -> &mut [u8] {
         &mut self.0[y as usize * self.1..][..self.1]
     }

@@ -1,6 +1,6 @@
 //! CUDA as a backend: a GPU, and a loader's lane on it.
 
-use super::buffer::Target;
+use super::buffer::BatchMemory;
 use super::copy::Copier;
 use super::direct::DirectReader;
 use super::driver::{DeviceMemory, Gpu, LEGACY, PER_THREAD};
@@ -68,7 +68,7 @@ pub(crate) struct Lane {
     gpu: Arc<Gpu>,
     direct: Option<Arc<DirectReader>>,
     /// Batch memory registered with cuFile.
-    targets: Vec<Target>,
+    targets: Vec<BatchMemory>,
 }
 
 impl Lane {
@@ -90,7 +90,7 @@ impl Lane {
         let Some(direct) = &self.direct else { return Ok(()) };
         for _ in 0..count {
             let memory = DeviceMemory::new(&self.gpu, bytes, "a batch").map_err(Unreserved::Failed)?;
-            self.targets.push(Target::of(memory, Some(direct.cufile())).map_err(Unreserved::ForDirect)?);
+            self.targets.push(BatchMemory::of(memory, Some(direct.cufile())).map_err(Unreserved::ForDirect)?);
         }
         Ok(())
     }

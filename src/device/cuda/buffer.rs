@@ -36,12 +36,12 @@ impl Home {
 }
 
 /// Device memory, registered with cuFile if there is one. Calls need the context to be current.
-pub(super) struct Target {
+pub(super) struct BatchMemory {
     memory: DeviceMemory,
     registered: Option<BufferGuard>,
 }
 
-impl Target {
+impl BatchMemory {
     pub(crate) fn new(gpu: &Arc<Gpu>, len: usize, what: &str, cufile: Option<&Arc<CuFile>>) -> Result<Self> {
         Self::of(DeviceMemory::new(gpu, len, what)?, cufile)
     }
@@ -83,7 +83,7 @@ impl Target {
     }
 }
 
-impl Drop for Target {
+impl Drop for BatchMemory {
     fn drop(&mut self) {
         let _ = self.release();
     }
@@ -91,7 +91,7 @@ impl Drop for Target {
 
 /// Device memory of one batch, and the host's metadata for it.
 pub(crate) struct Buffer {
-    pub(super) memory: Target,
+    pub(super) memory: BatchMemory,
     /// The batch has arrived. Bound streams wait for this event.
     pub(super) copied: Arc<Event>,
     /// These follow the consumers' work before the drop.
@@ -110,9 +110,9 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    pub(super) fn new(home: &Home, target: Option<Target>) -> Result<Self> {
+    pub(super) fn new(home: &Home, target: Option<BatchMemory>) -> Result<Self> {
         Ok(Self {
-            memory: target.map_or_else(|| Target::new(&home.gpu, home.contents.bytes(), "a batch", None), Ok)?,
+            memory: target.map_or_else(|| BatchMemory::new(&home.gpu, home.contents.bytes(), "a batch", None), Ok)?,
             copied: home.idle.event()?,
             released: Vec::with_capacity(4),
             unsure: false,

@@ -12,7 +12,7 @@
 
 #![allow(unsafe_code)]
 
-use super::buffer::{Buffer, Home, Target};
+use super::buffer::{BatchMemory, Buffer, Home};
 use super::driver::{self, CopyStream, DevicePtr, Gpu, Pin};
 use super::flight::{InFlight, Marks};
 use super::idle::IdleMeter;
@@ -33,7 +33,7 @@ fn real_rows(slot: &Filled) -> usize {
 
 /// A range of slot bytes, with its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Run {
+struct Stretch {
     from: Range<usize>,
     to: usize,
 }
@@ -63,12 +63,17 @@ pub(crate) struct Copier {
     unknown: Vec<Box<Buffer>>,
     in_flight: InFlight,
     /// The runs of every full batch; `None` for packed fields, which differ per batch.
-    whole: Option<Vec<Run>>,
+    whole: Option<Vec<Stretch>>,
 }
 
 impl Copier {
     /// Reserves everything for the batches on the device.
-    pub(super) fn new(gpu: &Arc<Gpu>, setup: Setup, mut targets: Vec<Target>, idle: Arc<IdleMeter>) -> Result<Self> {
+    pub(super) fn new(
+        gpu: &Arc<Gpu>,
+        setup: Setup,
+        mut targets: Vec<BatchMemory>,
+        idle: Arc<IdleMeter>,
+    ) -> Result<Self> {
         let Setup { slot, contents, copied, ops, batches, slots, bell, .. } = setup;
         let (back, free) = bounded(batches);
         let packed = slot.fields().iter().any(|field| field.packed.is_some());
@@ -151,7 +156,7 @@ impl Copier {
     fn copy_fields(&self, slot: &Filled, buffer: &Buffer) -> Result<usize> {
         let Home { gpu, slot: from, contents, .. } = &*self.home;
         let mut bytes = 0;
-        let mut copy = |run: Run| {
+        let mut copy = |run: Stretch| {
             let (from, to) = (slot.span(run.from), buffer.base() + run.to as DevicePtr);
             bytes += from.len();
             // SAFETY: `in_flight` (or a leak) keeps the slot, with its bytes unchanged, until `ended` is reached. The run
@@ -344,8 +349,8 @@ fn arrays<'a>(
     fields: &'a [usize],
     rows: usize,
     used: impl Fn(usize) -> usize + 'a,
-) -> impl Iterator<Item = Run> + 'a {
-    let run = |from: usize, to: usize, len: usize| Run { from: from..from + len, to };
+) -> impl Iterator<Item = Stretch> + 'a {
+    let run = |from: usize, to: usize, len: usize| Stretch { from: from..from + len, to };
     let of = move |field: &usize| {
         let (bytes, from, to) = (used(*field), from.fields()[*field], to.fields()[*field]);
         let lens = from.lens.zip(to.lens).map(|(from, to)| run(from, to, 8 * rows));
@@ -357,10 +362,10 @@ fn arrays<'a>(
 }
 
 /// Joins runs with small gaps: a copy costs some microseconds, a page almost nothing.
-fn runs(runs: impl Iterator<Item = Run>) -> Vec<Run> {
+fn runs(runs: impl Iterator<Item = Stretch>) -> Vec<Stretch> {
     let mut all: Vec<_> = runs.collect();
     all.sort_unstable_by_key(|run| run.from.start);
-    let mut joined: Vec<Run> = Vec::new();
+    let mut joined: Vec<Stretch> = Vec::new();
     for run in all {
         match joined.last_mut() {
             Some(last) if follows(last, &run) => last.from.end = run.from.end,
@@ -371,7 +376,7 @@ fn runs(runs: impl Iterator<Item = Run>) -> Vec<Run> {
 }
 
 /// Whether one copy can take both runs: the gap is short, equal on both sides, and unused on the device.
-fn follows(last: &Run, next: &Run) -> bool {
+fn follows(last: &Stretch, next: &Stretch) -> bool {
     let gap = next.from.start - last.from.end;
     gap <= PAGE && next.to.checked_sub(last.to) == Some(next.from.start - last.from.start)
 }

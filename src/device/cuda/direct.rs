@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code)]
 
-use super::buffer::Target;
+use super::buffer::BatchMemory;
 use super::cufile::{ALIGN, CuFile, Handle, Mode, Options, Stats};
 use super::driver::{CopyStream, DevicePtr, Gpu};
 use crate::device::DirectTrial;
@@ -76,7 +76,7 @@ impl DirectReader {
 
     fn read_a_little(&self, DirectTrial { file, offset, len, .. }: DirectTrial) -> Result<(), String> {
         let file = self.cufile.register_file(file()?).map_err(|failure| failure.to_string())?;
-        let mut target = Target::new(&self.gpu, TRIAL, "a trial of cuFile", Some(&self.cufile)).map_err(words)?;
+        let mut target = BatchMemory::new(&self.gpu, TRIAL, "a trial of cuFile", Some(&self.cufile)).map_err(words)?;
         let bound = self.gpu.bind().map_err(words)?;
         let from = offset - offset % ALIGN;
         // SAFETY: in bounds of memory without any other user.

@@ -33,7 +33,7 @@ mod tests;
 
 use super::Filter;
 use super::geometry::{Crop, Part, Rect, Size};
-use crate::jpeg::Target;
+use crate::jpeg::RowSink;
 use axis::{Axis, Side};
 use kernels::{Kernels, Prepared, ROWS, padded};
 
@@ -240,7 +240,7 @@ impl Resizer {
     }
 }
 
-impl Target for Resizing<'_> {
+impl RowSink for Resizing<'_> {
     fn row(&mut self, y: u32) -> &mut [u8] {
         if y == 0 {
             (self.came, self.passes.written) = (0, 0);
