@@ -176,6 +176,11 @@ impl Header {
         &self.factors[..usize::from(self.components)]
     }
 
+    /// Number of the component of this name.
+    pub(super) fn component(&self, name: u8) -> Option<usize> {
+        self.ids[..usize::from(self.components)].iter().position(|id| *id == name)
+    }
+
     /// Largest factors of a component, at least 1: an MCU has 8 times as many pixels.
     pub(crate) fn largest_factors(&self) -> (u32, u32) {
         let most = |side: fn(&Factors) -> u8| u32::from(self.factors().iter().map(side).max().unwrap_or(1).max(1));
@@ -361,15 +366,7 @@ impl<'a> Scan<'a> {
 
     /// Reads the Huffman tables of a picture with this header, which has one scan.
     pub(crate) fn read(input: &'a [u8], header: &Header) -> Result<Self> {
-        let mut scan = Self {
-            components: [Component::default(); 4],
-            ids: header.ids,
-            count: 0,
-            colours: header.colours,
-            quants: [[0; 64]; 4],
-            dc: [None; 4],
-            ac: [None; 4],
-        };
+        let mut scan = Self::empty(header);
         for (marker, start, body) in header.segments(input) {
             match marker {
                 0xC0 | 0xC1 if scan.count == 0 => scan.read_frame(body),
@@ -386,8 +383,25 @@ impl<'a> Scan<'a> {
         Ok(scan)
     }
 
+    /// Nothing read yet.
+    pub(super) fn empty(header: &Header) -> Self {
+        Self {
+            components: [Component::default(); 4],
+            ids: header.ids,
+            count: 0,
+            colours: header.colours,
+            quants: [[0; 64]; 4],
+            dc: [None; 4],
+            ac: [None; 4],
+        }
+    }
+
     pub(super) fn components(&self) -> &[Component] {
         &self.components[..self.count]
+    }
+
+    pub(super) fn all_components(&self) -> [Component; 4] {
+        self.components
     }
 
     /// DC tables 0 to 3, then AC tables 0 to 3.
@@ -395,7 +409,7 @@ impl<'a> Scan<'a> {
         std::array::from_fn(|index| if index < 4 { self.dc[index] } else { self.ac[index - 4] })
     }
 
-    fn read_frame(&mut self, body: &[u8]) {
+    pub(super) fn read_frame(&mut self, body: &[u8]) {
         let described = body[6..].as_chunks::<3>().0;
         for (component, [_, both, quant]) in self.components.iter_mut().zip(described) {
             let factors = Factors { h: both >> 4, v: both & 15 };
@@ -404,7 +418,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    fn read_huffman(&mut self, mut body: &'a [u8], start: usize) -> Result<()> {
+    pub(super) fn read_huffman(&mut self, mut body: &'a [u8], start: usize) -> Result<()> {
         let end = start + body.len();
         while let Some((which, rest)) = body.split_first() {
             let (class, index) = (which >> 4, usize::from(which & 15));
@@ -420,7 +434,7 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    fn read_quants(&mut self, mut body: &[u8], start: usize, have: &mut [bool; 4]) -> Result<()> {
+    pub(super) fn read_quants(&mut self, mut body: &[u8], start: usize, have: &mut [bool; 4]) -> Result<()> {
         let end = start + body.len();
         while let Some((which, rest)) = body.split_first() {
             let (wide, index) = (which >> 4, usize::from(which & 15));
@@ -460,7 +474,7 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    fn check_factors(&self, fits: impl Fn(Factors) -> bool) -> Result<()> {
+    pub(super) fn check_factors(&self, fits: impl Fn(Factors) -> bool) -> Result<()> {
         let parts = self.components();
         if parts.iter().all(|part| fits(part.factors)) {
             return Ok(());

@@ -252,6 +252,62 @@ impl Dc {
     }
 }
 
+/// AC coefficients of a progressive scan, one by one.
+pub(super) struct Band {
+    /// The value in bits 16 to 31, the run before it in bits 8 to 11, the length in bits 0 to 4; 0 for what is longer. Value 0: a
+    /// symbol without a value.
+    fast: [u32; 1 << DECODE_BITS],
+    any: Canonical,
+}
+
+impl Lookup for Band {
+    const EMPTY: Self = Self { fast: [0; 1 << DECODE_BITS], any: Canonical::EMPTY };
+
+    fn fill(&mut self, table: Table<'_>) {
+        self.fast.fill(0);
+        for (symbol, code, length) in table.codes() {
+            let (run, size) = (u32::from(symbol >> 4), u32::from(symbol & 15));
+            if size > AC_BITS || length + size > DECODE_BITS {
+                continue;
+            }
+            let free = DECODE_BITS - length - size;
+            for bits in 0..1 << size {
+                let entry = (extend(bits, size) << 16) as u32 | run << 8 | (length + size);
+                let start = ((code << size | bits) << free) as usize;
+                self.fast[start..start + (1 << free)].fill(entry);
+            }
+        }
+        self.any = Canonical::new(table);
+    }
+}
+
+impl Band {
+    /// Reads a symbol with its value, with a refill before it: at least 30 bits are left behind it. Gives the run and the
+    /// value, 0 for a symbol without one.
+    #[inline(always)]
+    pub(super) fn read(&self, bits: &mut Bits<'_>) -> Result<(u32, i32), Fault> {
+        bits.refill();
+        let entry = self.fast[bits.peek(DECODE_BITS)];
+        if entry != 0 {
+            bits.skip(entry & 31);
+            return Ok((entry >> 8 & 15, entry as i32 >> 16));
+        }
+        let (found, after) = self.long(bits.clone())?;
+        *bits = after;
+        Ok(found)
+    }
+
+    #[inline(never)]
+    fn long<'a>(&self, mut bits: Bits<'a>) -> Result<((u32, i32), Bits<'a>), Fault> {
+        let symbol = u32::from(self.any.symbol(&mut bits)?);
+        let (run, size) = (symbol >> 4, symbol & 15);
+        if size > AC_BITS {
+            return Err(Fault::Code);
+        }
+        Ok(((run, extend(bits.take(size), size)), bits))
+    }
+}
+
 /// AC coefficients.
 pub(super) struct Ac {
     fast: [CodeEntry; 1 << DECODE_BITS],

@@ -23,6 +23,21 @@ pub(super) struct Kernels {
     pub(super) rgb: fn([&[u8]; 3], &mut [u8]),
 }
 
+impl Kernels {
+    /// Samples of two blocks, of `size` (2, 4 or 8) rows and columns.
+    #[inline(always)]
+    pub(super) fn samples(&self, size: u32, blocks: [&[i16; 64]; 2], quants: [&[u16; 64]; 2]) -> [[u8; 64]; 2] {
+        let mut samples = [[0; 64]; 2];
+        let idct = match size {
+            8 => self.idct,
+            4 => self.idct4,
+            _ => self.idct2,
+        };
+        idct((blocks, quants, &mut samples));
+        samples
+    }
+}
+
 pub(super) const SCALAR: Kernels = Kernels { idct, idct4, idct2, h2v1, h2v2, h1v2, rgb };
 
 /// Constants of the inverse DCT in 1/2¹³, as sums that vector code multiplies by.

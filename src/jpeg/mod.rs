@@ -37,6 +37,7 @@ mod huffman;
 mod kernels;
 mod region;
 mod rows;
+mod scans;
 mod seek;
 #[cfg(test)]
 #[path = "../../tests/unit/jpeg.rs"]
@@ -48,6 +49,7 @@ pub(crate) use header::{Colours, DAMAGED, EXIF, Header, Input, Scan, Segment};
 pub(crate) use huffman::{CODE_MAX, Table};
 pub(crate) use kernels::pixel;
 pub(crate) use region::Region;
+pub(crate) use scans::Script;
 #[cfg(feature = "turbojpeg")]
 pub(crate) use {header::SURPLUS, rows::product};
 
@@ -55,6 +57,7 @@ use crate::error::Result;
 use kernels::Kernels;
 use region::Layout;
 use rows::Rows;
+use scans::{Coefficients, Readers, ScanTables};
 use seek::{Points, Writer};
 use walk::{Tables, Walk};
 
@@ -71,11 +74,21 @@ pub(crate) struct Decoder {
     rows: Rows,
     /// Starts of restart intervals.
     starts: Vec<usize>,
+    /// For pictures of several scans.
+    scans: Vec<ScanTables>,
+    coefficients: Coefficients,
 }
 
 impl Default for Decoder {
     fn default() -> Self {
-        Self { kernels: best(), tables: Tables::default(), rows: Rows::default(), starts: Vec::new() }
+        Self {
+            kernels: best(),
+            tables: Tables::default(),
+            rows: Rows::default(),
+            starts: Vec::new(),
+            scans: Vec::new(),
+            coefficients: Coefficients::default(),
+        }
     }
 }
 
@@ -83,8 +96,9 @@ impl Decoder {
     /// Frees rows and starts of earlier pictures if they take more than `bytes`.
     pub(crate) fn release_beyond(&mut self, bytes: u64) {
         let starts = self.starts.capacity() * size_of::<usize>();
-        if (self.rows.bytes() + starts) as u64 > bytes {
+        if (self.rows.bytes() + starts + self.coefficients.bytes()) as u64 > bytes {
             (self.rows, self.starts) = (Rows::default(), Vec::new());
+            (self.coefficients, self.scans) = (Coefficients::default(), Vec::new());
         }
     }
 
@@ -105,11 +119,42 @@ impl Decoder {
         self.tables.update(&scan);
         // Whatever is wrong with the points, the picture decides.
         let points = Points::new(points, input, header);
-        let layout = Layout::new(header, &scan, (region, scale));
+        let layout = Layout::new(header, scan.components(), (region, scale));
         if points.is_some() && self.run(Input { strict: true, ..picture }, &scan, points, &layout, to).is_ok() {
             return Ok(());
         }
         self.run(picture, &scan, None, &layout, to)
+    }
+
+    /// Decodes the pixels of `region` of a picture of any scans, as [`decode`](Self::decode) does.
+    ///
+    /// If `picture` is not `strict`, a damaged scan adds nothing from there to the end of its restart interval, or of the
+    /// picture.
+    pub(crate) fn decode_scans(
+        &mut self,
+        picture: Input<'_>,
+        script: &Script<'_>,
+        (region, scale): (Region, u32),
+        to: &mut dyn RowSink,
+    ) -> Result<()> {
+        let Input { bytes, header, strict } = picture;
+        if strict {
+            header.end_marker(bytes)?;
+        }
+        let layout = Layout::new(header, script.components(), (region, scale));
+        let Self { kernels, rows, coefficients, .. } = self;
+        rows.start(&layout);
+        coefficients.start(header, &layout);
+        let mut readers = Readers::new(picture, script, &mut self.scans);
+        let mut next = layout.region.top;
+        for row in 0..layout.mcu_rows.end {
+            let needed = layout.mcu_rows.contains(&row);
+            readers.row(&layout, (row, needed), coefficients, (rows, kernels))?;
+            if needed {
+                next = write(&layout, (row, next), header.colours, (rows, kernels), to);
+            }
+        }
+        readers.finish()
     }
 
     /// Seek points of a JPEG, for [`decode`](Self::decode). Empty if it can have none: see [`seek`].
@@ -146,15 +191,26 @@ impl Decoder {
         let mut next = layout.region.top;
         for row in layout.mcu_rows.clone() {
             walk.row(layout, row, &mut self.rows, &self.kernels)?;
-            self.rows.pad(layout, row);
-            let ready = layout.ready(row);
-            for y in next..ready {
-                self.rows.write(layout, scan.colours, y, &self.kernels, to.row(y - layout.region.top));
-            }
-            next = next.max(ready);
+            next = write(layout, (row, next), scan.colours, (&mut self.rows, &self.kernels), to);
         }
         walk.finish()
     }
+}
+
+/// Writes the rows of pixels, from `next` on, that are complete with the samples of a row of MCUs. Gives the first one that is not.
+fn write(
+    layout: &Layout,
+    (row, next): (u32, u32),
+    colours: Colours,
+    (rows, kernels): (&mut Rows, &Kernels),
+    to: &mut dyn RowSink,
+) -> u32 {
+    rows.pad(layout, row);
+    let ready = layout.ready(row);
+    for y in next..ready {
+        rows.write(layout, colours, y, kernels, to.row(y - layout.region.top));
+    }
+    next.max(ready)
 }
 
 /// The kernels for this processor.

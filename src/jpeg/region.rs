@@ -1,6 +1,6 @@
 //! What a region needs: for each component its samples, blocks and neighbours.
 
-use super::header::{Factors, Header, Scan};
+use super::header::{Component, Factors, Header};
 use std::ops::Range;
 
 /// A rectangle of the picture's pixels.
@@ -56,12 +56,12 @@ pub(super) struct Layout {
 
 impl Layout {
     /// A non-empty `region` lies within the picture at 1 / `scale` of its size: 1, 2, 4 or 8.
-    pub(super) fn new(header: &Header, scan: &Scan<'_>, (region, scale): (Region, u32)) -> Self {
+    pub(super) fn new(header: &Header, components: &[Component], (region, scale): (Region, u32)) -> Self {
         let most = header.largest_factors();
         let plane = |factors: Factors| Plane::new(header, factors, most, (region, scale));
-        let count = scan.components().len();
+        let count = components.len();
         let mut all = [const { Plane::NONE }; 4];
-        for (slot, component) in all.iter_mut().zip(scan.components()) {
+        for (slot, component) in all.iter_mut().zip(components) {
             *slot = plane(component.factors);
         }
         let alone = count == 1;

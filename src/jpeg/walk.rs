@@ -17,15 +17,15 @@ pub(super) struct Tables {
 }
 
 /// A table for decoding, and the one that it was made of.
-struct KeptTable<T> {
+pub(super) struct KeptTable<T> {
     counts: [u8; 16],
     symbols: Vec<u8>,
-    table: T,
+    pub(super) table: T,
 }
 
 impl<T: Lookup> KeptTable<T> {
     /// Files with tables of their own are common, so this takes no memory but for the first.
-    fn update(kept: &mut Option<Box<Self>>, table: Option<Table<'_>>) {
+    pub(super) fn update(kept: &mut Option<Box<Self>>, table: Option<Table<'_>>) {
         let Some(table) = table else { return };
         let kept = kept.get_or_insert_with(|| Box::new(Self { counts: [0; 16], symbols: Vec::new(), table: T::EMPTY }));
         if kept.counts != *table.counts || kept.symbols != table.symbols {
@@ -425,14 +425,8 @@ impl Pending<'_> {
 
     #[inline(always)]
     fn flush_as(&mut self, size: u32, rows: &mut Rows, kernels: &Kernels) {
-        let mut samples = [[0; 64]; 2];
         let [first, second] = &self.coefficients;
-        let idct = match size {
-            8 => kernels.idct,
-            4 => kernels.idct4,
-            _ => kernels.idct2,
-        };
-        idct(([first, second], self.quants, &mut samples));
+        let samples = kernels.samples(size, [first, second], self.quants);
         for (samples, (component, x, y)) in samples[..self.count].iter().zip(self.targets) {
             rows.store(component, (x, y), size, bytemuck::must_cast_ref(samples));
         }

@@ -499,12 +499,12 @@ mod turbo {
     }
 
     fn written() -> impl Strategy<Value = Written> {
-        let fields = (0..7, 1..=100, prop_oneof![2 => Just(0), 1 => 1..8]);
-        fields.prop_map(|(subsampling, quality, interval)| Written {
+        let fields = (0..7, 1..=100, prop_oneof![2 => Just(0), 1 => 1..8], any::<bool>());
+        fields.prop_map(|(subsampling, quality, interval, progressive)| Written {
             subsampling,
             quality,
             interval,
-            progressive: false,
+            progressive,
         })
     }
 

@@ -372,7 +372,6 @@ impl Image {
     fn scale_of(&self, header: &Header, crop: &Crop) -> u32 {
         // zune-jpeg decodes full sizes alone.
         let zune = match self.backend {
-            Backend::Own => !header.one_scan && !cfg!(feature = "turbojpeg"),
             backend => backend == Backend::Zune,
         };
         if !self.scaling || zune {
@@ -552,10 +551,18 @@ impl Workspace {
             Backend::Own if header.one_scan => {
                 self.jpeg.release_beyond(header.engine_bytes());
                 let taken = room.take(header.size(), 0, header.engine_bytes()).map(drop);
-                taken.and_then(|()| self.decode_rows(encoded, (&header, image), (&crop, scale), row))
+                taken.and_then(|()| self.decode_rows(encoded, (&header, None, image), (&crop, scale), row))
+            }
+            Backend::Own => {
+                let picture = jpeg::Input { bytes: input, header: &header, strict: image.strict };
+                let script = jpeg::Script::parse(picture, limits.scans)?;
+                let bytes = header.engine_bytes() + script.engine_bytes(&header);
+                self.jpeg.release_beyond(bytes);
+                let taken = room.take(header.size(), 0, bytes).map(drop);
+                taken.and_then(|()| self.decode_rows(encoded, (&header, Some(&script), image), (&crop, scale), row))
             }
             #[cfg(feature = "turbojpeg")]
-            Backend::Own | Backend::Turbo => {
+            Backend::Turbo => {
                 let want = turbo::Want { needed: full, scale, strict: image.strict };
                 let there = self.turbo.decode(input, &header, want, &mut room);
                 there.map(|there| self.resize(there, &crop, image.filter, row))
@@ -580,7 +587,7 @@ impl Workspace {
     fn decode_rows(
         &mut self,
         Encoded { bytes, points }: Encoded<'_>,
-        (header, image): (&Header, &Image),
+        (header, script, image): (&Header, Option<&jpeg::Script<'_>>, &Image),
         (crop, scale): (&Crop, u32),
         row: Option<&mut [u8]>,
     ) -> Result<()> {
@@ -589,7 +596,10 @@ impl Workspace {
         let out = target(row, &mut self.resized, crop);
         let mut rows = self.resizer.start(&crop.plan(image.filter), out);
         let picture = jpeg::Input { bytes, header, strict: image.strict };
-        self.jpeg.decode(picture, points, (region, scale), &mut rows)?;
+        match script {
+            Some(script) => self.jpeg.decode_scans(picture, script, (region, scale), &mut rows)?,
+            None => self.jpeg.decode(picture, points, (region, scale), &mut rows)?,
+        }
         rows.finish();
         Ok(())
     }
