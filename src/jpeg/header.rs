@@ -6,7 +6,7 @@
 //! walked: one scan of all components, tables present. One from [`Scan::parse`] can be decoded: quantisation tables present,
 //! factors that libjpeg-turbo takes.
 
-use super::huffman::{Table, ZIGZAG};
+use super::huffman::{STANDARD, Table, ZIGZAG};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt::Display;
 
@@ -383,7 +383,7 @@ impl<'a> Scan<'a> {
         Ok(scan)
     }
 
-    /// Nothing read yet.
+    /// Before its segments: the standard's Huffman tables.
     pub(super) fn empty(header: &Header) -> Self {
         Self {
             components: [Component::default(); 4],
@@ -391,8 +391,8 @@ impl<'a> Scan<'a> {
             count: 0,
             colours: header.colours,
             quants: [[0; 64]; 4],
-            dc: [None; 4],
-            ac: [None; 4],
+            dc: [Some(STANDARD[0]), Some(STANDARD[1]), None, None],
+            ac: [Some(STANDARD[2]), Some(STANDARD[3]), None, None],
         }
     }
 
@@ -467,7 +467,7 @@ impl<'a> Scan<'a> {
             (component.dc, component.ac) = (usize::from(tables >> 4), usize::from(tables & 15));
             let there = component.dc < 4 && component.ac < 4;
             if !there || self.dc[component.dc].is_none() || self.ac[component.ac].is_none() {
-                let message = format!("JPEG component {id} needs a Huffman table that is missing (a frame of MJPEG?)");
+                let message = format!("JPEG component {id} needs a Huffman table that is missing");
                 return Err(at_offset(message, start));
             }
         }

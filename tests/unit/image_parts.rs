@@ -98,6 +98,44 @@ fn decode(input: &[u8], image: &Image, seed: u64, workspace: &mut Workspace) -> 
     workspace.decode(Encoded::alone(input), image, Limits::default(), &mut Draws::new(seed, 0, 0, "t"), None)
 }
 
+/// Sequential and progressive scans in many orders, samplings with odd factors, with and without restart markers.
+#[test]
+fn pictures_of_any_scan_script_have_libjpeg_turbos_pixels() {
+    let list = std::fs::read_to_string(folder("jpeg/scans").join("pixels.txt")).unwrap();
+    let mut workspace = Workspace::default();
+    for line in list.lines().filter(|line| !line.starts_with('#')) {
+        let (name, crc) = line.split_once(' ').unwrap();
+        let input = std::fs::read(folder("jpeg/scans").join(name)).unwrap();
+        let whole = whole(&input, Backend::Own);
+        assert_eq!(format!("{:08x}", crc32c::crc32c(&whole.1)), crc, "{name}");
+        for seed in 0..10 {
+            let image = Image::random_resized_crop(5).scale(0.01, 1.0).ratio(0.2, 5.0);
+            compare(&input, &image, seed, &mut workspace, &whole);
+        }
+    }
+}
+
+#[test]
+fn frames_of_mjpeg_without_huffman_tables_have_the_standards() {
+    let size = Size::new(40, 30);
+    let input = encoded(&noise(3, size, true), size, COLOR, 80);
+    let mut bare = input[..2].to_vec();
+    let mut at = 2;
+    loop {
+        let segment = jpeg::Segment::next(&input, at).unwrap();
+        if segment.marker != 0xC4 {
+            bare.extend(&input[at..segment.end]);
+        }
+        at = segment.end;
+        if segment.marker == 0xDA {
+            break;
+        }
+    }
+    bare.extend(&input[at..]);
+    assert!(bare.len() + 400 < input.len());
+    assert!(whole(&bare, Backend::Own) == whole(&input, Backend::Own));
+}
+
 /// All pixels of a rectangle.
 struct Cut(Vec<u8>, usize);
 
