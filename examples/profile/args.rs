@@ -3,7 +3,7 @@
 use crate::generate::Wanted;
 use crate::measure::Limit;
 use crate::settings::{self, Settings};
-use crate::source::{Source, SourceArgs, Token};
+use crate::source::{Source, SourceArgs};
 use crate::workload::{Accelerator, Benchmark, Workload};
 use clap::builder::ArgPredicate;
 use clap::error::ErrorKind;
@@ -181,11 +181,7 @@ impl Given {
     /// The data for `--generate`.
     pub fn wanted(&self) -> Wanted {
         let (source, settings) = (&self.args.source, &self.args.settings);
-        let token_bytes: u64 = match source.token {
-            Token::U16 => 2,
-            Token::U32 | Token::I32 => 4,
-            Token::I64 => 8,
-        };
+        let token_bytes = source.token.size() as u64;
         let usual = match source.source {
             Source::Records => source.record_bytes.map_or(150_528, |bytes| bytes as u64),
             Source::Tfrecord => 114_660,

@@ -28,7 +28,6 @@ mod metrics;
 mod nvml;
 mod output;
 mod page;
-mod page_cache;
 #[path = "../throughput/settings.rs"]
 mod settings;
 #[path = "../throughput/source.rs"]

@@ -84,7 +84,7 @@ pub fn heading(given: &Given, describe: &str, data: &Data) -> String {
     }
     let size = if data.bytes > 0 { format!(", {}", bytes(data.bytes as f64)) } else { String::new() };
     page.line("data", &format!("{describe}{size}"));
-    for warning in data.warnings(settings.past_cache()) {
+    if let Some(warning) = data.warning(settings.past_cache()) {
         page.line("warning", &warning);
     }
     page.0

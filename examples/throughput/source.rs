@@ -1,9 +1,10 @@
 //! Opens any dataset that feedline supports, from a path and a few settings.
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use feedline::dataset::{
-    Damage, Dataset, DatasetExt, Images, Mds, Megatron, Npy, Npz, OnDamage, Records, SafeTensors, Tar, TarBuilder,
-    TfRecord, TfRecordBuilder, Tokens,
+    Damage, Dataset, DatasetExt, Images, Mds, MdsBuilder, Megatron, Npy, Npz, NpzBuilder, OnDamage, Records,
+    SafeTensors, SafeTensorsBuilder, Tar, TarBuilder, TfRecord, TfRecordBuilder, Tokens,
 };
 use feedline::tensor::{DType, Field};
 use std::error::Error;
@@ -48,8 +49,8 @@ pub struct SourceArgs {
     #[arg(long)]
     pub image: Option<String>,
     /// Tokens: data type
-    #[arg(long, value_enum, default_value_t = Token::U16)]
-    pub token: Token,
+    #[arg(long, default_value = "u16", value_parser = one_of(&TOKENS))]
+    pub token: DType,
     /// Tokens: bytes before the tokens of each file; 0 takes files as they are [default: llm.c's header is recognised]
     #[arg(long)]
     pub header_bytes: Option<u64>,
@@ -150,12 +151,22 @@ impl std::str::FromStr for UpTo {
     }
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-pub enum Token {
-    U16,
-    U32,
-    I32,
-    I64,
+const TOKENS: [(&str, DType); 4] = [("u16", DType::U16), ("u32", DType::U32), ("i32", DType::I32), ("i64", DType::I64)];
+
+/// Parser of arguments: one of these words, as its value.
+pub fn one_of<T: Copy + Send + Sync + 'static>(words: &'static [(&str, T)]) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(words.iter().map(|(word, _)| *word)).try_map(|given| {
+        let known = words.iter().find(|(word, _)| *word == given);
+        known.map(|(_, value)| *value).ok_or("not one of these words")
+    })
+}
+
+/// Applies a setting to a builder, if it is given.
+pub fn with<B, T>(builder: B, value: Option<T>, set: impl FnOnce(B, T) -> B) -> B {
+    match value {
+        Some(value) => set(builder, value),
+        None => builder,
+    }
 }
 
 /// A dataset, and the damage found when it was opened.
@@ -172,19 +183,20 @@ impl SourceArgs {
         if self.checked.is_some() {
             return Ok(Opened { dataset: self.open()?, damage: Vec::new() });
         }
-        match self.source {
+        let (dataset, damage): (Arc<dyn Dataset>, _) = match self.source {
             Source::Tar => {
                 let tar = self.tar().on_damage(OnDamage::Skip).open(&self.path)?;
                 let damage = tar.damage().to_vec();
-                Ok(Opened { dataset: self.seekable(Arc::new(tar))?, damage })
+                (Arc::new(tar), damage)
             }
             Source::Tfrecord => {
                 let records = self.tfrecord()?.on_damage(OnDamage::Skip).open(&self.path)?;
                 let damage = records.damage().to_vec();
-                Ok(Opened { dataset: self.seekable(Arc::new(records))?, damage })
+                (Arc::new(records), damage)
             }
-            _ => Ok(Opened { dataset: self.open()?, damage: Vec::new() }),
-        }
+            _ => return Ok(Opened { dataset: self.open()?, damage: Vec::new() }),
+        };
+        Ok(Opened { dataset: self.seekable(dataset)?, damage })
     }
 
     /// Opens the dataset; damage that its format detects is an error.
@@ -217,7 +229,6 @@ impl SourceArgs {
 
     fn unchecked(&self) -> Result<Arc<dyn Dataset>, Box<dyn Error>> {
         let path: &Path = &self.path;
-        let columns = || self.columns.iter().map(String::as_str);
         Ok(match self.source {
             Source::Images => Arc::new(Images::open(path)?),
             Source::Records => {
@@ -227,10 +238,8 @@ impl SourceArgs {
             #[cfg(feature = "parquet")]
             Source::Parquet => Arc::new(self.parquet()?),
             Source::Tokens => {
-                let builder = Tokens::builder(self.token.dtype()).window(self.seq_len);
-                Arc::new(
-                    self.header_bytes.into_iter().fold(builder, |builder, bytes| builder.header(bytes)).open(path)?,
-                )
+                let builder = Tokens::builder(self.token).window(self.seq_len);
+                Arc::new(with(builder, self.header_bytes, |builder, bytes| builder.header(bytes)).open(path)?)
             }
             Source::Megatron => Arc::new(match self.all_up_to() {
                 Some(max) => Megatron::builder().documents(max).cut(self.cut).open(path)?,
@@ -239,35 +248,28 @@ impl SourceArgs {
             Source::Tfrecord => Arc::new(self.tfrecord()?.open(path)?),
             Source::Npy => Arc::new(self.npy()?),
             Source::Npz => Arc::new(self.npz()?),
-            Source::Safetensors if self.columns.is_empty() => Arc::new(SafeTensors::open(path)?),
-            Source::Safetensors => Arc::new(SafeTensors::builder().tensors(columns()).open(path)?),
+            Source::Safetensors => {
+                let tensors =
+                    |builder: SafeTensorsBuilder, names: &[String]| builder.tensors(names.iter().map(String::as_str));
+                Arc::new(with(SafeTensors::builder(), self.names(), tensors).open(path)?)
+            }
             Source::Mds => Arc::new(self.mds()?),
         })
     }
 
     fn tar(&self) -> TarBuilder {
-        let mut builder = Tar::builder();
-        if let Some(endings) = &self.image {
-            builder = builder.image(endings);
-        }
-        if let Some(file) = &self.index {
-            builder = builder.index_file(file);
-        }
-        for ending in &self.columns {
-            builder =
-                if ending == "cls" || ending.ends_with(".cls") { builder.class(ending) } else { builder.bytes(ending) };
-        }
-        builder
+        let builder = with(Tar::builder(), self.image.as_ref(), |builder, endings| builder.image(endings));
+        let builder = with(builder, self.index.as_ref(), |builder, file| builder.index_file(file));
+        self.columns.iter().fold(builder, |builder, ending| match ending.rsplit('.').next() {
+            Some("cls") => builder.class(ending),
+            _ => builder.bytes(ending),
+        })
     }
 
     fn tfrecord(&self) -> Result<TfRecordBuilder, Box<dyn Error>> {
-        let mut builder = TfRecord::builder().context_only(self.context_only).missing_zero(self.missing_zero);
-        if let Some(feature) = &self.image {
-            builder = builder.image(feature);
-        }
-        if let Some(file) = &self.index {
-            builder = builder.index_file(file);
-        }
+        let builder = TfRecord::builder().context_only(self.context_only).missing_zero(self.missing_zero);
+        let builder = with(builder, self.image.as_ref(), |builder, feature| builder.image(feature));
+        let mut builder = with(builder, self.index.as_ref(), |builder, file| builder.index_file(file));
         for column in &self.columns {
             if let Some(name) = column.strip_suffix(":bytes") {
                 builder = builder.bytes(name);
@@ -282,6 +284,11 @@ impl SourceArgs {
             };
         }
         Ok(builder)
+    }
+
+    /// The columns; `None` for all.
+    fn names(&self) -> Option<&[String]> {
+        Some(self.columns.as_slice()).filter(|names| !names.is_empty())
     }
 
     fn all_up_to(&self) -> Option<usize> {
@@ -313,70 +320,41 @@ impl SourceArgs {
 
     fn mds(&self) -> Result<Mds, Box<dyn Error>> {
         let builder = Mds::builder().follow_links(self.follow_links);
-        let mut builder = self.up_to.iter().fold(builder, |builder, up_to| builder.up_to(up_to.column(), up_to.max));
-        if !self.columns.is_empty() {
-            builder = builder.columns(self.columns.iter().cloned());
-        }
-        for words in &self.raw {
-            builder = builder.raw(self.field(words)?);
-        }
-        Ok(builder.open(&self.path)?)
+        let builder = self.up_to.iter().fold(builder, |builder, up_to| builder.up_to(up_to.column(), up_to.max));
+        let builder = with(builder, self.names(), |builder, names| builder.columns(names.iter().cloned()));
+        let add = |builder: MdsBuilder, words: &String| Ok::<_, Box<dyn Error>>(builder.raw(self.field(words)?));
+        Ok(self.raw.iter().try_fold(builder, add)?.open(&self.path)?)
     }
 
     fn npy(&self) -> feedline::Result<Npy> {
-        let mut builder = Npy::builder().field("array", &self.path);
-        if self.rows {
-            builder = builder.rows();
-        }
-        builder = self.all_up_to().into_iter().fold(builder, |builder, max| builder.up_to("array", max));
-        self.flat.into_iter().fold(builder, |builder, max| builder.flat("array", max)).open()
+        let builder =
+            with(Npy::builder().field("array", &self.path), self.rows.then_some(()), |builder, ()| builder.rows());
+        let builder = with(builder, self.all_up_to(), |builder, max| builder.up_to("array", max));
+        with(builder, self.flat, |builder, max| builder.flat("array", max)).open()
     }
 
     fn npz(&self) -> feedline::Result<Npz> {
-        let mut builder = Npz::builder();
-        if !self.columns.is_empty() {
-            builder = builder.fields(self.columns.iter().map(String::as_str));
-        }
-        if self.rows {
-            builder = builder.rows();
-        }
+        let fields = |builder: NpzBuilder, names: &[String]| builder.fields(names.iter().map(String::as_str));
+        let builder = with(Npz::builder(), self.names(), fields);
+        let builder = with(builder, self.rows.then_some(()), |builder, ()| builder.rows());
         // Others than those that vary, such as a label, keep their shape.
-        builder = self.up_to.iter().fold(builder, |builder, up_to| builder.up_to(up_to.column(), up_to.max));
-        self.flat.into_iter().fold(builder, |builder, max| builder.flat("*", max)).open(&self.path)
+        let builder = self.up_to.iter().fold(builder, |builder, up_to| builder.up_to(up_to.column(), up_to.max));
+        with(builder, self.flat, |builder, max| builder.flat("*", max)).open(&self.path)
     }
 
     #[cfg(feature = "parquet")]
     fn parquet(&self) -> feedline::Result<feedline::dataset::Parquet> {
-        let mut builder = feedline::dataset::Parquet::builder();
-        if let Some(image) = &self.image {
-            builder = builder.image(image);
-        }
-        if self.null_zero {
-            builder = builder.nulls(feedline::dataset::Nulls::Zero);
-        }
-        if let Some(max) = self.all_up_to() {
-            builder = builder.varying_up_to(max);
-        }
+        use feedline::dataset::{Nulls, Parquet};
+        let builder = with(Parquet::builder(), self.image.as_ref(), |builder, image| builder.image(image));
+        let builder = with(builder, self.null_zero.then_some(Nulls::Zero), |builder, nulls| builder.nulls(nulls));
+        let builder = with(builder, self.all_up_to(), |builder, max| builder.varying_up_to(max));
         if let Some(name) = &self.stack {
             return builder.stack(name, &self.columns).open(&self.path);
         }
-        for name in &self.columns {
-            builder = match self.up_to_of(name) {
-                Some(max) => builder.up_to(name, max),
-                None => builder.column(name),
-            };
-        }
-        builder.open(&self.path)
-    }
-}
-
-impl Token {
-    fn dtype(self) -> DType {
-        match self {
-            Self::U16 => DType::U16,
-            Self::U32 => DType::U32,
-            Self::I32 => DType::I32,
-            Self::I64 => DType::I64,
-        }
+        let column = |builder: feedline::dataset::ParquetBuilder, name: &String| match self.up_to_of(name) {
+            Some(max) => builder.up_to(name, max),
+            None => builder.column(name),
+        };
+        self.columns.iter().fold(builder, column).open(&self.path)
     }
 }

@@ -47,16 +47,6 @@ pub enum Act {
     Resumed,
     /// Resumes the state of [`Act::Oracle`].
     Older,
-    /// A transform that never returns.
-    Stuck,
-    /// A consumer that keeps every batch.
-    Held,
-    /// Loaders dropped at this number of random points.
-    Dropped(u32),
-    /// The ledger is `/dev/full`.
-    FullDevice,
-    /// The ledger's disk is full.
-    FullDisk,
 }
 
 /// Damage to files of the copy.

@@ -90,7 +90,7 @@ fn printed(output: &Output) -> String {
 fn every_scenario_on_pictures_keeps_its_promise() {
     let dir = Dir::new();
     let json = dir.path("rows.json");
-    let args = ["--drops", "4", "--places", "2", "--json", json.to_str().unwrap()];
+    let args = ["--places", "2", "--json", json.to_str().unwrap()];
     let output = torture(&dir, &args).output().unwrap();
     let text = printed(&output);
     assert!(output.status.success(), "{text}");
@@ -167,7 +167,7 @@ fn too_much_data_is_refused_and_fewer_files_are_copied() {
 fn ctrl_c_ends_the_children_and_removes_the_copy() {
     let dir = Dir::new();
     // Long enough for a signal to come in the middle.
-    let mut child = torture(&dir, &["--only", "dropped", "--drops", "100000"])
+    let mut child = torture(&dir, &["--only", "header", "--places", "100000"])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
