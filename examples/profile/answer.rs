@@ -200,16 +200,14 @@ fn late(au: Option<f64>, verdict: &Verdict) -> Option<f64> {
     Some((1.0 - au? - verdict.starved_share).max(0.0))
 }
 
-/// The measurement, predictions for usual changes, and predictions for requested changes.
+/// The measurement, and predictions for usual changes.
 fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64) -> Vec<Guess> {
     let Some(model) = WhatIf::from(snapshot) else { return Vec::new() };
     let now = snapshot.decode.workers.max(1);
-    let workers = |count: u32| {
-        (format!("workers {count} instead of {now}"), Change { workers: Some(count), ..Change::default() })
-    };
+    let twice = now.saturating_mul(2);
     let twice_as_fast = Change { storage_factor: Some(2.0), ..Change::default() };
     let mut changes = vec![
-        workers(now.saturating_mul(2)),
+        (format!("workers {twice} instead of {now}"), Change { workers: Some(twice), ..Change::default() }),
         ("storage twice as fast".into(), twice_as_fast),
         ("all in the page cache".into(), Change { cached: true, ..Change::default() }),
     ];
@@ -223,11 +221,6 @@ fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64) -> Vec<Guess> {
     }
     if given.pictures {
         changes.push(("decoding on the GPU".into(), Change { gpu_decode: true, ..Change::default() }));
-    }
-    for asked in given.args.what_if_workers.iter().map(|count| workers(*count)) {
-        if !changes.contains(&asked) {
-            changes.push(asked);
-        }
     }
     let rows = snapshot.consumer.samples as f64 / snapshot.consumer.batches.max(1) as f64;
     let guess = |(what, change): (String, Change)| {

@@ -51,9 +51,6 @@ pub struct Args {
     /// Size of the generated data in MiB [default: 1024]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 24), requires = "generate", conflicts_with = "path", help_heading = RUN)]
     pub generate_mib: Option<u64>,
-    /// Predict the effect of this number of decode workers; may be repeated
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = OUT)]
-    pub what_if_workers: Vec<u32>,
     /// Show a dashboard in the terminal during the run
     #[arg(long, conflicts_with = "json", help_heading = OUT)]
     pub live: bool,

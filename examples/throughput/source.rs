@@ -3,8 +3,8 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use feedline::dataset::{
-    Damage, Dataset, DatasetExt, Images, Mds, MdsBuilder, Megatron, Npy, Npz, NpzBuilder, OnDamage, Records,
-    SafeTensors, SafeTensorsBuilder, Tar, TarBuilder, TfRecord, TfRecordBuilder, Tokens,
+    Damage, Dataset, DatasetExt, Images, Mds, Megatron, Npy, Npz, OnDamage, Records, SafeTensors, Tar, TarBuilder,
+    TfRecord, TfRecordBuilder, Tokens,
 };
 use feedline::tensor::{DType, Field};
 use std::error::Error;
@@ -161,6 +161,19 @@ pub fn one_of<T: Copy + Send + Sync + 'static>(words: &'static [(&str, T)]) -> i
     })
 }
 
+/// Parser of arguments: a number of bytes, also with a unit, such as 500MB or 100GiB.
+#[allow(dead_code, reason = "not every program asks for a size")]
+pub fn size(text: &str) -> Result<u64, String> {
+    let lower = text.trim().to_ascii_lowercase();
+    let digits = lower.trim_end_matches(char::is_alphabetic);
+    let units = ["kb", "mb", "gb", "tb"].into_iter().zip((1..).map(|power| 1000_u64.pow(power)));
+    let binary = ["kib", "mib", "gib", "tib"].into_iter().zip((1..).map(|power| 1024_u64.pow(power)));
+    let unit = [("", 1), ("b", 1)].into_iter().chain(units).chain(binary).find(|unit| unit.0 == &lower[digits.len()..]);
+    let number = digits.trim().parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
+    let bytes = unit.zip(number).map(|((_, unit), number)| (number * unit as f64) as u64);
+    bytes.ok_or_else(|| format!("{text:?} is not a number of bytes: write 500MB, 100GiB or 107374182400"))
+}
+
 /// Applies a setting to a builder, if it is given.
 pub fn with<B, T>(builder: B, value: Option<T>, set: impl FnOnce(B, T) -> B) -> B {
     match value {
@@ -183,20 +196,19 @@ impl SourceArgs {
         if self.checked.is_some() {
             return Ok(Opened { dataset: self.open()?, damage: Vec::new() });
         }
-        let (dataset, damage): (Arc<dyn Dataset>, _) = match self.source {
+        match self.source {
             Source::Tar => {
                 let tar = self.tar().on_damage(OnDamage::Skip).open(&self.path)?;
                 let damage = tar.damage().to_vec();
-                (Arc::new(tar), damage)
+                Ok(Opened { dataset: self.seekable(Arc::new(tar))?, damage })
             }
             Source::Tfrecord => {
                 let records = self.tfrecord()?.on_damage(OnDamage::Skip).open(&self.path)?;
                 let damage = records.damage().to_vec();
-                (Arc::new(records), damage)
+                Ok(Opened { dataset: self.seekable(Arc::new(records))?, damage })
             }
-            _ => return Ok(Opened { dataset: self.open()?, damage: Vec::new() }),
-        };
-        Ok(Opened { dataset: self.seekable(dataset)?, damage })
+            _ => Ok(Opened { dataset: self.open()?, damage: Vec::new() }),
+        }
     }
 
     /// Opens the dataset; damage that its format detects is an error.
@@ -248,10 +260,9 @@ impl SourceArgs {
             Source::Tfrecord => Arc::new(self.tfrecord()?.open(path)?),
             Source::Npy => Arc::new(self.npy()?),
             Source::Npz => Arc::new(self.npz()?),
+            Source::Safetensors if self.columns.is_empty() => Arc::new(SafeTensors::open(path)?),
             Source::Safetensors => {
-                let tensors =
-                    |builder: SafeTensorsBuilder, names: &[String]| builder.tensors(names.iter().map(String::as_str));
-                Arc::new(with(SafeTensors::builder(), self.names(), tensors).open(path)?)
+                Arc::new(SafeTensors::builder().tensors(self.columns.iter().map(String::as_str)).open(path)?)
             }
             Source::Mds => Arc::new(self.mds()?),
         })
@@ -286,11 +297,6 @@ impl SourceArgs {
         Ok(builder)
     }
 
-    /// The columns; `None` for all.
-    fn names(&self) -> Option<&[String]> {
-        Some(self.columns.as_slice()).filter(|names| !names.is_empty())
-    }
-
     fn all_up_to(&self) -> Option<usize> {
         self.up_to.iter().find(|up_to| up_to.column.is_none()).map(|up_to| up_to.max)
     }
@@ -320,26 +326,36 @@ impl SourceArgs {
 
     fn mds(&self) -> Result<Mds, Box<dyn Error>> {
         let builder = Mds::builder().follow_links(self.follow_links);
-        let builder = self.up_to.iter().fold(builder, |builder, up_to| builder.up_to(up_to.column(), up_to.max));
-        let builder = with(builder, self.names(), |builder, names| builder.columns(names.iter().cloned()));
-        let add = |builder: MdsBuilder, words: &String| Ok::<_, Box<dyn Error>>(builder.raw(self.field(words)?));
-        Ok(self.raw.iter().try_fold(builder, add)?.open(&self.path)?)
+        let mut builder = self.up_to.iter().fold(builder, |builder, up_to| builder.up_to(up_to.column(), up_to.max));
+        if !self.columns.is_empty() {
+            builder = builder.columns(self.columns.iter().cloned());
+        }
+        for words in &self.raw {
+            builder = builder.raw(self.field(words)?);
+        }
+        Ok(builder.open(&self.path)?)
     }
 
     fn npy(&self) -> feedline::Result<Npy> {
-        let builder =
-            with(Npy::builder().field("array", &self.path), self.rows.then_some(()), |builder, ()| builder.rows());
-        let builder = with(builder, self.all_up_to(), |builder, max| builder.up_to("array", max));
-        with(builder, self.flat, |builder, max| builder.flat("array", max)).open()
+        let mut builder = Npy::builder().field("array", &self.path);
+        if self.rows {
+            builder = builder.rows();
+        }
+        builder = self.all_up_to().into_iter().fold(builder, |builder, max| builder.up_to("array", max));
+        self.flat.into_iter().fold(builder, |builder, max| builder.flat("array", max)).open()
     }
 
     fn npz(&self) -> feedline::Result<Npz> {
-        let fields = |builder: NpzBuilder, names: &[String]| builder.fields(names.iter().map(String::as_str));
-        let builder = with(Npz::builder(), self.names(), fields);
-        let builder = with(builder, self.rows.then_some(()), |builder, ()| builder.rows());
+        let mut builder = Npz::builder();
+        if !self.columns.is_empty() {
+            builder = builder.fields(self.columns.iter().map(String::as_str));
+        }
+        if self.rows {
+            builder = builder.rows();
+        }
         // Others than those that vary, such as a label, keep their shape.
-        let builder = self.up_to.iter().fold(builder, |builder, up_to| builder.up_to(up_to.column(), up_to.max));
-        with(builder, self.flat, |builder, max| builder.flat("*", max)).open(&self.path)
+        builder = self.up_to.iter().fold(builder, |builder, up_to| builder.up_to(up_to.column(), up_to.max));
+        self.flat.into_iter().fold(builder, |builder, max| builder.flat("*", max)).open(&self.path)
     }
 
     #[cfg(feature = "parquet")]

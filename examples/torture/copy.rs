@@ -231,15 +231,3 @@ pub fn human_bytes(bytes: u64) -> String {
         _ => format!("{:.1} GB", bytes as f64 / 1e9),
     }
 }
-
-/// Parses a size: `2GB`, `500MB`, or bytes.
-pub fn size(text: &str) -> Result<u64, String> {
-    let upper = text.to_ascii_uppercase();
-    let unit = |ending: &str, unit: u64| upper.strip_suffix(ending).map(|digits| (digits.to_string(), unit));
-    let (digits, unit) = unit("GB", 1_000_000_000)
-        .or_else(|| unit("MB", 1_000_000))
-        .or_else(|| unit("KB", 1000))
-        .unwrap_or((upper.clone(), 1));
-    let number = digits.trim().parse::<f64>().ok().filter(|number| *number >= 0.0 && *number < 1e9);
-    number.map(|number| (number * unit as f64) as u64).ok_or_else(|| "expected a size such as 500MB or 2GB".into())
-}

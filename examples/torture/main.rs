@@ -63,7 +63,7 @@ struct Args {
     #[arg(long, value_name = "DIR")]
     work: Option<PathBuf>,
     /// Maximum size of the copy
-    #[arg(long, value_name = "SIZE", default_value = "2GB", value_parser = copy::size)]
+    #[arg(long, value_name = "SIZE", default_value = "2GB", value_parser = source::size)]
     most: u64,
     /// Copy N of the files, evenly spread; not for formats with a list of all files
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]

@@ -25,6 +25,8 @@ use std::time::Instant;
 
 /// Share of the pictures that the network never learns from.
 const HELD_OUT: f64 = 0.15;
+/// Pictures per class of the made set.
+const PER_CLASS: usize = 450;
 const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 const STD: [f32; 3] = [0.229, 0.224, 0.225];
 
@@ -47,9 +49,6 @@ struct Args {
     /// Seed of the network, the order and the augmentation
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Pictures per class of the made set
-    #[arg(long, default_value_t = 450, value_parser = clap::value_parser!(u32).range(1..))]
-    per_class: u32,
 }
 
 type Anyhow<T> = Result<T, Box<dyn Error>>;
@@ -65,7 +64,7 @@ fn run(args: &Args) -> Anyhow<()> {
     let begin = Instant::now();
     let dir = match &args.data {
         Some(dir) => dir.clone(),
-        None => made_shapes(args)?,
+        None => made_shapes()?,
     };
     let images = Images::open(&dir)?;
     let classes = images.classes().len();
@@ -156,14 +155,13 @@ fn tensors(batch: &Batch) -> Anyhow<(&[f32], &[i64])> {
     Ok((batch.field("image")?.as_slice()?, batch.field("label")?.as_slice()?))
 }
 
-/// The folder of the made set. Its name tells what it was made from, so that other numbers make a new one.
-fn made_shapes(args: &Args) -> Anyhow<PathBuf> {
-    let name = format!("target/feedline-shapes/{}-per-class", args.per_class);
-    // The checkout when cargo runs it, else the present folder.
+/// The folder of the made set. Its name tells what it was made from, so that another set gets another folder.
+fn made_shapes() -> Anyhow<PathBuf> {
+    // In the checkout if cargo runs it, else in the present folder.
     let root = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default();
-    let dir = Path::new(&root).join(name);
-    let bar = progress((args.per_class as usize * shapes::CLASSES.len()) as u64, "making pictures", "pictures");
-    let made = shapes::make_shapes(&dir, args.per_class as usize, 1, |done| bar.set_position(done));
+    let dir = Path::new(&root).join(format!("target/feedline-shapes/plain-{PER_CLASS}"));
+    let bar = progress((PER_CLASS * shapes::CLASSES.len()) as u64, "making pictures", "pictures");
+    let made = shapes::make_shapes(&dir, PER_CLASS, 1, |done| bar.set_position(done));
     bar.finish_and_clear();
     made.map_err(|error| format!("cannot make {}: {error}", dir.display()))?;
     Ok(dir)

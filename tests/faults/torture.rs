@@ -326,8 +326,13 @@ fn a_path_selects_its_files_and_searches_no_other_folder() {
 
 #[test]
 fn sizes_may_have_units() {
-    let table = [("2GB", Some(2_000_000_000)), ("1.5mb", Some(1_500_000)), ("7 kb", Some(7000)), ("12", Some(12))];
+    let table = [
+        ("2GB", Some(2_000_000_000)),
+        ("1.5mb", Some(1_500_000)),
+        ("7 kib", Some(7168)),
+        ("107374182400", Some(100 << 30)),
+    ];
     for (text, bytes) in table.into_iter().chain([("GB", None), ("-1MB", None), ("2TBx", None)]) {
-        assert_eq!(copy::size(text).ok(), bytes, "{text}");
+        assert_eq!(source::size(text).ok(), bytes, "{text}");
     }
 }
