@@ -8,7 +8,7 @@
 //! hash of each picture's stored bytes, so that a flipped bit shows even if the pixels are equal.
 
 use crate::damage::inflict;
-use crate::job::{Act, ChildReport, Damage, Fault, Job, Phase, REPORT, STOP_ME, When};
+use crate::job::{Act, ChildReport, Damage, Fault, Job, Phase, REPORT, When};
 use crate::source::{Opened, SourceArgs};
 use feedline::dataset::Dataset;
 use feedline::decode::{Bytes, Ctx, Decoder, Image};
@@ -144,8 +144,10 @@ impl Child<'_> {
         let half = loader.batches_per_epoch() / 2;
         let result = loader.epoch(loader.next_epoch())?.enumerate().try_for_each(|(index, batch)| {
             if self.job.act == Act::Stopped && index as u64 == half {
-                println!("{STOP_ME}");
-                std::thread::sleep(Duration::from_millis(100));
+                // A stopped process cannot wake itself.
+                let waker = format!("sleep 1; kill -CONT {}", std::process::id());
+                std::process::Command::new("sh").args(["-c", &waker]).spawn()?;
+                kill_process(getpid(), Signal::STOP)?;
             }
             checker.take(&batch?)
         });

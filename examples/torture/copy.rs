@@ -15,6 +15,7 @@ use std::error::Error;
 use std::fs::{self, File, FileTimes};
 use std::io;
 use std::path::{Component, Path, PathBuf};
+use std::process::Command;
 
 type Anyhow<T> = Result<T, Box<dyn Error>>;
 
@@ -115,7 +116,11 @@ impl Copy {
         remove(folder)?;
         fs::create_dir_all(folder.parent().unwrap_or(folder))?;
         match fs::rename(self.data(), folder) {
-            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => tree(&self.data(), folder),
+            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+                // It also copies FIFOs.
+                let copied = Command::new("cp").arg("-a").arg(self.data()).arg(folder).status()?;
+                if copied.success() { Ok(()) } else { Err(io::Error::other(format!("cp -a: {copied}"))) }
+            }
             other => other,
         }
     }
@@ -134,23 +139,6 @@ fn remove(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
-}
-
-/// Copies a tree; FIFOs are created anew.
-fn tree(from: &Path, to: &Path) -> io::Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let (kind, to, entry) = (entry.file_type()?, to.join(entry.file_name()), entry.path());
-        if kind.is_dir() {
-            tree(&entry, &to)?;
-        } else if kind.is_file() {
-            duplicate(&entry, &to)?;
-        } else {
-            crate::damage::fifo(&to)?;
-        }
-    }
-    Ok(())
 }
 
 /// Copies a file with its modification time.

@@ -5,8 +5,6 @@ use std::path::PathBuf;
 
 /// Environment variable of the job, which makes a process a child.
 pub const JOB: &str = "FEEDLINE_TORTURE_JOB";
-/// Line by which a child requests to be stopped for a while.
-pub const STOP_ME: &str = "stop me";
 /// Prefix of the line with the report.
 pub const REPORT: &str = "report ";
 
