@@ -17,7 +17,8 @@ pub fn given<A>(parsed: Result<A, clap::Error>) -> A {
     parsed.unwrap_or_else(|error| {
         let said = error.render().to_string();
         let plain = feedline::Error::user(said.as_str());
-        if plain.message() == said {
+        // The help has no secret, though `127.0.0.1:PORT` looks like one.
+        if !error.use_stderr() || plain.message() == said {
             error.exit();
         }
         eprint!("{}", plain.message());
