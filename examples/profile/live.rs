@@ -14,7 +14,6 @@
 use crate::text::{name, number, percent, time};
 use feedline::Loader;
 use feedline::profile::{Cause, Latency, Snapshot, StageLoad, Verdict};
-use indicatif::HumanCount;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -230,7 +229,7 @@ impl State {
         let state = match all.consumer.batches {
             _ if self.paused => " PAUSED ".reversed(),
             0 => " waiting for the first batch ".reversed(),
-            batches => format!("batch {}", HumanCount(batches)).into(),
+            batches => format!("batch {}", indicatif::HumanCount(batches)).into(),
         };
         vec!["feedline  ".dim(), self.setup.title.clone().bold(), "  ".into(), state, format!("  {clock}").into()]
             .into()
