@@ -41,8 +41,8 @@
 //! * [`device`]: host or GPU. `device::cuda` has examples for cudarc, candle, burn and PyTorch; `examples/pytorch` is a
 //!   Python package.
 //!
-//! [`guide`] has a page per topic: GPUs, ranks, offline jobs, formats, object stores, faults, profiling, the architecture,
-//! the tests.
+//! [`guide`] has a page per topic: GPUs, ranks, offline jobs, formats, object stores, faults, profiling, the architecture and
+//! the decisions behind it, the tests.
 //!
 //! # Words
 //!
@@ -281,6 +281,8 @@ mod readme {}
 pub mod guide {
     #[doc = include_str!("guide/architecture.md")]
     pub mod architecture {}
+    #[doc = include_str!("guide/decisions.md")]
+    pub mod decisions {}
     #[doc = include_str!("guide/faults.md")]
     pub mod faults {}
     #[doc = include_str!("guide/formats.md")]

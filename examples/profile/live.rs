@@ -11,7 +11,7 @@
 //! Its own thread takes a snapshot of the loader four times a second, and draws; the loader's threads are not involved.
 //! *Now* is the last 2 seconds, or, where batches are slow, back to 8 batches, at most 30 s.
 
-use crate::text::{grouped, name, number, time};
+use crate::text::{name, number, percent, time};
 use feedline::Loader;
 use feedline::profile::{Cause, Latency, Snapshot, StageLoad, Verdict};
 use ratatui::Frame;
@@ -229,7 +229,7 @@ impl State {
         let state = match all.consumer.batches {
             _ if self.paused => " PAUSED ".reversed(),
             0 => " waiting for the first batch ".reversed(),
-            batches => format!("batch {}", grouped(&batches.to_string())).into(),
+            batches => format!("batch {}", indicatif::HumanCount(batches)).into(),
         };
         vec!["feedline  ".dim(), self.setup.title.clone().bold(), "  ".into(), state, format!("  {clock}").into()]
             .into()
@@ -294,10 +294,6 @@ fn utilisation(part: &Snapshot, step: Duration) -> Option<f64> {
 
 fn or_none(value: Option<f64>, text: impl Fn(f64) -> String) -> String {
     value.map_or("–".into(), text)
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
 }
 
 fn draw_stages(frame: &mut Frame<'_>, area: Rect, verdict: &Verdict, about: &str) {

@@ -3,8 +3,9 @@
 //! The page is self-contained: boxes sized by its own styles, no script, and its policy forbids the browser to load
 //! anything. It follows the reader's light or dark scheme, and prints. Only starvation is orange.
 
-use crate::text::{bytes, grouped, number, time};
+use crate::text::{bytes, number, percent, time};
 use feedline::profile::{Latency, Snapshot};
+use indicatif::HumanCount;
 use std::fmt::Write;
 
 const STYLE: &str = include_str!("style.css");
@@ -43,8 +44,9 @@ impl Page<'_> {
         put!(self, "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>");
         put!(self, "<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>");
         let consumer = &self.snapshot.consumer;
-        let [at, steady, first] = [self.snapshot.at_ns, self.snapshot.steady_ns, consumer.first_ns].map(nanos);
-        let batches = count(consumer.batches);
+        let [at, steady, first] =
+            [self.snapshot.at_ns, self.snapshot.steady_ns, consumer.first_ns].map(|ns| time(ns as f64));
+        let batches = HumanCount(consumer.batches);
         put!(self, "<p>{batches} batches in {at}: steady time {steady}, waits for first batches {first}</p>");
     }
 
@@ -140,7 +142,7 @@ impl Page<'_> {
             let most = bins.iter().map(|(_, count)| *count).max().unwrap_or(1).max(1);
             let (from, to) = (time(bin_start(*first)), time(bin_start(last + 1)));
             let (median, p99) = (time(latency.p50_ns), time(latency.p99_ns));
-            let caption = format!("{} {what}: median {median}, p99 {p99}", count(latency.count));
+            let caption = format!("{} {what}: median {median}, p99 {p99}", HumanCount(latency.count));
             put!(self, "<figure><figcaption>{caption}</figcaption><div class=\"hist\">");
             for (bin, count) in &bins {
                 let (height, from, to) = (100.0 * *count as f64 / most as f64, bin_start(*bin), bin_start(bin + 1));
@@ -202,18 +204,6 @@ fn stages(snapshot: &Snapshot) -> Vec<(&'static str, f64, Vec<Part>)> {
 fn escape(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     text.replace('"', "&quot;").replace('\0', "\u{fffd}")
-}
-
-fn count(value: u64) -> String {
-    grouped(&value.to_string())
-}
-
-fn nanos(ns: u64) -> String {
-    time(ns as f64)
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
 }
 
 /// `part` of `whole`; 0 if `whole` is 0.
