@@ -8,8 +8,8 @@
 //! An opened file is a regular file of the indexed length; anything else is an error that says what it is. A name that
 //! came from a file is opened beneath its folder (`resolve_beneath`).
 
-use super::attempt::{Attempt, Call};
 use super::fault_hook::FaultHook;
+use super::fault_point::{Attempt, Call};
 use super::progress::{Next, footprint};
 use super::{Extent, Footprint, SourceId, Sources, add, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};

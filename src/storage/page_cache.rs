@@ -5,11 +5,11 @@
 //! after it would move the same bytes twice. So `cachestat` is asked first, until many hits in a row. If the kernel
 //! does not answer `cachestat`, probes become rarer while they do not pay.
 
-use super::attempt::Call;
 use super::fault_hook::FaultHook;
+use super::fault_point::Call;
 use super::files::{Files, Seen};
 use super::progress::{Next, RETRIES_MAX};
-use super::{Extent, Sources, add, sys};
+use super::{Extent, Sources, add, syscalls};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use rustix::fd::AsFd;
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
@@ -174,7 +174,7 @@ impl PageCache {
     fn seems_cached(&self, fd: rustix::fd::BorrowedFd<'_>, extent: &Extent) -> bool {
         let page = rustix::param::page_size() as u64;
         let pages = (extent.offset + extent.len).div_ceil(page) - extent.offset / page;
-        match sys::cached_pages(fd, extent.offset, extent.len) {
+        match syscalls::cached_pages(fd, extent.offset, extent.len) {
             Ok(cached) => cached >= pages,
             Err(_) => {
                 self.blind.store(true, Ordering::Relaxed);

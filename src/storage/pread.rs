@@ -1,9 +1,9 @@
 //! Threads that call `pread`: the reader that works everywhere.
 
-use super::attempt::Call;
+use super::fault_point::Call;
 use super::files::Files;
 use super::progress::{Progress, Step};
-use super::threads::Work;
+use super::threads::BlockingRead;
 use super::{Counters, Extent, Footprint, ReadStats, add};
 use crate::error::{Error, ErrorKind, Result, Stage};
 
@@ -50,7 +50,7 @@ pub(super) fn check_aligned(buf: &[u8], direct: bool, align: usize) -> Result<()
     Ok(())
 }
 
-impl Work for Pread {
+impl BlockingRead for Pread {
     const NAME: &'static str = "pread";
 
     fn read(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {

@@ -1,7 +1,7 @@
 //! The contract of a reader: `submit` takes operations, `wait` returns completions. See the module's invariants.
 
 use super::{Direct, Extent, Mode, ReadStats, Waker};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result, Stage};
 #[cfg(feature = "unstable")]
 use crate::memory::ByteRing;
 use crate::memory::IoBuf;
@@ -82,6 +82,19 @@ pub struct ReadOp {
     pub extent: Extent,
     /// The destination, at least [`Reader::footprint`] bytes.
     pub buf: IoBuf,
+}
+
+impl ReadOp {
+    /// The completion of this read.
+    pub(super) fn end(self, result: Result<usize>) -> Completion {
+        Completion { tag: self.tag, buf: self.buf, result }
+    }
+
+    /// The completion of a read that was cancelled before it began.
+    pub(super) fn cancelled(self) -> Completion {
+        let Extent { offset, len, .. } = self.extent;
+        self.end(Err(Error::new(ErrorKind::Cancelled, Stage::Read, "").with_range(offset, len)))
+    }
 }
 
 /// A completed read.

@@ -78,11 +78,6 @@ impl Again {
         files.through(self.files.fault_hook().clone()).seeing(self.files.seen())
     }
 
-    /// The identity of each file at its first open.
-    pub(crate) fn seen(&self) -> Option<Seen> {
-        self.files.seen()
-    }
-
     /// Number of failed reads that succeeded on a retry.
     pub(crate) fn recovered(&self) -> u64 {
         self.recovered.load(Ordering::Relaxed)

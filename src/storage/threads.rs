@@ -3,7 +3,7 @@
 //! buffer. The threads inherit the CPUs of the thread that opens the reader, so open it on a NUMA node to place them
 //! there.
 
-use super::done::Done;
+use super::completions::Completions;
 use super::{
     Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, add, count_leaked,
 };
@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// One read by a thread that may block.
-pub(super) trait Work: Send + Sync + 'static {
+pub(super) trait BlockingRead: Send + Sync + 'static {
     /// The reader's name; threads are `feedline-NAME-N`.
     const NAME: &'static str;
     /// Reads `extent` and returns its offset in `buf`.
@@ -47,7 +47,7 @@ struct ThreadsState<W> {
     queue: Mutex<Queue>,
     /// A job came, or the reader ends.
     changed: Condvar,
-    done: Done,
+    done: Completions,
 }
 
 struct Queue {
@@ -59,7 +59,7 @@ struct Queue {
     alive: usize,
 }
 
-impl<W: Work> Threaded<W> {
+impl<W: BlockingRead> Threaded<W> {
     /// Starts `threads` threads for at most `depth` reads in flight. `other`: wakes the driver, which may sleep in another
     /// reader.
     ///
@@ -71,7 +71,7 @@ impl<W: Work> Threaded<W> {
             counters: Counters::default(),
             queue: Mutex::new(queue),
             changed: Condvar::new(),
-            done: Done::new(depth, other),
+            done: Completions::new(depth, other),
         });
         let mut reader = Self {
             shared,
@@ -112,9 +112,9 @@ impl<W: Work> Threaded<W> {
     }
 }
 
-impl<W: Work> Sealed for Threaded<W> {}
+impl<W: BlockingRead> Sealed for Threaded<W> {}
 
-impl<W: Work> Reader for Threaded<W> {
+impl<W: BlockingRead> Reader for Threaded<W> {
     fn depth(&self) -> usize {
         self.depth
     }
@@ -147,11 +147,7 @@ impl<W: Work> Reader for Threaded<W> {
 
     fn cancel(&mut self) {
         let queued = std::mem::take(&mut self.shared.queue.hold().jobs);
-        let cancelled = self.pending.drain(..).chain(queued).map(|op| {
-            let error = Error::new(ErrorKind::Cancelled, Stage::Read, "").with_range(op.extent.offset, op.extent.len);
-            Completion { tag: op.tag, buf: op.buf, result: Err(error) }
-        });
-        self.shared.done.extend(cancelled);
+        self.shared.done.extend(self.pending.drain(..).chain(queued).map(ReadOp::cancelled));
     }
 
     fn waker(&self) -> Waker {
@@ -165,7 +161,7 @@ impl<W: Work> Reader for Threaded<W> {
     }
 }
 
-impl<W: Work> ThreadsState<W> {
+impl<W: BlockingRead> ThreadsState<W> {
     fn run(&self) {
         while let Some(op) = self.next() {
             let completion = self.finish(op);
@@ -241,7 +237,7 @@ mod tests {
     /// Offset 0 waits for a message, offset 1 panics.
     struct Stuck(Mutex<Receiver<()>>);
 
-    impl Work for Stuck {
+    impl BlockingRead for Stuck {
         const NAME: &'static str = "stuck";
         fn read(&self, extent: &Extent, _: &mut [u8], _: &Counters) -> Result<usize> {
             assert!(extent.offset == 0, "on purpose");

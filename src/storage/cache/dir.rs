@@ -32,7 +32,7 @@ const CALM: u64 = 60;
 /// Files without a link are removed at this age. Younger ones may be about to get it.
 const ORPHAN: Duration = Duration::from_secs(3600);
 
-pub(super) struct Dir {
+pub(super) struct CacheDir {
     root: PathBuf,
     capacity: u64,
     /// Most bytes of the file system that stay free.
@@ -59,7 +59,7 @@ impl Room {
 }
 
 /// The files of an entry.
-pub(super) struct Old {
+pub(super) struct FoundEntry {
     pub(super) used: SystemTime,
     pub(super) data: PathBuf,
     /// `None`: no reader finds the files.
@@ -69,7 +69,7 @@ pub(super) struct Old {
     pub(super) share: usize,
 }
 
-impl Old {
+impl FoundEntry {
     /// Whether the map is a cache's.
     pub(super) fn is_own(&self) -> bool {
         is_map(&map_of(&self.data))
@@ -80,7 +80,7 @@ impl Old {
     }
 }
 
-impl Dir {
+impl CacheDir {
     /// Errors: the system's.
     pub(super) fn open(cache: &Cache) -> io::Result<Self> {
         let root = std::path::absolute(&cache.dir)?.join("v1");
@@ -149,9 +149,14 @@ impl Dir {
     ///
     /// Errors: the system's; `StorageFull`.
     pub(super) fn reserve(&self, bytes: u64) -> io::Result<u64> {
+        self.locked(|room| self.reserve_locked(room, bytes))
+    }
+
+    /// Does something with no other process beside it. Errors: the system's; `WouldBlock`.
+    fn locked<T>(&self, work: impl FnOnce(&mut Room) -> io::Result<T>) -> io::Result<T> {
         let mut room = self.room.hold();
         take(&room.used, FlockOperation::NonBlockingLockExclusive)?;
-        let done = self.reserve_locked(&mut room, bytes);
+        let done = work(&mut room);
         let _ = flock(&room.used, FlockOperation::Unlock);
         done
     }
@@ -165,14 +170,11 @@ impl Dir {
 
     /// Gives back what [`reserve`](Self::reserve) booked.
     pub(super) fn release(&self, bytes: u64) {
-        let mut room = self.room.hold();
-        let left = room.booked - bytes;
-        let _ = room.book(left);
-        if take(&room.used, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            let used = read_number(&room.used, USED);
-            let _ = used.and_then(|used| write_number(&room.used, USED, used.saturating_sub(bytes)));
-            let _ = flock(&room.used, FlockOperation::Unlock);
-        }
+        self.written(bytes);
+        let _ = self.locked(|room| {
+            let used = read_number(&room.used, USED)?;
+            write_number(&room.used, USED, used.saturating_sub(bytes))
+        });
     }
 
     fn reserve_locked(&self, room: &mut Room, bytes: u64) -> io::Result<u64> {
@@ -224,8 +226,8 @@ impl Dir {
     }
 
     /// Removes entries that nobody reads until `bytes` fit, the longest unused first; gives their number and bytes.
-    fn make_room(&self, used: u64, bytes: u64, mut found: Vec<Old>) -> io::Result<(u64, u64)> {
-        found.retain(Old::may_go);
+    fn make_room(&self, used: u64, bytes: u64, mut found: Vec<FoundEntry>) -> io::Result<(u64, u64)> {
+        found.retain(FoundEntry::may_go);
         let all = found.iter().map(|old| old.bytes).sum();
         if !self.fits(used.saturating_sub(all), bytes, all)? {
             return Ok((0, 0));
@@ -276,31 +278,23 @@ impl Dir {
 
     /// Removes an entry if no process reads its share; gives the bytes that are free now. [`recount`](Self::recount)
     /// follows.
-    pub(super) fn discard(&self, old: &Old) -> io::Result<u64> {
-        let room = self.room.hold();
-        take(&room.used, FlockOperation::NonBlockingLockExclusive)?;
-        let freed = match self.idle(old.share) {
-            Ok(_idle) if old.may_go() && remove(old) => old.bytes,
-            _ => 0,
-        };
-        let _ = flock(&room.used, FlockOperation::Unlock);
-        Ok(freed)
+    pub(super) fn discard(&self, old: &FoundEntry) -> io::Result<u64> {
+        self.locked(|_| match self.idle(old.share) {
+            Ok(_idle) if old.may_go() && remove(old) => Ok(old.bytes),
+            _ => Ok(0),
+        })
     }
 
     /// Counts the bytes of all files anew: blocks that a kill cut short are on the disk, and nobody has booked them.
     pub(super) fn recount(&self) -> io::Result<()> {
-        let room = self.room.hold();
-        take(&room.used, FlockOperation::NonBlockingLockExclusive)?;
-        let counted = self.all().and_then(|(_, total)| {
-            let (living, _) = bookings(&self.root)?;
+        self.locked(|room| {
+            let ((_, total), (living, _)) = (self.all()?, bookings(&self.root)?);
             write_number(&room.used, USED, total + living)
-        });
-        let _ = flock(&room.used, FlockOperation::Unlock);
-        counted
+        })
     }
 
     /// All entries, and their bytes.
-    pub(super) fn all(&self) -> io::Result<(Vec<Old>, u64)> {
+    pub(super) fn all(&self) -> io::Result<(Vec<FoundEntry>, u64)> {
         let mut found = Vec::new();
         let add = |total, share| Ok::<_, io::Error>(total + self.look(share, &mut found)?);
         let total = (0..SHARES).try_fold(0, add)?;
@@ -308,7 +302,7 @@ impl Dir {
     }
 
     /// Lists the entries of a share; gives their bytes.
-    fn look(&self, share: usize, found: &mut Vec<Old>) -> io::Result<u64> {
+    fn look(&self, share: usize, found: &mut Vec<FoundEntry>) -> io::Result<u64> {
         let folder = self.share(share);
         let names = match std::fs::read_dir(&folder) {
             Ok(names) => names,
@@ -326,14 +320,14 @@ impl Dir {
             total += bytes;
             let link = folder.join(&name[..link_name(0).len()]);
             let link = Some(link).filter(|link| leads_to(link, &data));
-            found.push(Old { used: map.modified()?, data, link, bytes, share });
+            found.push(FoundEntry { used: map.modified()?, data, link, bytes, share });
         }
         Ok(total)
     }
 }
 
 /// Removes the files of an entry of an idle share; false if they are not the cache's, or gone.
-fn remove(old: &Old) -> bool {
+fn remove(old: &FoundEntry) -> bool {
     if !old.is_own() {
         return false;
     }

@@ -12,7 +12,7 @@ use super::limit::REQUESTS_MAX;
 use super::store::{lost, runtime};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::meter::NetworkMeter;
-use crate::storage::done::Done;
+use crate::storage::completions::Completions;
 use crate::storage::{
     Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, ReaderOptions, Sealed, SourceId,
     Sources, Waker, add, count_leaked,
@@ -59,7 +59,7 @@ pub(crate) struct Remote {
 struct RemoteState {
     sources: Arc<Sources>,
     counters: Counters,
-    done: Done,
+    done: Completions,
     /// Requests in flight.
     requests: AtomicUsize,
     /// A task announces what waits after [`GATHER_TIME`].
@@ -104,7 +104,7 @@ impl Remote {
         let shared = RemoteState {
             sources,
             counters: Counters::default(),
-            done: Done::new(depth, files),
+            done: Completions::new(depth, files),
             requests: AtomicUsize::new(0),
             gathers: AtomicBool::new(false),
             patience: options.patience,

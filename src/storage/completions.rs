@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// The end of every operation of a reader whose threads do the reads.
-pub(super) struct Done {
+pub(super) struct Completions {
     completions: Mutex<Vec<Completion>>,
     bell: Arc<Bell>,
     /// The reader that the driver sleeps in, if it is another one.
     other: Option<Waker>,
 }
 
-impl Done {
+impl Completions {
     /// Room for `depth` completions. `other`: wakes the driver, which may sleep in another reader.
     pub(super) fn new(depth: usize, other: Option<Waker>) -> Self {
         Self { completions: Mutex::new(Vec::with_capacity(depth)), bell: Bell::futex(), other }
