@@ -6,7 +6,7 @@ use super::files::{Files, PROBES_MAX, Probe, Seen, probe, seen};
 use super::mmap::Mmap;
 use super::mounts::{Mounts, Slow};
 use super::pread::Pread;
-use super::remote::Meter;
+use super::remote::{Meter, Remote};
 use super::router::{Route, Router, plan_routes};
 use super::threads::{BlockingRead, Threaded};
 use super::uring::{Uring, refusal};
@@ -94,14 +94,18 @@ pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     check_limits(options)?;
     let facts = Facts::of(sources, options);
     let Facts { ref sources, cache, .. } = facts;
-    let (meter, blocks) = (Arc::new(Meter::new()), cache.map(|cache| Fill::table(sources, cache)));
+    let (meter, blocks) = (Arc::new(Meter::new()), cache.map(|cache| Arc::new(CachedBlocks::new(sources, cache))));
     let main = facts.open_main(&meter, blocks.clone())?;
     let waker = main.reader.waker();
-    let start = |(cache, blocks)| {
-        let (sources, meter, waker) = (sources.clone(), meter.clone(), waker.clone());
-        Fill::start(FillSetup { sources, blocks, options, cache, meter, waker })
-    };
-    let fill = cache.zip(blocks.clone()).map(start).transpose()?;
+    let setup = cache.zip(blocks.clone()).map(|(cache, blocks)| FillSetup {
+        sources,
+        blocks,
+        options,
+        cache,
+        meter: &meter,
+        waker: &waker,
+    });
+    let fill = setup.map(Fill::start).transpose()?;
     let announcer = fill.as_ref().filter(|_| options.locality == Locality::Blocks).map(Fill::announcer);
     let mut others = Vec::<(Route, Box<dyn Reader>)>::new();
     if !facts.staged.is_empty() {
@@ -235,18 +239,8 @@ impl<'a> Facts<'a> {
     }
 
     /// The reader of objects. `fill`: the cache that keeps what it reads.
-    #[cfg(feature = "remote")]
     fn start_objects(&self, meter: Arc<Meter>, waker: Option<Waker>, fill: Option<&Fill>) -> Result<Box<dyn Reader>> {
-        let reader = super::remote::Remote::start(self.sources.clone(), self.options, meter, waker)?;
-        Ok(Box::new(match fill {
-            Some(fill) => reader.keeping(fill.taker()),
-            None => reader,
-        }))
-    }
-
-    #[cfg(not(feature = "remote"))]
-    fn start_objects(&self, _: Arc<Meter>, _: Option<Waker>, _: Option<&Fill>) -> Result<Box<dyn Reader>> {
-        Err(config("data in object stores needs the feature `remote`; build feedline with it".into()))
+        Remote::start(self.sources.clone(), self.options, meter, waker, fill.map(Fill::taker))
     }
 
     fn start_uring(&self, files: Files) -> Result<Uring, Errno> {

@@ -173,9 +173,7 @@ impl BlockingRead for Mmap {
     fn read(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
         self.files.check(extent, buf.len()).map_err(|error| self.files.at_site(error, extent))?;
         let dst = &mut buf[..extent.len as usize];
-        if let Some(bytes) = self.files.sources().bytes_of(extent.source) {
-            dst.copy_from_slice(&bytes[extent.offset as usize..][..dst.len()]);
-        } else if !dst.is_empty() {
+        if !self.files.sources().copy_resident(extent, dst) {
             self.read_file(extent, dst, counters).map_err(|error| self.files.at_site(error, extent))?;
         }
         Ok(0)

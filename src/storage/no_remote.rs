@@ -1,6 +1,8 @@
 //! The stand-in for object stores in a build without the feature `remote`.
 
 use super::metadata::{FileKind, Meta};
+use super::reader::Keep;
+use super::{Reader, ReaderOptions, Sources, Waker};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::meter::Network;
 use std::ffi::OsString;
@@ -25,9 +27,24 @@ impl Meter {
     }
 }
 
+const ABSENT: &str = "data in object stores needs the feature `remote`; build feedline with it";
+
+pub(crate) enum Remote {}
+
+impl Remote {
+    pub(crate) fn start(
+        _: Arc<Sources>,
+        _: &ReaderOptions,
+        _: Arc<Meter>,
+        _: Option<Waker>,
+        _: Option<Arc<dyn Keep>>,
+    ) -> Result<Box<dyn Reader>> {
+        Err(Error::new(ErrorKind::Config, Stage::Build, ABSENT))
+    }
+}
+
 fn absent<T>(url: &Path) -> Result<T> {
-    let message = "data in object stores needs the feature `remote`; build feedline with it";
-    Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(url))
+    Err(Error::new(ErrorKind::Config, Stage::Index, ABSENT).with_path(url))
 }
 
 impl Object {

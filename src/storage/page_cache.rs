@@ -103,19 +103,15 @@ impl PageCache {
 
     fn copied(&self, extent: &Extent, dst: &mut [u8]) -> Result<bool> {
         let dst = &mut dst[..extent.len as usize];
-        match self.files.sources().bytes_of(extent.source) {
-            Some(bytes) => {
-                dst.copy_from_slice(&bytes[extent.offset as usize..][..dst.len()]);
-                Ok(true)
-            }
-            None if dst.is_empty() => Ok(true),
-            // If the cache's file cannot be read, the network has the bytes. It alone is looked at: a mount may not answer.
-            None if self.files.sources().is_staged(extent.source) => {
-                let sources = self.files.sources().clone();
-                Ok(sources.read_cached(extent, || self.look(extent, dst).unwrap_or(false)))
-            }
-            None => self.look(extent, dst),
+        let sources = self.files.sources();
+        if sources.copy_resident(extent, dst) {
+            return Ok(true);
         }
+        if sources.is_staged(extent.source) {
+            // If the cache's file cannot be read, the network has the bytes. It alone is looked at: a mount may not answer.
+            return Ok(sources.read_cached(extent, || self.look(extent, dst).unwrap_or(false)));
+        }
+        self.look(extent, dst)
     }
 
     fn look(&self, extent: &Extent, dst: &mut [u8]) -> Result<bool> {

@@ -55,11 +55,7 @@ impl BlockingRead for Pread {
 
     fn read(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
         self.files.check(extent, buf.len()).map_err(|error| self.files.at_site(error, extent))?;
-        if let Some(bytes) = self.files.sources().bytes_of(extent.source) {
-            buf[..extent.len as usize].copy_from_slice(&bytes[extent.offset as usize..][..extent.len as usize]);
-            return Ok(0);
-        }
-        if extent.len == 0 {
+        if self.files.sources().copy_resident(extent, buf) {
             return Ok(0);
         }
         read_file(&self.files, extent, buf, counters).map_err(|error| self.files.at_site(error, extent))

@@ -128,8 +128,7 @@ impl Again {
 
     fn once(&self, extent: &Extent, buf: &mut [u8], past_cache: bool) -> Result<()> {
         let checked = self.files.check(extent, buf.len());
-        if let (Ok(()), Some(bytes)) = (&checked, self.files.sources().bytes_of(extent.source)) {
-            buf[..extent.len as usize].copy_from_slice(&bytes[extent.offset as usize..][..extent.len as usize]);
+        if checked.is_ok() && self.files.sources().copy_resident(extent, buf) {
             return Ok(());
         }
         if checked.is_ok() && self.files.sources().is_remote(extent.source) {

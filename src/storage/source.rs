@@ -238,6 +238,16 @@ impl Sources {
         self.entries[id.index()].len
     }
 
+    /// Copies an extent that needs no read, empty or of a memory source, to the start of `dst`; false for any other one.
+    pub(crate) fn copy_resident(&self, extent: &Extent, dst: &mut [u8]) -> bool {
+        if let Some(bytes) = self.bytes_of(extent.source) {
+            let len = extent.len as usize;
+            dst[..len].copy_from_slice(&bytes[extent.offset as usize..][..len]);
+            return true;
+        }
+        extent.len == 0
+    }
+
     /// The bytes of a memory source.
     pub fn bytes_of(&self, id: SourceId) -> Option<&[u8]> {
         self.owned(id).map(|bytes| &bytes[..])

@@ -44,16 +44,16 @@ pub(super) struct Threaded<W> {
 struct ThreadsState<W> {
     work: W,
     counters: Counters,
-    queue: Mutex<Queue>,
-    /// A job came, or the reader ends.
+    queue: Mutex<ReadQueue>,
+    /// A read came, or the reader ends.
     changed: Condvar,
     done: Completions,
 }
 
-struct Queue {
-    jobs: VecDeque<ReadOp>,
+struct ReadQueue {
+    ops: VecDeque<ReadOp>,
     stop: bool,
-    /// Number of threads that wait for a job.
+    /// Number of threads that wait for a read.
     idle: usize,
     /// Number of threads that have not ended.
     alive: usize,
@@ -65,7 +65,7 @@ impl<W: BlockingRead> Threaded<W> {
     ///
     /// Errors: [`ErrorKind::Io`] if the system refuses a thread.
     pub(super) fn start(work: W, depth: usize, threads: usize, other: Option<Waker>) -> Result<Self> {
-        let queue = Queue { jobs: VecDeque::with_capacity(depth), stop: false, idle: 0, alive: 0 };
+        let queue = ReadQueue { ops: VecDeque::with_capacity(depth), stop: false, idle: 0, alive: 0 };
         let shared = Arc::new(ThreadsState {
             work,
             counters: Counters::default(),
@@ -85,17 +85,11 @@ impl<W: BlockingRead> Threaded<W> {
             let shared = reader.shared.clone();
             shared.queue.hold().alive += 1;
             let builder = std::thread::Builder::new().name(format!("feedline-{}-{number}", W::NAME));
-            match builder.spawn(move || shared.run()) {
-                Ok(thread) => reader.threads.push(thread),
-                Err(error) => {
-                    reader.shared.queue.hold().alive -= 1;
-                    return Err(Error::os(
-                        Stage::Build,
-                        format!("cannot start a thread of the {} reader", W::NAME),
-                        error,
-                    ));
-                }
-            }
+            let thread = builder.spawn(move || shared.run()).map_err(|error| {
+                reader.shared.queue.hold().alive -= 1;
+                Error::os(Stage::Build, format!("cannot start a thread of the {} reader", W::NAME), error)
+            });
+            reader.threads.push(thread?);
         }
         Ok(reader)
     }
@@ -106,7 +100,7 @@ impl<W: BlockingRead> Threaded<W> {
         }
         let mut queue = self.shared.queue.hold();
         let wanted = self.pending.len().min(queue.idle);
-        queue.jobs.extend(self.pending.drain(..));
+        queue.ops.extend(self.pending.drain(..));
         drop(queue);
         (0..wanted).for_each(|_| self.shared.changed.notify_one());
     }
@@ -146,7 +140,7 @@ impl<W: BlockingRead> Reader for Threaded<W> {
     }
 
     fn cancel(&mut self) {
-        let queued = std::mem::take(&mut self.shared.queue.hold().jobs);
+        let queued = std::mem::take(&mut self.shared.queue.hold().ops);
         self.shared.done.extend(self.pending.drain(..).chain(queued).map(ReadOp::cancelled));
     }
 
@@ -178,7 +172,7 @@ impl<W: BlockingRead> ThreadsState<W> {
             if queue.stop {
                 return None;
             }
-            if let Some(op) = queue.jobs.pop_front() {
+            if let Some(op) = queue.ops.pop_front() {
                 return Some(op);
             }
             queue.idle += 1;
@@ -206,7 +200,7 @@ impl<W> Drop for Threaded<W> {
         let deadline = Instant::now() + self.deadline;
         let mut queue = self.shared.queue.hold();
         queue.stop = true;
-        let unsent = queue.jobs.drain(..).len();
+        let unsent = queue.ops.drain(..).len();
         self.in_flight -= unsent + self.pending.len();
         self.shared.changed.notify_all();
         while queue.alive > 0 {

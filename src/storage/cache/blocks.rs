@@ -65,12 +65,6 @@ struct MountedFile {
     compared: AtomicU64,
 }
 
-impl MountedFile {
-    fn new(version: Version) -> Self {
-        Self { version, changed: AtomicBool::new(false), compared: AtomicU64::new(0) }
-    }
-}
-
 /// A cached object: few bytes, since there may be millions.
 pub(super) struct CachedObject {
     name: DataName,
@@ -99,7 +93,7 @@ impl DataName {
 }
 
 impl CachedBlocks {
-    pub(super) fn new(sources: &Sources, cache: &Cache) -> Self {
+    pub(crate) fn new(sources: &Sources, cache: &Cache) -> Self {
         let root = std::path::absolute(&cache.dir).unwrap_or_default().join("v1/objects");
         let staged = || sources.ids().filter(|id| sources.is_staged(*id));
         let on_mounts = if staged().any(|id| !sources.is_remote(id)) { sources.count() } else { 0 };
@@ -164,7 +158,8 @@ impl CachedBlocks {
         }
         let set = || {
             if let (Some(mount), Some(version)) = (self.mounts.get(source), version) {
-                mount.get_or_init(|| MountedFile::new(version));
+                let (changed, compared) = (AtomicBool::new(false), AtomicU64::new(0));
+                mount.get_or_init(|| MountedFile { version, changed, compared });
             }
             object
         };

@@ -7,14 +7,14 @@ use super::super::fnv;
 use super::super::publish::Held;
 use super::config::{Cache, FREE, FREE_BLOCKS};
 use super::entry::{is_data_name, is_map, link_name, map_of};
-use super::rights::{NO_LINK, make_folder, new_file, open_lock, rights_below};
+use super::rights::{make_folder, new_file, open_file, open_or_make, rights_below};
 use super::units::units_file;
 use crate::sync::Hold;
 use rustix::fs::{FlockOperation, flock, statvfs};
 use rustix::io::Errno;
-use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -98,7 +98,7 @@ impl CacheDir {
         if let Ok(file) = new_file(&root.join("CACHEDIR.TAG")) {
             let _ = file.write_all_at(tag.as_bytes(), 0);
         }
-        let used = open_lock(&root.join("used"))?;
+        let used = open_or_make(&root.join("used"))?;
         take(&used, FlockOperation::NonBlockingLockExclusive)?;
         let booked = || {
             let (_, dead) = bookings(&root)?;
@@ -120,7 +120,7 @@ impl CacheDir {
     /// The folder for a tool, which keeps nothing. Errors: the system's; `NotFound` for a folder that is no cache.
     pub(super) fn existing(cache: &Cache, write: bool) -> io::Result<Self> {
         let root = std::path::absolute(&cache.dir)?.join("v1");
-        let used = OpenOptions::new().read(true).write(write).custom_flags(NO_LINK).open(root.join("used"))?;
+        let used = open_file(&root.join("used"), write)?;
         std::fs::read_dir(root.join("objects"))?;
         Ok(Self::of(root, cache, used, None))
     }
@@ -130,7 +130,7 @@ impl CacheDir {
         let share = fnv(url.parent().unwrap_or(url).as_os_str().as_encoded_bytes()) as usize % SHARES;
         let mut leases = self.leases.hold();
         if leases[share].is_none() {
-            let file = open_lock(&self.lease(share))?;
+            let file = open_or_make(&self.lease(share))?;
             take(&file, FlockOperation::NonBlockingLockShared)?;
             leases[share] = Some(Held::new(file));
         }
@@ -250,14 +250,14 @@ impl CacheDir {
 
     /// The lock of a share that no process reads, which keeps others from it. Errors: the system's; `WouldBlock`.
     fn idle(&self, share: usize) -> io::Result<Held> {
-        let file = open_lock(&self.lease(share))?;
+        let file = open_or_make(&self.lease(share))?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         Ok(Held::new(file))
     }
 
     /// Keeps others from removing what a share holds, as long as the file is open.
     pub(super) fn protect(&self, share: usize) -> io::Result<Held> {
-        let file = open_lock(&self.lease(share))?;
+        let file = open_or_make(&self.lease(share))?;
         take(&file, FlockOperation::NonBlockingLockShared)?;
         Ok(Held::new(file))
     }
@@ -268,10 +268,9 @@ impl CacheDir {
         // So that no one who makes room meets this lock.
         let _ = take(&room.used, FlockOperation::NonBlockingLockExclusive);
         // Readers make the file, and lock it as long as they are there.
-        let read =
-            OpenOptions::new().read(true).custom_flags(NO_LINK).open(self.lease(share)).map(Held::new).is_ok_and(
-                |held| flock(&held.file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK),
-            );
+        let read = open_file(&self.lease(share), false)
+            .map(Held::new)
+            .is_ok_and(|held| flock(&held.file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK));
         let _ = flock(&room.used, FlockOperation::Unlock);
         read
     }
@@ -349,8 +348,7 @@ fn leads_to(link: &Path, data: &Path) -> bool {
 fn bookings(root: &Path) -> io::Result<(u64, u64)> {
     let (mut living, mut dead) = (0, 0);
     for entry in std::fs::read_dir(root.join("booked"))?.flatten() {
-        let file = OpenOptions::new().read(true).write(true).custom_flags(NO_LINK).open(entry.path());
-        let Ok(file) = file else { continue };
+        let Ok(file) = open_file(&entry.path(), true) else { continue };
         let bytes = read_number(&file, 0).unwrap_or_default();
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {

@@ -11,12 +11,12 @@
 //! written before it. After a boot, in a copy of the folder, and where the stamp is 0, the block itself is compared.
 
 use super::super::{fnv, syscalls};
-use super::rights::{NO_LINK, make_folder, new_file};
+use super::rights::{make_folder, new_file, open_file};
 use super::units::{UNIT, Units, units_of};
 use rustix::fd::AsFd;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -142,8 +142,7 @@ impl EntryFiles {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a link that leads elsewhere"));
         }
         let path = folder.join(name);
-        let open = |path: &Path| OpenOptions::new().read(true).write(true).custom_flags(NO_LINK).open(path);
-        let (data, map) = match (open(&path), open(&map_of(&path))) {
+        let (data, map) = match (open_file(&path, true), open_file(&map_of(&path), true)) {
             (Ok(data), Ok(map)) => (data, map),
             (Err(error), _) | (_, Err(error)) if error.kind() == io::ErrorKind::NotFound => {
                 // Another process removes the entry, or ended between its files and the link.
@@ -166,8 +165,7 @@ impl EntryFiles {
 
     /// The entry with this data file, its URL and version. `None` if the header is damaged, or of another object.
     pub(super) fn open(path: &Path, write: bool) -> io::Result<Option<(Self, String, String)>> {
-        let open = |path: &Path| OpenOptions::new().read(true).write(write).custom_flags(NO_LINK).open(path);
-        let (data, map) = (open(path)?, open(&map_of(path))?);
+        let (data, map) = (open_file(path, write)?, open_file(&map_of(path), write)?);
         let mut header = vec![0; HEADER];
         map.read_exact_at(&mut header, 0)?;
         let Some((identity, url, version)) = Identity::parse(header) else { return Ok(None) };
@@ -403,8 +401,8 @@ pub(super) fn map_of(path: &Path) -> PathBuf {
 /// Whether a file is the map of an entry, or was one before a crash of the system.
 pub(super) fn is_map(path: &Path) -> bool {
     let mut magic = [0; 8];
-    let file = OpenOptions::new().read(true).custom_flags(NO_LINK).open(path);
-    file.is_ok_and(|file| is_blank(&file) || (file.read_exact_at(&mut magic, 0).is_ok() && magic == *MAGIC))
+    open_file(path, false)
+        .is_ok_and(|file| is_blank(&file) || (file.read_exact_at(&mut magic, 0).is_ok() && magic == *MAGIC))
 }
 
 /// Whether a map lost its header: the system crashed before the disk had it.

@@ -121,20 +121,12 @@ impl Cache {
 
 fn entry_of(old: FoundEntry, in_use: bool) -> CacheEntry {
     let FoundEntry { used, data: path, bytes, .. } = old;
-    let bare = CacheEntry {
-        url: String::new(),
-        version: String::new(),
-        len: 0,
-        blocks: 0,
-        whole: 0,
-        bytes,
-        used,
-        in_use,
-        path,
-    };
-    let Ok(Some((entry, url, version))) = EntryFiles::open(&bare.path, false) else { return bare };
-    let whole = entry.checksums().map_or(0, |blocks| blocks.iter().flatten().count() as u64);
-    CacheEntry { url, version, len: entry.layout.len, blocks: entry.layout.blocks(), whole, ..bare }
+    let opened = EntryFiles::open(&path, false).ok().flatten();
+    let (url, version, len, blocks, whole) = opened.map_or_else(Default::default, |(entry, url, version)| {
+        let whole = entry.checksums().map_or(0, |blocks| blocks.iter().flatten().count() as u64);
+        (url, version, entry.layout.len, entry.layout.blocks(), whole)
+    });
+    CacheEntry { url, version, len, blocks, whole, bytes, used, in_use, path }
 }
 
 /// Compares the blocks of an entry, and refuses those that are wrong. `read`: gets the bytes of each.

@@ -88,14 +88,13 @@ impl Cache {
         let slow = self.mounts().slow_folders(sources, usize::MAX);
         let sources = Arc::new(sources.with_mounts(slow.iter().map(|slow| slow.first)));
         let bell = Bell::futex();
-        let kept = Fill::table(&sources, self);
         let fill = Fill::start(FillSetup {
-            sources: sources.clone(),
-            blocks: kept.clone(),
+            sources: &sources,
+            blocks: Arc::new(CachedBlocks::new(&sources, self)),
             options: &ReaderOptions::default(),
             cache: self,
-            meter: Arc::new(Meter::new()),
-            waker: bell.waker(),
+            meter: &Arc::new(Meter::new()),
+            waker: &bell.waker(),
         })?;
         let ring = ByteRing::new(fill.downloads() * SPAN_ALIGN, fill.downloads(), || {})?;
         let done = CacheWarmed {
@@ -103,17 +102,15 @@ impl Cache {
             bytes: objects(&sources).map(|id| sources.len_of(id)).sum(),
             ..CacheWarmed::default()
         };
-        let (again, settling, failed) = (VecDeque::new(), Vec::new(), HashSet::new());
         let warm = Warm {
             cache: self,
             fill,
             sources: &sources,
-            kept,
             ring,
-            again,
-            settling,
+            again: VecDeque::new(),
+            settling: Vec::new(),
             flying: 0,
-            failed,
+            failed: HashSet::new(),
             settled: 0,
             done,
         };
@@ -125,7 +122,6 @@ struct Warm<'a> {
     cache: &'a Cache,
     fill: Fill,
     sources: &'a Sources,
-    kept: Arc<CachedBlocks>,
     ring: ByteRing,
     /// Blocks to try again.
     again: VecDeque<BlockId>,
@@ -150,7 +146,7 @@ impl Warm<'_> {
             self.collect()?;
             self.submit(&mut left)?;
             if self.fill.is_full() {
-                let why = self.kept.counts().why.unwrap_or_default();
+                let why = self.fill.blocks().counts().why.unwrap_or_default();
                 self.stop(&why);
                 break;
             }
@@ -164,7 +160,7 @@ impl Warm<'_> {
                 bell.rise();
             }
             if moved.elapsed() > STALL {
-                let why = self.kept.counts().why.unwrap_or_default();
+                let why = self.fill.blocks().counts().why.unwrap_or_default();
                 self.stop(&format!("no block was kept for {} s: {why}", STALL.as_secs()));
                 break;
             }
@@ -209,8 +205,8 @@ impl Warm<'_> {
         match self.fill.bring(op) {
             CacheAnswer::Disk(_) => self.settled += self.len_of(id),
             CacheAnswer::Waits => self.flying += 1,
-            CacheAnswer::Network(_) if matches!(self.kept.object(id.source.index()), Some(None)) => {
-                let why = self.kept.counts().why.unwrap_or_default();
+            CacheAnswer::Network(_) if matches!(self.fill.blocks().object(id.source.index()), Some(None)) => {
+                let why = self.fill.blocks().counts().why.unwrap_or_default();
                 let error = Error::new(ErrorKind::Io, Stage::Write, format!("the object is not kept: {why}"));
                 self.note(id.source, error.with_path(self.sources.path(id.source)));
             }
@@ -282,7 +278,7 @@ impl Warm<'_> {
     }
 
     fn has(&self, id: BlockId) -> bool {
-        self.kept.has(id.source.index(), id.block * self.cache.block, 1)
+        self.fill.blocks().has(id.source.index(), id.block * self.cache.block, 1)
     }
 
     fn len_of(&self, id: BlockId) -> u64 {
@@ -291,7 +287,7 @@ impl Warm<'_> {
 
     /// The numbers for this many bytes in the cache.
     fn sum(&mut self, settled: u64) {
-        self.done.kept = self.kept.counts().bytes.min(settled);
+        self.done.kept = self.fill.blocks().counts().bytes.min(settled);
         self.done.found = settled - self.done.kept;
     }
 

@@ -218,16 +218,11 @@ impl Uring {
         if let Some(errno) = self.broken {
             return Err(broken_error(errno));
         }
-        let (sources, align) = (self.files.sources(), self.files.align());
         self.files.check(extent, buf.len())?;
-        if let Some(bytes) = sources.bytes_of(extent.source) {
-            let bytes = &bytes[extent.offset as usize..][..extent.len as usize];
-            buf.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        if self.files.sources().copy_resident(extent, buf.as_mut_slice()) {
             return Ok(None);
         }
-        if extent.len == 0 {
-            return Ok(None);
-        }
+        let align = self.files.align();
         pread::check_aligned(buf.as_mut_slice(), align > 1, align)?;
         Ok(Some(match self.files.open_already(extent.source) {
             Some(file) => Phase::Read(Progress::new(*extent, self.files.align_of(file))),
@@ -283,7 +278,7 @@ impl Uring {
                 let (next, align) = (progress.next(), progress.align());
                 let turn = self.files.fault_hook().inject(|| self.files.attempt(Call::Read, &op.extent, next, align));
                 let hand_off = !progress.is_direct() && self.crowd.hands_off(next.len);
-                let pushed = self.ring.read(key, target, next, (turn, hand_off));
+                let pushed = self.ring.read(key, target, next, turn, hand_off);
                 let reads =
                     if progress.is_direct() { &mut self.stats.direct_reads } else { &mut self.stats.buffered_reads };
                 *reads += u64::from(pushed);

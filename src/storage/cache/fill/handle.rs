@@ -1,7 +1,6 @@
 //! A cache's side of a loader: it starts and ends the threads, and gives the driver what waited.
 
-use super::route::CacheAnswer;
-use super::state::FillState;
+use super::state::{FillState, Flow};
 use super::threads::LOOK;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::cache::blocks::CachedBlocks;
@@ -9,12 +8,11 @@ use crate::storage::cache::config::Cache;
 use crate::storage::cache::dir::CacheDir;
 use crate::storage::cache::entry::knows_boot;
 use crate::storage::completions::Completions;
-#[cfg(feature = "remote")]
-use crate::storage::remote::Keep;
+use crate::storage::reader::Keep;
 use crate::storage::remote::Meter;
-use crate::storage::{Completion, DROP_DEADLINE, Extent, ReadOp, ReaderOptions, Sources, Waker, is_url};
+use crate::storage::{Completion, DROP_DEADLINE, ReadOp, ReaderOptions, Sources, Waker, is_url};
 use crate::sync::Hold;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -30,39 +28,28 @@ const LAST: Duration = Duration::from_secs(1);
 
 /// A cache's side of a loader.
 pub(crate) struct Fill {
-    shared: Arc<FillState>,
+    pub(super) shared: Arc<FillState>,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// What a cache's side of a loader is made of.
 pub(crate) struct FillSetup<'a> {
-    pub(crate) sources: Arc<Sources>,
+    pub(crate) sources: &'a Arc<Sources>,
     /// The table of them.
     pub(crate) blocks: Arc<CachedBlocks>,
     pub(crate) options: &'a ReaderOptions,
     pub(crate) cache: &'a Cache,
     /// Counts the downloads.
-    pub(crate) meter: Arc<Meter>,
+    pub(crate) meter: &'a Arc<Meter>,
     /// Wakes the driver.
-    pub(crate) waker: Waker,
+    pub(crate) waker: &'a Waker,
 }
 
 /// Tells a cache of reads to come.
 #[derive(Clone)]
-pub(crate) struct Announcer(Arc<FillState>);
-
-impl Announcer {
-    pub(crate) fn announce(&self, extent: &Extent) {
-        self.0.announce(extent);
-    }
-}
+pub(crate) struct Announcer(pub(super) Arc<FillState>);
 
 impl Fill {
-    /// The table for what a cache holds of `sources`.
-    pub(crate) fn table(sources: &Sources, cache: &Cache) -> Arc<CachedBlocks> {
-        Arc::new(CachedBlocks::new(sources, cache))
-    }
-
     /// Errors: [`ErrorKind::Config`] for a folder that cannot be used.
     pub(crate) fn start(setup: FillSetup<'_>) -> Result<Self> {
         let FillSetup { sources, blocks, options, cache, meter, waker } = setup;
@@ -80,7 +67,7 @@ impl Fill {
         let pieces = if options.connections.is_none() { PIECES } else { 1 };
         let shared = Arc::new(FillState {
             blocks,
-            sources,
+            sources: sources.clone(),
             mounts: cache.mounts(),
             dir,
             locality: options.locality,
@@ -90,22 +77,14 @@ impl Fill {
             ended: Condvar::new(),
             done: Completions::new(0, Some(waker.clone())),
             ready: Mutex::default(),
-            waker,
-            meter,
+            waker: waker.clone(),
+            meter: meter.clone(),
             stop: AtomicBool::new(false),
             downloads: count,
-            busy: AtomicUsize::new(0),
-            writers: AtomicUsize::new(0),
-            brought: AtomicUsize::new(0),
             brought_max: pieces * cache.block as usize,
             written: Mutex::default(),
-            syncing: AtomicUsize::new(0),
             pieces: knows_boot() && cache.own_mount().is_none(),
-            #[cfg(feature = "remote")]
-            asked: (AtomicU64::new(0), AtomicU64::new(0)),
-            full_until: AtomicU64::new(0),
-            fails_until: AtomicU64::new(0),
-            moved: AtomicU64::new(0),
+            flow: Flow::default(),
             started: Instant::now(),
         });
         let mut fill = Self { shared, threads: Vec::new() };
@@ -133,18 +112,7 @@ impl Fill {
         &self.shared.blocks
     }
 
-    /// The place for a read of an object.
-    pub(crate) fn route(&self, op: ReadOp) -> CacheAnswer {
-        self.shared.route(op)
-    }
-
-    /// As [`route`](Self::route), for a read within one block that waits for it in any case.
-    pub(in crate::storage::cache) fn bring(&self, op: ReadOp) -> CacheAnswer {
-        self.shared.bring(op)
-    }
-
     /// Keeps what the network brings for reads.
-    #[cfg(feature = "remote")]
     pub(crate) fn taker(&self) -> Arc<dyn Keep> {
         self.shared.clone()
     }
@@ -174,7 +142,7 @@ impl Fill {
 
     /// Whether the disk was full lately, or the capacity is used up.
     pub(in crate::storage::cache) fn is_full(&self) -> bool {
-        self.shared.rests(&self.shared.full_until)
+        self.shared.rests(&self.shared.flow.full_until)
     }
 
     /// Bytes of blocks in memory.
@@ -183,21 +151,7 @@ impl Fill {
             + self.shared.brought_max
             + self.shared.blocks.table_bytes()
     }
-}
 
-impl Drop for Fill {
-    /// Blocks that reads brought are written first, within [`LAST`].
-    fn drop(&mut self) {
-        let deadline = Instant::now() + LAST;
-        while self.shared.has_pieces_to_write() && Instant::now() < deadline {
-            self.shared.sync_soon();
-            std::thread::sleep(LOOK / 5);
-        }
-        self.end();
-    }
-}
-
-impl Fill {
     /// Ends all downloads. Blocks that came are written.
     pub(in crate::storage::cache) fn end(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
@@ -217,5 +171,17 @@ impl Fill {
                 let _ = thread.join();
             }
         }
+    }
+}
+
+impl Drop for Fill {
+    /// Blocks that reads brought are written first, within [`LAST`].
+    fn drop(&mut self) {
+        let deadline = Instant::now() + LAST;
+        while self.shared.has_pieces_to_write() && Instant::now() < deadline {
+            self.shared.sync_soon();
+            std::thread::sleep(LOOK / 5);
+        }
+        self.end();
     }
 }

@@ -11,12 +11,12 @@
 //! In a sequential order, threads download ahead of the reads: as many blocks of an object as there are threads. In an
 //! order by blocks, the planner [announces](Announcer) those of the next window.
 //!
-//! So each byte comes once: as a piece of a range, or with its block. Ranges of less than [`SMALL`](route) bytes in the mean would
+//! So each byte comes once: as a piece of a range, or with its block. Ranges of less than `pieces::SMALL` bytes in the mean would
 //! take longer than their blocks, and there each byte may come twice.
 //!
 //! Limits: a thread holds one block in memory; pieces that reads bring, and no thread has written, have the bytes of
-//! [`PIECES`](handle) blocks together, or of one under a limit of memory. A read waits at most 4 × [`PATIENCE`](super::config::PATIENCE) for disks and other processes; then it goes to
-//! the network.
+//! `handle::PIECES` blocks together, or of one under a limit of memory. A read waits at most 4 × [`PATIENCE`](super::config::PATIENCE)
+//! for disks and other processes; then it goes to the network.
 
 mod handle;
 mod pieces;

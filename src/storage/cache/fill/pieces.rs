@@ -1,30 +1,23 @@
 //! Pieces of blocks: what reads brought from the network is written, synced and marked.
 
 use super::queue::Piece;
-use super::state::{FillState, WrittenPieces};
+use super::state::{FillState, Flow, WrittenPieces};
 use crate::storage::cache::blocks::CachedObject;
 use crate::storage::cache::entry::{BlockState, EntryFiles};
-#[cfg(feature = "remote")]
-use crate::storage::cache::units::units_of;
-use crate::storage::cache::units::{UNIT, marks_of};
-#[cfg(feature = "remote")]
-use crate::storage::remote::{Keep, NoRoom};
+use crate::storage::cache::units::{UNIT, marks_of, units_of};
+use crate::storage::reader::{Keep, NoRoom};
 use crate::storage::{SourceId, add};
 use crate::sync::Hold;
 use std::io;
-#[cfg(feature = "remote")]
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 /// Bytes of a request for a range, in the mean, below which its block is downloaded as well.
-#[cfg(feature = "remote")]
 const SMALL: u64 = 32 << 10;
 
 /// Requests whose bytes tell the mean.
-#[cfg(feature = "remote")]
 const FIRST: u64 = 64;
 
-#[cfg(feature = "remote")]
 impl Keep for FillState {
     fn wants(&self, source: SourceId, offset: u64, len: u64) -> std::result::Result<Option<Range<u64>>, NoRoom> {
         let (all, size) = (self.sources.len_of(source), self.blocks.block());
@@ -35,13 +28,13 @@ impl Keep for FillState {
         let units = units_of(offset, len);
         let wide = units.start * UNIT..(units.end * UNIT).min(all);
         let room = (wide.end - wide.start) as usize;
-        let rests = self.rests(&self.full_until) || self.rests(&self.fails_until);
+        let rests = self.rests(&self.flow.full_until) || self.rests(&self.flow.fails_until);
         if !pieces || rests || room > self.brought_max {
             self.count(len);
             return Ok(None);
         }
-        if self.brought.fetch_add(room, Ordering::Relaxed) + room > self.brought_max {
-            self.brought.fetch_sub(room, Ordering::Relaxed);
+        if self.flow.brought.fetch_add(room, Ordering::Relaxed) + room > self.brought_max {
+            self.flow.brought.fetch_sub(room, Ordering::Relaxed);
             return Err(NoRoom);
         }
         self.count(len);
@@ -59,7 +52,7 @@ impl Keep for FillState {
             bytes.truncate(bytes.len() / UNIT as usize * UNIT as usize);
             bytes.shrink_to_fit();
         }
-        self.brought.fetch_sub(room - bytes.len(), Ordering::Relaxed);
+        self.flow.brought.fetch_sub(room - bytes.len(), Ordering::Relaxed);
         if !bytes.is_empty() {
             self.queue.hold().pieces.push_back(Piece { source, offset: wide.start, bytes });
             self.changed.notify_all();
@@ -70,21 +63,15 @@ impl Keep for FillState {
 impl FillState {
     /// Whether ranges are so large that their pieces fill the cache well.
     pub(super) fn keeps_pieces(&self) -> bool {
-        #[cfg(feature = "remote")]
-        {
-            let (requests, bytes) = (self.asked.0.load(Ordering::Relaxed), self.asked.1.load(Ordering::Relaxed));
-            self.pieces && (requests < FIRST || bytes >= SMALL * requests)
-        }
-        // Nothing keeps what the reader of files reads on a mount.
-        #[cfg(not(feature = "remote"))]
-        false
+        let Flow { requests, requested, .. } = &self.flow;
+        let (requests, bytes) = (requests.load(Ordering::Relaxed), requested.load(Ordering::Relaxed));
+        self.pieces && (requests < FIRST || bytes >= SMALL * requests)
     }
 
     /// Counts a request of a read.
-    #[cfg(feature = "remote")]
     fn count(&self, len: u64) {
-        self.asked.0.fetch_add(1, Ordering::Relaxed);
-        self.asked.1.fetch_add(len, Ordering::Relaxed);
+        add(&self.flow.requests, 1);
+        add(&self.flow.requested, len);
     }
 
     /// Writes a piece. What cannot be written comes from the network again.
@@ -117,14 +104,14 @@ impl FillState {
     }
 
     pub(super) fn has_pieces_to_write(&self) -> bool {
-        self.brought.load(Ordering::Relaxed) > 0
+        self.flow.brought.load(Ordering::Relaxed) > 0
             || !self.written.hold().is_empty()
-            || self.syncing.load(Ordering::Relaxed) > 0
+            || self.flow.syncing.load(Ordering::Relaxed) > 0
     }
 
     /// Marks the pieces of a source, and gives the blocks that they complete their records.
     pub(super) fn sync(&self, source: SourceId, buffer: &mut Vec<u8>) {
-        self.syncing.fetch_add(1, Ordering::Relaxed);
+        self.flow.syncing.fetch_add(1, Ordering::Relaxed);
         let WrittenPieces { pieces, new } = self.written.hold().remove(&source).unwrap_or_default();
         if !pieces.is_empty() {
             self.in_entry(source, |entry, object| {
@@ -147,7 +134,7 @@ impl FillState {
                 Ok(())
             });
         }
-        self.syncing.fetch_sub(1, Ordering::Relaxed);
+        self.flow.syncing.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Does something with the files of an object, if they are those that this process knows.

@@ -1,5 +1,6 @@
 //! Where a read goes: to the disk, to the network, or into the queue until a block is there.
 
+use super::handle::{Announcer, Fill};
 use super::queue::{BlockId, LOOKUP, Waiting};
 use super::state::{FillState, REST};
 use crate::order::Locality;
@@ -18,15 +19,50 @@ pub(crate) enum CacheAnswer {
     Waits,
 }
 
-impl FillState {
-    pub(super) fn route(&self, op: ReadOp) -> CacheAnswer {
-        let route = self.place(op);
-        if let CacheAnswer::Network(op) = &route {
-            self.compare_soon(op.extent.source);
+impl Fill {
+    /// The place for a read of an object.
+    pub(crate) fn route(&self, op: ReadOp) -> CacheAnswer {
+        let answer = self.shared.place(op);
+        if let CacheAnswer::Network(op) = &answer {
+            self.shared.compare_soon(op.extent.source);
         }
-        route
+        answer
     }
 
+    /// As [`route`](Self::route), for a read within one block that waits for it in any case.
+    pub(in crate::storage::cache) fn bring(&self, op: ReadOp) -> CacheAnswer {
+        let state = &*self.shared;
+        let block = op.extent.offset / state.blocks.block();
+        match state.blocks.object(op.extent.source.index()) {
+            Some(Some(object)) if object.has(block) => CacheAnswer::Disk(op),
+            Some(None) => CacheAnswer::Network(op),
+            _ if !state.keeps() => CacheAnswer::Network(op),
+            Some(Some(_)) => state.wait_for(op, block),
+            None => state.wait_for(op, LOOKUP),
+        }
+    }
+}
+
+impl Announcer {
+    /// Queues the blocks of a read to come.
+    pub(crate) fn announce(&self, extent: &Extent) {
+        let (state, source) = (&*self.0, extent.source);
+        let is_kept = extent.len > 0 && state.sources.is_staged(source) && state.sources.check(extent).is_ok();
+        if !is_kept || !state.keeps() {
+            return;
+        }
+        match state.blocks.object(source.index()) {
+            Some(Some(object)) => {
+                let blocks = state.blocks.blocks(extent.offset, extent.len);
+                state.ask(object, source, blocks.filter(|block| !object.has(*block)));
+            }
+            None if !state.blocks.is_changed(source.index()) => state.look_soon(source),
+            _ => {}
+        }
+    }
+}
+
+impl FillState {
     fn place(&self, op: ReadOp) -> CacheAnswer {
         let extent = op.extent;
         if extent.len == 0 || self.sources.check(&extent).is_err() {
@@ -36,7 +72,7 @@ impl FillState {
         let object = match self.blocks.object(extent.source.index()) {
             Some(Some(object)) => object,
             Some(None) => return CacheAnswer::Network(op),
-            None if self.rests(&self.fails_until) && !self.blocks.is_changed(extent.source.index()) => {
+            None if self.rests(&self.flow.fails_until) && !self.blocks.is_changed(extent.source.index()) => {
                 return CacheAnswer::Network(op);
             }
             None => return self.wait_for(op, LOOKUP),
@@ -56,7 +92,7 @@ impl FillState {
         }
         let rest = blocks.filter(|block| !object.has(*block));
         let is_most = self.is_most(&extent, first);
-        if is_most && !object.is_unproven(first) && self.busy.load(Ordering::Relaxed) >= self.downloads {
+        if is_most && !object.is_unproven(first) && self.flow.busy.load(Ordering::Relaxed) >= self.downloads {
             // The network is as fast as a download here, and has more requests to give.
             return CacheAnswer::Network(op);
         }
@@ -73,17 +109,6 @@ impl FillState {
         }
     }
 
-    pub(super) fn bring(&self, op: ReadOp) -> CacheAnswer {
-        let block = op.extent.offset / self.blocks.block();
-        match self.blocks.object(op.extent.source.index()) {
-            Some(Some(object)) if object.has(block) => CacheAnswer::Disk(op),
-            Some(None) => CacheAnswer::Network(op),
-            _ if !self.keeps() => CacheAnswer::Network(op),
-            Some(Some(_)) => self.wait_for(op, block),
-            None => self.wait_for(op, LOOKUP),
-        }
-    }
-
     /// Whether the order soon wants all of a block.
     pub(super) fn is_dense(&self) -> bool {
         self.locality != Locality::None
@@ -94,22 +119,6 @@ impl FillState {
         let len = self.sources.len_of(extent.source);
         let block_len = self.blocks.block().min(len - block * self.blocks.block());
         extent.len >= block_len / 4
-    }
-
-    /// Queues the blocks of a read to come.
-    pub(super) fn announce(&self, extent: &Extent) {
-        let source = extent.source;
-        if extent.len == 0 || !self.sources.is_staged(source) || self.sources.check(extent).is_err() || !self.keeps() {
-            return;
-        }
-        match self.blocks.object(source.index()) {
-            Some(Some(object)) => {
-                let blocks = self.blocks.blocks(extent.offset, extent.len);
-                self.ask(object, source, blocks.filter(|block| !object.has(*block)));
-            }
-            None if !self.blocks.is_changed(source.index()) => self.look_soon(source),
-            _ => {}
-        }
     }
 
     /// Queues the look at an object that no read waits for; later announcements of it find the object.

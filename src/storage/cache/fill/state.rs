@@ -1,12 +1,13 @@
 //! What the threads of a cache and its driver share: how reads that wait end, and when the disk rests.
 
 use super::queue::{BlockId, FillQueue, Waiting};
-use crate::error::{Error, ErrorKind, Stage};
+use crate::error::{Error, ErrorKind};
 use crate::order::Locality;
 use crate::storage::cache::blocks::{CachedBlocks, is_full};
 use crate::storage::cache::dir::CacheDir;
 use crate::storage::completions::Completions;
 use crate::storage::mounts::Mounts;
+use crate::storage::reader::has_room;
 use crate::storage::remote::Meter;
 use crate::storage::{ReadOp, SourceId, Sources, Waker};
 use crate::sync::Hold;
@@ -37,29 +38,35 @@ pub(super) struct FillState {
     pub(super) waker: Waker,
     pub(super) meter: Arc<Meter>,
     pub(super) stop: AtomicBool,
-    /// Threads that download; those of them that have a block; those that write one.
+    /// Threads that download.
     pub(super) downloads: usize,
-    pub(super) busy: AtomicUsize,
-    pub(super) writers: AtomicUsize,
-    /// Bytes of pieces on their way: in requests, in [`FillQueue::pieces`], and in the hands of their writers.
-    pub(super) brought: AtomicUsize,
-    /// Limit of them.
+    /// Limit of [`Flow::brought`].
     pub(super) brought_max: usize,
     /// Pieces that wait for the sync of their file.
     pub(super) written: Mutex<HashMap<SourceId, WrittenPieces>>,
-    /// Threads that wait for such a sync.
-    pub(super) syncing: AtomicUsize,
     /// Whether pieces count: not where boots cannot be told apart, nor on a mount, whose other hosts have boots of their own.
     pub(super) pieces: bool,
+    pub(super) flow: Flow,
+    pub(super) started: Instant,
+}
+
+/// What moves now; relaxed. Times are milliseconds from the start.
+#[derive(Default)]
+pub(super) struct Flow {
+    /// Threads that have a task; those that write a block; those that wait for the sync of pieces.
+    pub(super) busy: AtomicUsize,
+    pub(super) writers: AtomicUsize,
+    pub(super) syncing: AtomicUsize,
+    /// Bytes of pieces on their way: in requests, in [`FillQueue::pieces`], and in the hands of their writers.
+    pub(super) brought: AtomicUsize,
     /// Requests of reads so far, and their bytes.
-    #[cfg(feature = "remote")]
-    pub(super) asked: (AtomicU64, AtomicU64),
-    /// When the disk may be asked again after it was full, and after it failed, in milliseconds from the start.
+    pub(super) requests: AtomicU64,
+    pub(super) requested: AtomicU64,
+    /// When the disk may be asked again after it was full, and after it failed.
     pub(super) full_until: AtomicU64,
     pub(super) fails_until: AtomicU64,
-    /// When a task ended last, in milliseconds from the start.
+    /// When a task ended last.
     pub(super) moved: AtomicU64,
-    pub(super) started: Instant,
 }
 
 /// Pieces of a source in its file.
@@ -72,11 +79,6 @@ pub(super) struct WrittenPieces {
 }
 
 impl FillState {
-    /// Whether most downloads wait for the disk, so that the network is faster.
-    pub(super) fn is_disk_slow(&self) -> bool {
-        2 * self.writers.load(Ordering::Relaxed) > self.downloads
-    }
-
     pub(super) fn rests(&self, until: &AtomicU64) -> bool {
         let until = until.load(Ordering::Relaxed);
         until > 0 && (self.started.elapsed().as_millis() as u64) < until
@@ -85,13 +87,8 @@ impl FillState {
     /// Something is not kept. For a while no block is asked for; where the disk fails, nothing is looked up either.
     pub(super) fn rest(&self, why: &str, error: &io::Error) {
         self.blocks.refused(why, error);
-        let until = if is_full(error) { &self.full_until } else { &self.fails_until };
+        let until = if is_full(error) { &self.flow.full_until } else { &self.flow.fails_until };
         until.fetch_max((self.started.elapsed() + REST).as_millis() as u64, Ordering::Relaxed);
-    }
-
-    /// Threads and downloads move, so reads in the queue may wait.
-    pub(super) fn progress(&self) {
-        self.moved.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
     /// Completes the reads that wait for an object that cannot be read at all. Others try it themselves.
@@ -116,17 +113,11 @@ impl FillState {
         let count = here.len() as u64;
         self.done.extend(here.into_iter().map(|mut op| {
             let piece = &bytes[(op.extent.offset - start) as usize..][..op.extent.len as usize];
-            let room = op.buf.as_mut_slice();
-            let result = match room.len() >= piece.len() {
-                true => {
-                    room[..piece.len()].copy_from_slice(piece);
-                    Ok(0)
-                }
-                false => {
-                    let message = format!("the buffer has {} bytes, but the read needs {}", room.len(), piece.len());
-                    Err(self.sources.at(Error::new(ErrorKind::Config, Stage::Read, message), &op.extent))
-                }
-            };
+            let result = has_room(op.buf.len(), piece.len()).map(|()| {
+                op.buf.as_mut_slice()[..piece.len()].copy_from_slice(piece);
+                0
+            });
+            let result = result.map_err(|error| self.sources.at(error, &op.extent));
             op.end(result)
         }));
         // Those need more blocks, and find this one on the disk.
@@ -156,6 +147,8 @@ impl FillState {
 
     /// Whether the disk takes blocks now.
     pub(super) fn keeps(&self) -> bool {
-        !(self.rests(&self.full_until) || self.rests(&self.fails_until) || self.is_disk_slow())
+        // The network is faster than a disk that most downloads wait for.
+        let is_slow = 2 * self.flow.writers.load(Ordering::Relaxed) > self.downloads;
+        !(self.rests(&self.flow.full_until) || self.rests(&self.flow.fails_until) || is_slow)
     }
 }

@@ -26,34 +26,29 @@ impl FillState {
     pub(super) fn work(&self, downloads: bool) {
         let mut buffer = Vec::new();
         while let Some(work) = self.next(downloads) {
-            self.busy.fetch_add(1, Ordering::Relaxed);
+            self.flow.busy.fetch_add(1, Ordering::Relaxed);
+            let done = catch_unwind(AssertUnwindSafe(|| {
+                match &work {
+                    FillTask::Block(id) => return self.run(*id, &mut buffer),
+                    FillTask::Piece(piece) => self.put(piece),
+                    FillTask::Sync(source) => self.sync(*source, &mut buffer),
+                }
+                false
+            }));
+            let past_cache = done.unwrap_or_else(|_| {
+                // A bug of this crate. It must not cost a read; nothing more is kept.
+                self.flow.fails_until.store(u64::MAX, Ordering::Relaxed);
+                true
+            });
             match work {
-                FillTask::Block(id) => {
-                    let run = catch_unwind(AssertUnwindSafe(|| self.run(id, &mut buffer)));
-                    self.release(id, run.unwrap_or_else(|_| self.give_up()));
-                }
-                FillTask::Piece(piece) => {
-                    let put = catch_unwind(AssertUnwindSafe(|| self.put(&piece)));
-                    if put.is_err() {
-                        self.give_up();
-                    }
-                    self.brought.fetch_sub(piece.bytes.len(), Ordering::Relaxed);
-                }
-                FillTask::Sync(source) => {
-                    if catch_unwind(AssertUnwindSafe(|| self.sync(source, &mut buffer))).is_err() {
-                        self.give_up();
-                    }
-                }
+                FillTask::Block(id) => self.release(id, past_cache),
+                FillTask::Piece(piece) => _ = self.flow.brought.fetch_sub(piece.bytes.len(), Ordering::Relaxed),
+                FillTask::Sync(_) => {}
             }
-            self.busy.fetch_sub(1, Ordering::Relaxed);
-            self.progress();
+            self.flow.busy.fetch_sub(1, Ordering::Relaxed);
+            // Threads and downloads move, so reads in the queue may wait.
+            self.flow.moved.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
         }
-    }
-
-    /// A bug of this crate. It must not cost a read; nothing more is kept.
-    fn give_up(&self) -> bool {
-        self.fails_until.store(u64::MAX, Ordering::Relaxed);
-        true
     }
 
     fn next(&self, downloads: bool) -> Option<FillTask> {
@@ -89,7 +84,7 @@ impl FillState {
 
     /// Sends reads to the network whose disk or process does not answer.
     fn sweep(&self) {
-        let moved = self.started + Duration::from_millis(self.moved.load(Ordering::Relaxed));
+        let moved = self.started + Duration::from_millis(self.flow.moved.load(Ordering::Relaxed));
         let late = |waiting: &Waiting| {
             let since = |since: Instant| since.max(moved).elapsed() > PATIENCE || since.elapsed() > 4 * PATIENCE;
             waiting.since.is_some_and(since)
@@ -104,7 +99,7 @@ impl FillState {
         }
     }
 
-    /// Does what a block asks for; true if the reads that wait for it are to go to the network.
+    /// Does what a block asks for; true if the reads that wait for it are to go past the cache.
     fn run(&self, id: BlockId, buffer: &mut Vec<u8>) -> bool {
         let BlockId { source, block } = id;
         if block != LOOKUP && self.blocks.object(source.index()).flatten().is_some_and(|object| object.has(block)) {
@@ -126,23 +121,18 @@ impl FillState {
         }
         let Some(Some(object)) = self.blocks.object(source.index()) else { return true };
         let fill = || self.fill(id, &self.entry(object, &identity)?, upstream, buffer);
-        match fill() {
-            Ok(Some(written)) => {
-                object.set(block);
-                add(&self.blocks.counts.blocks, u64::from(written > 0));
-                add(&self.blocks.counts.bytes, written);
-                false
-            }
-            Ok(None) => {
-                object.forget(block);
-                true
-            }
-            Err(error) => {
-                self.not_written(source, "a block cannot be written", &error);
-                object.forget(block);
-                true
-            }
-        }
+        let brought = fill().unwrap_or_else(|error| {
+            self.not_written(source, "a block cannot be written", &error);
+            None
+        });
+        let Some(written) = brought else {
+            object.forget(block);
+            return true;
+        };
+        object.set(block);
+        add(&self.blocks.counts.blocks, u64::from(written > 0));
+        add(&self.blocks.counts.bytes, written);
+        false
     }
 
     /// The files of an object, if they are those that this process knows.
@@ -307,9 +297,9 @@ impl FillState {
             return Ok(None);
         }
         add(&self.blocks.counts.misses, self.serve(id, buffer));
-        self.writers.fetch_add(1, Ordering::Relaxed);
+        self.flow.writers.fetch_add(1, Ordering::Relaxed);
         let kept = entry.keep(block, buffer);
-        self.writers.fetch_sub(1, Ordering::Relaxed);
+        self.flow.writers.fetch_sub(1, Ordering::Relaxed);
         kept.inspect_err(|_| self.dir.release(room))?;
         self.dir.written(room);
         self.queue.hold().held.remove(&id);
