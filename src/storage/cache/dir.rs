@@ -170,11 +170,14 @@ impl CacheDir {
 
     /// Gives back what [`reserve`](Self::reserve) booked.
     pub(super) fn release(&self, bytes: u64) {
-        self.written(bytes);
-        let _ = self.locked(|room| {
-            let used = read_number(&room.used, USED)?;
-            write_number(&room.used, USED, used.saturating_sub(bytes))
-        });
+        let mut room = self.room.hold();
+        let left = room.booked - bytes;
+        let _ = room.book(left);
+        if take(&room.used, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let used = read_number(&room.used, USED);
+            let _ = used.and_then(|used| write_number(&room.used, USED, used.saturating_sub(bytes)));
+            let _ = flock(&room.used, FlockOperation::Unlock);
+        }
     }
 
     fn reserve_locked(&self, room: &mut Room, bytes: u64) -> io::Result<u64> {
