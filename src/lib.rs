@@ -263,8 +263,8 @@ pub mod unstable {
     pub use crate::memory::{ByteRing, IoBuf, RingSpan};
     pub use crate::meter::ReadStats;
     pub use crate::order::key::{Key, Permutation};
-    pub use crate::storage::attempt::Call;
     pub use crate::storage::choice::{Choice, Opened, open};
+    pub use crate::storage::fault_point::Call;
     pub use crate::storage::faulty::{Fault, Faulty, Hit};
     pub use crate::storage::page_cache::{Cached, PageCache};
     pub use crate::storage::reader::{

@@ -61,7 +61,7 @@ const UNSAFE: &[&str] = &[
     "src/memory/slot.rs",
     "src/pipeline/direct.rs",
     "src/storage/mmap.rs",
-    "src/storage/sys.rs",
+    "src/storage/syscalls.rs",
     "src/storage/uring/ring.rs",
     "tests/alone/allocations.rs",
     "tests/behaviour/dlpack.rs",
