@@ -426,9 +426,6 @@ impl LoaderState {
         snapshot.storage.page_cache = core.cache.as_deref().map(lookups);
         let (network, cache) = self.facts.remote.as_ref().map(|counts| counts()).unzip();
         (snapshot.storage.network, snapshot.storage.local_cache) = (network.flatten(), cache.flatten());
-        if let (Some(copy), Some(reader)) = (&mut snapshot.copy, &self.facts.direct) {
-            copy.direct = Some(core.meters.copy.direct.read(reader.mode()));
-        }
         snapshot
     }
 
@@ -450,7 +447,11 @@ impl LoaderState {
             return Default::default();
         }
         let mut steady = self.steady.hold();
-        let now = self.measured();
+        let mut now = self.measured();
+        if let (Some(copy), Some(reader)) = (&mut now.copy, &self.facts.direct) {
+            // Asks cuFile: not while the consumer waits for a batch.
+            copy.direct = Some(self.runtime.core().meters.copy.direct.read(reader.mode()));
+        }
         let stretch = steady.since.as_ref().map(|since| now.since(since));
         let sum = stretch.into_iter().chain(steady.sum.clone()).reduce(|stretch, sum| stretch.and(&sum));
         // Counts start at the beginning; only times are limited to the steady time.
@@ -461,6 +462,11 @@ impl LoaderState {
         snapshot.consumer = Consumer { steady: steadily, waited_ns, cpu_ns, delay_ns, ..now.consumer.clone() };
         snapshot.storage.recovered = now.storage.recovered;
         snapshot.decode.chunks = now.decode.chunks;
+        if let (Some(copy), Some(now)) = (&mut snapshot.copy, &now.copy) {
+            (copy.pinned_slots, copy.pageable_slots) = (now.pinned_slots, now.pageable_slots);
+            copy.why_pageable.clone_from(&now.why_pageable);
+            copy.direct.clone_from(&now.direct);
+        }
         if let Some(said) = &steady.said {
             snapshot.raise(said);
         }

@@ -116,8 +116,6 @@ impl fmt::Display for Report {
         let rates = format!("{:.0} samples/s, {:.3} GB/s", rate(samples as f64), rate(gb));
         let delivered = format!("{batches} batches, {samples} samples, {gb:.3} GB in {seconds:.2} s = {rates}");
         let busy = (rate(decode.busy_ns as f64 / 1e9) / f64::from(decode.workers.max(1))).min(1.0);
-        let network = storage.network.as_ref().filter(|network| network.requests > 0);
-        let direct = copy.as_ref().and_then(|copy| copy.direct.as_ref());
         let routes: Vec<String> = self.routes.iter().map(ToString::to_string).collect();
         let left = "objects that the kernel or a device may still use";
         let lines = [
@@ -132,11 +130,11 @@ impl fmt::Display for Report {
             ("storage", Some(reads_in_words(&storage.counts))),
             ("bytes", self.origin.from_memory().map(|_| self.origin.to_string())),
             ("cache", storage.page_cache.map(|lookups| lookups.to_string())),
-            ("network", network.map(ToString::to_string)),
+            ("network", storage.network.as_ref().filter(|network| network.requests > 0).map(ToString::to_string)),
             ("local", storage.local_cache.as_ref().map(ToString::to_string)),
             ("chunks", self.chunks()),
             ("routes", (!routes.is_empty()).then(|| routes.join("\n          "))),
-            ("direct", direct.map(ToString::to_string)),
+            ("direct", copy.as_ref().and_then(|copy| copy.direct.as_ref()).map(ToString::to_string)),
             ("copies", copy.as_ref().map(ToString::to_string)),
             ("recovered", (storage.recovered > 0).then(|| format!("{} failed reads by retrying", storage.recovered))),
             ("bad", (!self.bad.samples.is_empty()).then(|| self.bad.to_string())),

@@ -368,7 +368,7 @@ pub struct CopyStage {
     /// The reason.
     #[serde(default)]
     pub why_pageable: Option<String>,
-    /// Direct reads into device memory; `None` if no field takes that route.
+    /// Direct reads into device memory so far; `None` if no field takes that route.
     #[serde(default)]
     pub direct: Option<DirectReads>,
     /// Durations of the copies on the bus, by the same events.
@@ -496,9 +496,6 @@ impl Snapshot {
         group!(copy; busy_ns, ops_ns, starved_ns, blocked_ns, batches, bytes);
         if let (Some(to), Some(from)) = (&mut self.copy, &other.copy) {
             maybe!(to, from; cpu_ns, delay_ns);
-            if let (Some(to), Some(from)) = (&mut to.direct, &from.direct) {
-                all!(to, from; reads, bytes, host_rows);
-            }
         }
     }
 }
