@@ -242,9 +242,9 @@ pub use stop::Stop;
 pub mod profile {
     pub use crate::loader::Origin;
     pub use crate::meter::{
-        BatchRecord, CacheReads, Consumer, Copies, CopyStage, Cpu, DecodeStage, DirectReads, Effort, Gauges, GpuIdle,
-        Handed, Latency, Network, OrderStage, ReaderInUse, ReaderKind, Slots, Snapshot, Span, StorageStage, Timeline,
-        Track, Unmeasured, Work,
+        BatchRecord, CacheReads, Chunks, Consumer, CopyStage, Cpu, DecodeStage, DirectReads, Effort, Gauges, GpuIdle,
+        Handed, Latency, Lookups, Network, OrderStage, PipelineStage, ReadStats, ReaderInUse, ReaderKind, Slots,
+        Snapshot, Span, StorageStage, Timeline, Track, Unmeasured, Work,
     };
     pub use crate::report::{
         Cause, Change, Names, Prediction, StageLoad, Strength, Verdict, WhatIf, prometheus, trace,
@@ -261,7 +261,6 @@ pub mod unstable {
     pub use crate::device::cuda::found::{Absent, Found};
     pub use crate::dlpack::raw::{DLDataType, DLTensor};
     pub use crate::memory::{ByteRing, IoBuf, RingSpan};
-    pub use crate::meter::ReadStats;
     pub use crate::order::key::{Key, Permutation};
     pub use crate::storage::choice::{Choice, Opened, open};
     pub use crate::storage::fault_point::Call;

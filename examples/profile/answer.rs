@@ -140,7 +140,7 @@ impl Answer {
             notes,
             from_memory: report.origin.from_memory(),
             origin: report.origin,
-            warnings: doubts(&report.origin, given.args.settings.past_cache(), report.reads.fallbacks),
+            warnings: doubts(&report.origin, given.args.settings.past_cache(), report.total.storage.counts.fallbacks),
             nvml,
             snapshot,
         }
@@ -212,7 +212,7 @@ fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64) -> Vec<Guess> {
         ("all in the page cache".into(), Change { cached: true, ..Change::default() }),
     ];
     let depth = snapshot.storage.depth.max(1);
-    if snapshot.storage.reads > 0 && depth < DEPTH_MAX {
+    if snapshot.storage.counts.ops > 0 && depth < DEPTH_MAX {
         let twice = depth.saturating_mul(2).min(DEPTH_MAX);
         changes.push((format!("depth {twice} instead of {depth}"), Change { depth: Some(twice), ..Change::default() }));
     }

@@ -13,7 +13,7 @@
 
 use crate::text::{name, number, percent, time};
 use feedline::Loader;
-use feedline::profile::{Cause, Latency, Snapshot, StageLoad, Verdict};
+use feedline::profile::{Cause, Latency, PipelineStage, Snapshot, StageLoad, Verdict};
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -303,14 +303,14 @@ fn draw_stages(frame: &mut Frame<'_>, area: Rect, verdict: &Verdict, about: &str
     for (load, line) in verdict.stages.iter().rev().zip(&lines[1..]) {
         let StageLoad { stage, utilisation, ceiling_items_per_s, at_least, .. } = *load;
         let (style, mark) = match verdict.cause {
-            Cause::NotStarved if stage == Cause::Consumer => (GOOD, "◀ limits"),
-            cause if cause == stage => (HOT, "◀ CAUSE"),
-            _ if verdict.also == Some(stage) => (STRONG.yellow(), "◀ also"),
+            Cause::NotStarved if stage == PipelineStage::Consumer => (GOOD, "◀ limits"),
+            cause if cause == stage.into() => (HOT, "◀ CAUSE"),
+            _ if verdict.also == Some(stage.into()) => (STRONG.yellow(), "◀ also"),
             _ => (Style::new().cyan(), ""),
         };
         let sizes = [Constraint::Length(26), Constraint::Fill(1), Constraint::Length(20), Constraint::Length(9)];
         let [left, bar, right, end] = Layout::horizontal(sizes).areas(*line);
-        frame.render_widget(Line::styled(name(stage), style), left);
+        frame.render_widget(Line::styled(name(stage.into()), style), left);
         let gauge = Gauge::default().ratio(utilisation.clamp(0.0, 1.0)).label(percent(utilisation));
         frame.render_widget(gauge.gauge_style(style.on_dark_gray()).use_unicode(true), bar);
         let least = if at_least { "≥ " } else { "" };
@@ -395,7 +395,8 @@ mod tests {
         let consumer = &mut snapshot.consumer;
         (consumer.batches, consumer.samples, consumer.bytes) = (batches, batches * 256, batches * 256 * 150_528);
         (consumer.waited_ns, consumer.user_ns) = (batches * 50 * MS, batches * 150 * MS);
-        (snapshot.storage.busy_ns, snapshot.storage.depth, snapshot.storage.reads) = (ns / 10 * 7, 32, batches * 256);
+        (snapshot.storage.busy_ns, snapshot.storage.depth, snapshot.storage.counts.ops) =
+            (ns / 10 * 7, 32, batches * 256);
         let workers = &mut snapshot.decode;
         (workers.workers, workers.cores, workers.samples) = (4, 8, batches * 256);
         (workers.busy_ns, workers.ahead_ns) = (ns / 100 * 396, ns / 25);

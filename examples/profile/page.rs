@@ -72,7 +72,7 @@ impl Page<'_> {
             (number(rate(consumer.samples)), "samples/s"),
             (number(rate(consumer.batches)), "batches/s"),
             (format!("{}/s", bytes(rate(consumer.bytes))), "handed out"),
-            (format!("{}/s", bytes(rate(storage.bytes))), "read from storage"),
+            (format!("{}/s", bytes(rate(storage.counts.bytes_moved))), "read from storage"),
             (percent(self.starved()), "consumer waited for batches"),
             (percent(share(consumer.user_ns, *steady_ns)), "consumer's own work"),
         ];
@@ -255,7 +255,7 @@ mod tests {
             let [steady_ns, a, b, c, d, e] = numbers;
             let (mut snapshot, mut gpu, mut copy) = (Snapshot::default(), GpuIdle::default(), CopyStage::default());
             (snapshot.steady_ns, snapshot.consumer.waited_ns, snapshot.consumer.user_ns) = (steady_ns, a, b);
-            (snapshot.storage.busy_ns, snapshot.storage.bytes, snapshot.decode.busy_ns) = (c, d, e);
+            (snapshot.storage.busy_ns, snapshot.storage.counts.bytes_moved, snapshot.decode.busy_ns) = (c, d, e);
             (gpu.steps, gpu.starved_ns, gpu.host_late_ns, gpu.span_ns) = (a, b, c, d);
             (copy.busy_ns, copy.blocked_ns, snapshot.decode.workers) = (d, e, e as u32);
             (snapshot.consumer.gpu, snapshot.copy) = (Some(gpu), Some(copy));

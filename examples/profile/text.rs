@@ -191,7 +191,7 @@ fn batches(count: u64) -> String {
 fn stages(page: &mut Page, answer: &Answer) {
     let _ = writeln!(page.0, "{:<24}{:>8}  {:>24}", "stage", "busy", "could do, samples/s");
     for stage in &answer.stages {
-        let (name, busy) = (name(stage.stage), 100.0 * stage.utilisation);
+        let (name, busy) = (name(stage.stage.into()), 100.0 * stage.utilisation);
         let _ = writeln!(
             page.0,
             "{name:<24}{busy:>6.0} %  {:>24}",

@@ -447,6 +447,7 @@ impl Assembly {
             cores: cores() as u32,
             slots: plan.slots as u32,
             buffers: (plan.device_batches > 0).then_some(plan.device_batches as u32),
+            chunks: self.chunk_starts.as_ref().map(|starts| starts.len() as u64 - 1),
         };
         let planned_amplification = first.order.amplification(&first.batches);
         let remote = self.opened.remote.clone();

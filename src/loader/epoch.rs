@@ -236,13 +236,13 @@ impl Epoch {
         let now = meters.clock.now();
         // Before the first batch no time counts as the user's work.
         if let (true, Some(handed_out)) = (meters.on && self.delivered > 0, self.handed_out.take()) {
-            meters.user_ns.add_alone(now.saturating_sub(handed_out));
+            meters.consumer.user_ns.add_alone(now.saturating_sub(handed_out));
         }
         if meters.on {
             meters.threads.consumes();
         }
         if self.delivered > 0 {
-            meters.consumer.enter(Consuming::Waiting as usize, now);
+            meters.consumer.states.enter(Consuming::Waiting, now);
         }
         if let Some(first) = self.asked {
             return (now, first);
@@ -264,9 +264,9 @@ impl Epoch {
             return (now, waited);
         }
         if self.delivered > 0 {
-            meters.consumer.enter(Consuming::Own as usize, now);
+            meters.consumer.states.enter(Consuming::Own, now);
         } else {
-            meters.first_wait_ns.add_alone(waited);
+            meters.consumer.first_ns.add_alone(waited);
         }
         (now, waited)
     }
@@ -337,7 +337,7 @@ impl Epoch {
         if self.delivered > 0 && core.meters.on {
             self.shared.mark_steady(false);
             if spans::wants_verdicts() {
-                let verdict = Verdict::of(&self.shared.snapshot());
+                let verdict = Verdict::of(&self.shared.measurements().1);
                 let starves = !matches!(verdict.cause, Cause::NotStarved | Cause::Unknown);
                 let advice = verdict.advice.first().map_or("", String::as_str);
                 spans::verdict(&verdict.cause.to_string(), advice, starves);
@@ -417,13 +417,13 @@ impl Epoch {
                 if let Some(span) = &self.span {
                     span.starved(self.delivered, Duration::from_nanos(waited));
                 }
-                meters.waits.record(waited);
+                meters.consumer.waits.record(waited);
             }
             // Several waits, interrupted by the user's work, are drawn as one that ends now.
             batch.record(self.delivered == 0, now.saturating_sub(waited), now);
-            meters.batches.add_alone(1);
-            meters.samples.add_alone(batch.valid() as u64);
-            meters.bytes.add_alone(batch.bytes() as u64);
+            meters.consumer.batches.add_alone(1);
+            meters.consumer.samples.add_alone(batch.valid() as u64);
+            meters.consumer.bytes.add_alone(batch.bytes() as u64);
         }
         self.handed_out = Some(now);
         self.delivered += 1;

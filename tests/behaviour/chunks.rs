@@ -241,7 +241,8 @@ fn a_windowed_order_opens_every_chunk_once_per_epoch() {
     let loader = build(Loader::builder(toy.clone()).order(Order::windowed(1, 4)).batch_size(25));
     let ids = check(&loader, &toy, &bytes, 0);
     assert_eq!(toy.opened.load(Ordering::Relaxed), 20);
-    assert_eq!(loader.report().chunks, Some((20, 20)));
+    let chunks = loader.report().total.decode.chunks.unwrap();
+    assert_eq!((chunks.opened, chunks.count), (20, 20));
     // The first 200 positions are the samples of four chunks, mixed.
     let chunks: Vec<u64> = ids[..200].iter().map(|id| id / 50).collect();
     assert_eq!(chunks.iter().collect::<HashSet<_>>().len(), 4);
@@ -276,7 +277,7 @@ fn chunks_in_memory_are_opened_without_a_read() {
         let loader =
             build(Loader::builder(memory).order(Order::windowed(1, 3)).batch_size(9).reader(mode).direct(direct));
         assert_eq!(sorted(check(&loader, &toy, &bytes, 0)), all(145));
-        assert_eq!(loader.report().reads.ops, 0);
+        assert_eq!(loader.report().total.storage.counts.ops, 0);
     }
 }
 

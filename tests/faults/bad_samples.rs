@@ -196,7 +196,7 @@ fn one_bad_sample_over_the_budget_ends_the_iterator() {
                 assert_eq!(error.kind(), ErrorKind::BadSamples);
                 // The batches before it were delivered, always the same number.
                 if epoch == 0 {
-                    assert_eq!(loader.report().batches, [0, 0, 4][budget as usize], "{budget}");
+                    assert_eq!(loader.report().total.consumer.batches, [0, 0, 4][budget as usize], "{budget}");
                     assert!(error.message().contains("sample 7 in"), "{error}");
                     assert_eq!(error.site().path.as_ref(), Some(&dataset.paths[[7, 20, 33][budget as usize]]));
                 }
@@ -349,8 +349,8 @@ fn retried_reads_of_substitutes_are_counted() {
                 matches!(hit.call, Call::Cached | Call::Populate) || (mode, hit.call) == (Mode::Auto, Call::Open);
             // Opening the missing file is retried and fails again.
             let gone = (hit.call, hit.extent.source) == (Call::Open, SourceId::at(4));
-            let report = loader.report();
-            assert!(ahead || gone || report.recovered + report.reads.retries > 0, "{mode:?} {direct:?}: {hit:?}");
+            let storage = loader.report().total.storage;
+            assert!(ahead || gone || storage.recovered + storage.counts.retries > 0, "{mode:?} {direct:?}: {hit:?}");
         }
     }
 }

@@ -64,7 +64,7 @@ fn an_epoch_dropped_under_its_reads_spares_the_next() {
             let rest: Vec<_> = batches.map(|batch| Got::of(&batch.unwrap()).unwrap()).collect();
             same(&rest, &right[1][1..], &what);
         }
-        assert_eq!(loader.report().direct.unwrap().host_rows, 0);
+        assert_eq!(loader.report().total.copy.unwrap().direct.unwrap().host_rows, 0);
     });
 }
 

@@ -110,7 +110,7 @@ impl Setting {
         } else if found.len() != self.right.len() {
             complaints.push(format!("{} batches of {} and no error", found.len(), self.right.len()));
         }
-        let told = loader.report();
+        let told = loader.report().total.consumer;
         let samples: usize = found.iter().map(|batch| batch.valid).sum();
         if (told.batches, told.samples) != (found.len() as u64, samples as u64) {
             complaints.push(format!("{samples} samples received, the report has {}", told.samples));
