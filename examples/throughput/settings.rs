@@ -2,7 +2,7 @@
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
-use feedline::dataset::Dataset;
+use feedline::dataset::{Dataset, DatasetExt};
 use feedline::decode::{Bytes, Image, Limits, PixelLayout};
 use feedline::storage::{Direct, Mode};
 use feedline::tensor::{DType, Encoding};

@@ -2,7 +2,7 @@
 
 use crate::common::formats::tar_member;
 use crate::common::*;
-use feedline::dataset::{Dataset, DatasetExt, Parts, Tar};
+use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Sizes, Tar};
 use feedline::decode::{Bytes, Ctx, Decoder};
 use feedline::order::{Sampler, identity_of};
 use feedline::storage::{Extent, SourceId, Sources};
@@ -57,11 +57,8 @@ impl Dataset for Texts {
         &self.sources
     }
     /// The extent that both fields share counts once.
-    fn sample_bytes_max(&self) -> u64 {
-        8
-    }
-    fn opened_bytes_max(&self) -> u64 {
-        8
+    fn sizes(&self) -> Sizes {
+        Sizes { opened_bytes_max: 8, ..Sizes::new(8) }
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         assert!(!self.errs(sample, Mistake::ExtentsPanics), "a bug");
@@ -71,6 +68,12 @@ impl Dataset for Texts {
         parts.framed(1, extent);
         Ok(())
     }
+    fn framed(&self) -> Option<&dyn Framed> {
+        Some(self)
+    }
+}
+
+impl Framed for Texts {
     fn check(&self, sample: u64, _: usize, _: &[u8]) -> Result<()> {
         assert!(!self.errs(sample, Mistake::CheckPanics), "a bug");
         Ok(())
