@@ -115,7 +115,7 @@ pub trait DatasetExt: Dataset + Sized {
 
     /// Maximum bytes of a field as a decoder gets them, by its number in the schema: room for texts and other bytes that
     /// are delivered as stored. Known by the index, or by reading a column or the offsets of shards
-    /// ([`Framed::field_bytes_max`]); else it is [`Sizes::sample_bytes_max`].
+    /// ([`Framed::field_bytes_max`](super::Framed::field_bytes_max)); else it is [`Sizes::sample_bytes_max`](super::Sizes::sample_bytes_max).
     ///
     /// Errors: of reading; [`ErrorKind::Config`] for a column with too many bytes to read them for this.
     fn field_bytes_max(&self, field: usize) -> Result<u64> {
@@ -135,7 +135,7 @@ pub trait DatasetExt: Dataset + Sized {
     /// Gives the bytes of every field of one sample as a decoder gets them, verified. It reads by plain calls on this
     /// thread: to look at data, not to train.
     ///
-    /// Errors: [`ErrorKind::Config`] for a missing sample or a dataset with chunks; errors of [`Framed::open`]
+    /// Errors: [`ErrorKind::Config`] for a missing sample or a dataset with chunks; errors of [`Framed::open`](super::Framed::open)
     /// and of the file system.
     fn read_sample(&self, sample: u64) -> Result<Vec<Vec<u8>>> {
         sample::read(self, sample)

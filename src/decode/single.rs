@@ -8,18 +8,6 @@ use crate::tensor::{EncodedField, Field, Layout, Spec};
 use std::sync::{Arc, Mutex};
 
 /// A decoder with its own row and scratch memory.
-///
-/// ```
-/// use feedline::decode::Raw;
-/// use feedline::tensor::{DType, EncodedField, Field};
-/// use feedline::unstable::Single;
-///
-/// let field = EncodedField::raw(Field::fixed("x", DType::U8, [3]));
-/// let mut single = Single::new(Raw, &field)?;
-/// single.decode(&[1, 2, 3], 0, 0, 0)?;
-/// assert_eq!(single.bytes(0), [1, 2, 3]);
-/// # Ok::<(), feedline::Error>(())
-/// ```
 pub struct Single {
     decoder: Box<dyn Decoder>,
     spec: Spec,

@@ -15,7 +15,7 @@ pub struct Limits {
     pub pixels: u64,
     /// Bytes of the encoded picture.
     pub bytes: usize,
-    /// Heap bytes of one decode in total; all workers may take as much at once. See [`Image`] for the sum.
+    /// Heap bytes of one decode in total; all workers may take as much at once. See [`Image`](super::Image) for the sum.
     pub memory: usize,
     /// Scans of a JPEG with several, mostly progressive. Encoders write about 10.
     ///

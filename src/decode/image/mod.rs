@@ -30,7 +30,7 @@
 //! * Steady state needs no allocation here. zune-jpeg, libjpeg-turbo and `image` allocate their own tables and rows per
 //!   picture, within [`Limits::memory`].
 //! * An earlier picture's content of a buffer never shows.
-//! * A panic of one of these libraries is an error of the picture ([`ErrorKind::Panicked`]).
+//! * A panic of one of these libraries is an error of the picture ([`ErrorKind::Panicked`](crate::ErrorKind::Panicked)).
 //!
 //! # Damage
 //!
