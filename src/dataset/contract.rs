@@ -1,7 +1,7 @@
 //! What a dataset is: the places of its bytes, their sizes, and for few formats the meaning of the bytes.
 
 use super::forward::forward;
-use super::parts::{Part, Parts};
+use super::parts::{Part, Parts, unframed};
 use super::{Chunked, starts};
 use crate::error::Result;
 use crate::storage::Sources;
@@ -152,9 +152,15 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
 /// The dataset's frames, or those of plain data.
 pub(super) fn frames<D: Dataset + ?Sized>(dataset: &D) -> &dyn Framed {
-    struct Plain;
-    impl Framed for Plain {}
-    dataset.framed().unwrap_or(&Plain)
+    dataset.framed().unwrap_or(&Unframed)
+}
+
+struct Unframed;
+
+impl Framed for Unframed {
+    fn open<'a>(&self, _: u64, _: usize, _: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        unframed()
+    }
 }
 
 /// Bytes of a sample's field as a decoder gets them, by the index alone; `None` if only reading tells: for most framed

@@ -158,5 +158,5 @@ pub(crate) use format::images::{self, EXTENSIONS};
 pub use format::*;
 pub(crate) use parallel::parallel;
 pub use parts::Parts;
-pub(crate) use parts::{Part, lie, opens_bytes, placed, within_opened};
+pub(crate) use parts::{Part, lie, opens_bytes, placed, unframed, within_opened};
 pub use wrap::*;

@@ -162,8 +162,8 @@ impl<'a> Parts<'a> {
         self.push(field, Part::Extent(extent));
     }
 
-    /// Gives field `field` the result of [`open`](super::Framed::open) for this extent. Several fields may share an extent: add
-    /// them one after the other.
+    /// Gives field `field` the result of [`open`](super::Framed::open) for this extent, by the dataset's
+    /// [`framed`](Dataset::framed). Several fields may share an extent: add them one after the other.
     pub fn framed(&mut self, field: usize, extent: Extent) {
         self.push(field, Part::Framed(extent));
     }
@@ -177,6 +177,11 @@ impl<'a> Parts<'a> {
 /// The error of a dataset that breaks its word.
 pub(crate) fn lie<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::User, Stage::Read, message))
+}
+
+/// The error of a dataset that has framed parts and nothing to open them.
+pub(crate) fn unframed<T>() -> Result<T> {
+    lie("the dataset gave a framed part, but its `framed` is `None`".into())
 }
 
 /// Where `part` lies in `whole`, unless it was copied.

@@ -12,7 +12,7 @@
 use super::recipe::{How, Recipe};
 use super::task::{Job, Piece, Place, Run, Sample};
 use super::watchdog::{Doing, Watch};
-use crate::dataset::{Chunked, Dataset, Framed, Part, Parts, Sizes, field_bytes, lie, placed, within_opened};
+use crate::dataset::{Chunked, Dataset, Framed, Part, Parts, Sizes, field_bytes, lie, placed, unframed, within_opened};
 use crate::decode::{Ctx, Running, Scratch};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::{ChunkBuf, Rows};
@@ -281,12 +281,13 @@ impl Samples {
         let mut opened = std::mem::take(&mut scratch.opened);
         opened.clear();
         scratch.running = Running::Open;
-        let bytes = match framed.filter(|_| given.framed) {
+        let bytes = match framed {
+            _ if !given.framed => given.bytes,
+            None => return unframed(),
             Some(framed) => framed
                 .open(id, given.field, given.bytes, &mut opened)
                 .and_then(|bytes| within_opened(bytes, given.bytes, self.promised.opened_bytes_max))
                 .map_err(|error| site(error, given.bytes))?,
-            None => given.bytes,
         };
         scratch.running = Running::Decoder;
         let mut row = rows.row();

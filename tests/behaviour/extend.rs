@@ -24,6 +24,7 @@ enum Mistake {
     DecoderTakesTwice,
     LongerThanPromised,
     OpensMoreThanPromised,
+    HasNoFrames,
 }
 
 /// Texts of 8 bytes; two fields share each, in a frame.
@@ -69,7 +70,7 @@ impl Dataset for Texts {
         Ok(())
     }
     fn framed(&self) -> Option<&dyn Framed> {
-        Some(self)
+        (self.mistake != Mistake::HasNoFrames).then_some(self)
     }
 }
 
@@ -128,6 +129,19 @@ impl Decoder for Scribbler {
             Mistake::DecoderTakesTwice if ctx.id() == 5 => fields.take::<u8>(text).map(|_| ()),
             _ => Ok(()),
         }
+    }
+}
+
+#[test]
+fn framed_bytes_without_frames_are_an_error() {
+    let dir = Dir::new();
+    let texts = Arc::new(Texts::new(&dir, Mistake::HasNoFrames));
+    let loader = Loader::builder(texts.clone()).decode_field("text", Bytes::up_to(8)).build().unwrap();
+    let part = texts.clone().subset([0]).unwrap();
+    let plain = [texts.read_sample(0).unwrap_err(), part.read_sample(0).unwrap_err()];
+    for error in plain.into_iter().chain([loader.epoch(0).unwrap().next().unwrap().unwrap_err()]) {
+        assert!(error.to_string().contains("gave a framed part, but its `framed` is `None`"), "{error}");
+        assert_eq!((error.kind(), error.site().sample), (ErrorKind::User, Some(0)));
     }
 }
 

@@ -221,7 +221,7 @@ impl Arrays {
 }
 
 impl Dataset for Arrays {
-    own!(schema len sources);
+    own!(schema len sources framed);
 
     fn sizes(&self) -> Sizes {
         let heap = |column: &Column| {
@@ -247,10 +247,6 @@ impl Dataset for Arrays {
             }
         }
         Ok(())
-    }
-
-    fn framed(&self) -> Option<&dyn Framed> {
-        self.checks.as_ref().map(|_| self as &dyn Framed)
     }
 
     fn describe(&self) -> String {

@@ -374,17 +374,13 @@ impl Index {
     /// Sizes of a dataset whose samples are those of the index.
     pub fn sizes(&self) -> Sizes {
         let tables: usize = self.tables.iter().map(|table| table.words.capacity() * 4 + size_of::<Table>()).sum();
+        let filled = (0..self.tables.len()).rev().filter(|shard| self.tables[*shard].rows > 0);
+        let largest = filled.max_by_key(|shard| self.tables[*shard].bytes_max);
         Sizes {
-            largest_sample: self.largest_sample(),
+            largest_sample: largest.map(|shard| self.starts.all()[shard] + u64::from(self.tables[shard].largest)),
             index_bytes: tables + self.starts.heap(),
             ..Sizes::new(self.tables.iter().map(|table| table.bytes_max).max().unwrap_or(0))
         }
-    }
-
-    fn largest_sample(&self) -> Option<u64> {
-        let filled = (0..self.tables.len()).rev().filter(|shard| self.tables[*shard].rows > 0);
-        let shard = filled.max_by_key(|shard| self.tables[*shard].bytes_max)?;
-        Some(self.starts.all()[shard] + u64::from(self.tables[shard].largest))
     }
 
     /// Numbers of a sample's shard and of its row there. Panics if `sample` is not below `len`.
