@@ -136,10 +136,11 @@ impl Decoder for Scribbler {
 fn framed_bytes_without_frames_are_an_error() {
     let dir = Dir::new();
     let texts = Arc::new(Texts::new(&dir, Mistake::HasNoFrames));
-    let loader = Loader::builder(texts.clone()).decode_field("text", Bytes::up_to(8)).build().unwrap();
+    let builder = Loader::builder(texts.clone()).decode_field("text", Bytes::up_to(8));
+    let loader = build(builder.keep(["text"]).batch_size(1));
     let part = texts.clone().subset([0]).unwrap();
     let plain = [texts.read_sample(0).unwrap_err(), part.read_sample(0).unwrap_err()];
-    for error in plain.into_iter().chain([loader.epoch(0).unwrap().next().unwrap().unwrap_err()]) {
+    for error in plain.into_iter().chain([pull(&loader, 0).unwrap_err()]) {
         assert!(error.to_string().contains("gave a framed part, but its `framed` is `None`"), "{error}");
         assert_eq!((error.kind(), error.site().sample), (ErrorKind::User, Some(0)));
     }
