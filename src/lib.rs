@@ -257,6 +257,7 @@ pub mod profile {
 pub mod unstable {
     pub use crate::dataset::fingerprint::Fingerprint;
     pub use crate::dataset::fuzzing;
+    pub use crate::decode::single::Single;
     pub use crate::device::cuda::driver::devices;
     pub use crate::device::cuda::found::{Absent, Found};
     pub use crate::dlpack::raw::{DLDataType, DLTensor};

@@ -3,7 +3,7 @@
 use crate::source::{one_of, with};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
-use feedline::dataset::Dataset;
+use feedline::dataset::{Dataset, DatasetExt};
 use feedline::decode::{Bytes, Image, Limits, PixelLayout};
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::tensor::{DType, Encoding};

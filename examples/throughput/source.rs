@@ -3,8 +3,8 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use feedline::dataset::{
-    Damage, Dataset, DatasetExt, Images, Mds, Megatron, Npy, Npz, OnDamage, Records, SafeTensors, Tar, TarBuilder,
-    TfRecord, TfRecordBuilder, Tokens,
+    Damage, Dataset, DatasetExt, Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TarBuilder, TfRecord,
+    TfRecordBuilder, Tokens,
 };
 use feedline::tensor::{DType, Field};
 use std::error::Error;
@@ -199,12 +199,12 @@ impl SourceArgs {
         }
         match self.source {
             Source::Tar => {
-                let tar = self.tar().on_damage(OnDamage::Skip).open(&self.path)?;
+                let tar = self.tar().skip_damage(true).open(&self.path)?;
                 let damage = tar.damage().to_vec();
                 Ok(Opened { dataset: self.seekable(Arc::new(tar))?, damage })
             }
             Source::Tfrecord => {
-                let records = self.tfrecord()?.on_damage(OnDamage::Skip).open(&self.path)?;
+                let records = self.tfrecord()?.skip_damage(true).open(&self.path)?;
                 let damage = records.damage().to_vec();
                 Ok(Opened { dataset: self.seekable(Arc::new(records))?, damage })
             }

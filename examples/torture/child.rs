@@ -10,7 +10,7 @@
 use crate::damage::inflict;
 use crate::job::{Act, ChildReport, Damage, Fault, Job, Phase, REPORT, When};
 use crate::source::{Opened, SourceArgs};
-use feedline::dataset::Dataset;
+use feedline::dataset::{Dataset, DatasetExt};
 use feedline::decode::{Bytes, Ctx, Decoder, Image};
 use feedline::order::Draws;
 use feedline::storage::Mode;

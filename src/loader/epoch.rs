@@ -8,6 +8,7 @@
 use super::Report;
 use super::{Life, Live, Place, config};
 use crate::batch::{Batch, BatchInfo, Contents, Reorder};
+use crate::dataset::member;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::Ticket;
 use crate::meter::Consuming;
@@ -398,7 +399,7 @@ impl Epoch {
         let (holder, field) = (core.clone(), core.samples.field_of(&error));
         let member = move || match holder.samples.chunk_starts {
             Some(_) => None,
-            None => holder.samples.dataset.member(sample, field),
+            None => member(&*holder.samples.dataset, sample, field),
         };
         let member = caught(Stage::Read, || within(Duration::from_secs(1), "the dataset", member));
         match member.ok().flatten() {

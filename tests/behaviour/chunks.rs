@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use bytes::Bytes;
-use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Parts};
+use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Parts, Sizes};
 use feedline::decode::Scratch;
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
@@ -70,8 +70,8 @@ impl Dataset for Toy {
     fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
-    fn sample_bytes_max(&self) -> u64 {
-        RECORD as u64 + 1
+    fn sizes(&self) -> Sizes {
+        Sizes::new(RECORD as u64 + 1)
     }
     fn extents<'a>(&'a self, _: u64, _: &mut Parts<'a>) -> Result<()> {
         panic!("a chunked dataset is never asked for samples");
@@ -411,8 +411,8 @@ impl Dataset for Liar {
     fn sources(&self) -> &Arc<Sources> {
         self.toy.sources()
     }
-    fn sample_bytes_max(&self) -> u64 {
-        self.toy.sample_bytes_max()
+    fn sizes(&self) -> Sizes {
+        self.toy.sizes()
     }
     fn extents<'a>(&'a self, _: u64, _: &mut Parts<'a>) -> Result<()> {
         panic!("a chunked dataset is never asked for samples");

@@ -1,7 +1,7 @@
 //! The promises of a loader. Records are the data, `std::fs::read` is the oracle.
 
 use crate::common::*;
-use feedline::dataset::{Dataset, DatasetExt, Parts, Records};
+use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Records, Sizes};
 use feedline::decode::{Ctx, Decoder};
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
@@ -469,8 +469,8 @@ impl Dataset for Many {
     fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
-    fn sample_bytes_max(&self) -> u64 {
-        532
+    fn sizes(&self) -> Sizes {
+        Sizes::new(532)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         let odd = sample == 13;
@@ -495,6 +495,12 @@ impl Dataset for Many {
         }
         Ok(())
     }
+    fn framed(&self) -> Option<&dyn Framed> {
+        Some(self)
+    }
+}
+
+impl Framed for Many {
     fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         assert_eq!(field, 0);
         // A payload of another length for each sample; the first four bytes are its header.
@@ -813,9 +819,9 @@ fn a_panic_in_build_or_preview_is_an_error() {
         fn sources(&self) -> &Arc<Sources> {
             self.0.sources()
         }
-        fn sample_bytes_max(&self) -> u64 {
+        fn sizes(&self) -> Sizes {
             assert!(!self.1, "a bug");
-            4
+            Sizes::new(4)
         }
         fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
             self.0.extents(sample, parts)
@@ -888,8 +894,8 @@ impl Dataset for Halves {
     fn sources(&self) -> &Arc<Sources> {
         &self.0
     }
-    fn sample_bytes_max(&self) -> u64 {
-        8
+    fn sizes(&self) -> Sizes {
+        Sizes { opened_bytes_max: 5, ..Sizes::new(8) }
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         let extent = Extent { source: SourceId::at(0), offset: sample * 8, len: 8 };
@@ -898,9 +904,12 @@ impl Dataset for Halves {
         parts.framed(2, extent);
         Ok(())
     }
-    fn opened_bytes_max(&self) -> u64 {
-        5
+    fn framed(&self) -> Option<&dyn Framed> {
+        Some(self)
     }
+}
+
+impl Framed for Halves {
     fn open<'a>(&self, _: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         assert!(buffer.is_empty() && bytes.len() == 8);
         if field == 0 {
@@ -988,14 +997,20 @@ impl Dataset for Captions {
     fn sources(&self) -> &Arc<Sources> {
         &self.0
     }
-    fn sample_bytes_max(&self) -> u64 {
-        40
+    fn sizes(&self) -> Sizes {
+        Sizes::new(40)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         parts.extent(0, Extent { source: SourceId::at(0), offset: sample, len: sample });
         parts.framed(1, Extent { source: SourceId::at(0), offset: 0, len: 8 });
         Ok(())
     }
+    fn framed(&self) -> Option<&dyn Framed> {
+        Some(self)
+    }
+}
+
+impl Framed for Captions {
     fn open<'a>(&self, _: u64, _: usize, _: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         panic!("a field that is not kept is not opened")
     }

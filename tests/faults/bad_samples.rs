@@ -1,7 +1,7 @@
 //! Bad samples: their substitutes, their ledger entries, and the cases that stay errors.
 
 use crate::common::*;
-use feedline::dataset::{Dataset, DatasetExt, Parts};
+use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Sizes};
 use feedline::order::LastBatch;
 use feedline::storage::{Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
@@ -42,13 +42,19 @@ impl Dataset for Files {
     fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
-    fn sample_bytes_max(&self) -> u64 {
-        BYTES as u64
+    fn sizes(&self) -> Sizes {
+        Sizes::new(BYTES as u64)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         parts.extent(0, Extent { source: SourceId::at(sample as usize), offset: 0, len: BYTES as u64 });
         Ok(())
     }
+    fn framed(&self) -> Option<&dyn Framed> {
+        Some(self)
+    }
+}
+
+impl Framed for Files {
     fn member(&self, sample: u64, _: Option<usize>) -> Option<String> {
         Some(format!("number {sample}"))
     }

@@ -4,7 +4,7 @@
 use crate::common::cufile::{Register, Route, StandIn};
 use crate::common::doubles::*;
 use crate::common::*;
-use feedline::dataset::{Dataset, Parts, Records};
+use feedline::dataset::{Dataset, Parts, Records, Sizes};
 use feedline::storage::{Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::unstable::{self, Faulty};
@@ -371,8 +371,8 @@ impl Dataset for Liar {
     fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
-    fn sample_bytes_max(&self) -> u64 {
-        16_384
+    fn sizes(&self) -> Sizes {
+        Sizes::new(16_384)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         let extent = |source: usize, offset, len| Extent { source: SourceId::at(source), offset, len };

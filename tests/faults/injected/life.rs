@@ -5,8 +5,8 @@
 //!             └ rows as in a life without faults, but for rows whose bytes were wrong unnoticed
 //! ```
 
-use super::workloads::{Notices, Workload};
 use crate::common::got::{Array, Got};
+use crate::common::workloads::{Notices, Workload};
 use feedline::dataset::Dataset;
 use feedline::storage::{Direct, Extent, Mode, SourceId};
 use feedline::unstable::{Fault, Faulty, Hit, fuzzing};
