@@ -21,11 +21,12 @@ mod turbo;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use fast_image_resize as fir;
-use feedline::dataset::{Dataset, DatasetExt, Images};
-use feedline::decode::{Filter, Image, PixelLayout, Single};
+use feedline::dataset::{DatasetExt, Framed, Images};
+use feedline::decode::{Filter, Image, PixelLayout};
 #[cfg(feature = "turbojpeg")]
 use feedline::order::Draws;
 use feedline::tensor::{DType, EncodedField};
+use feedline::unstable::Single;
 use picture::made;
 use std::collections::HashMap;
 use std::hint::black_box;

@@ -16,6 +16,10 @@ use std::time::Instant;
 const OPEN_MS: f64 = 50.0;
 const SAMPLE_BYTES: f64 = 40.0;
 
+fn index_bytes(dataset: &dyn Dataset) -> usize {
+    dataset.sizes().index_bytes + dataset.sources().table_bytes()
+}
+
 fn main() {
     let samples = if as_test() { 2000 } else { 1_000_000 };
     let repeats = if as_test() { 1 } else { 21 };
@@ -47,7 +51,7 @@ fn measure_records(dir: &Path, samples: usize, repeats: usize) {
         start.elapsed().as_secs_f64() * 1e3
     });
     let (ms, low, high) = spread(times.collect());
-    let bytes = records.index_bytes() as f64 / samples as f64;
+    let bytes = index_bytes(&records) as f64 / samples as f64;
     println!(
         "{samples} records: scanned in {first:.2} s; from the index {ms:.1} ms [{low:.1}, {high:.1}]; {bytes:.1} bytes per record"
     );
@@ -78,7 +82,7 @@ fn measure(dir: &Path, samples: usize, shards: usize, repeats: usize) {
         start.elapsed().as_secs_f64() * 1e3
     });
     let (plain_ms, ..) = spread(plain.collect());
-    let bytes = tar.index_bytes() as f64 / samples as f64;
+    let bytes = index_bytes(&tar) as f64 / samples as f64;
     println!(
         "{samples} samples in {shards:4} shards: scanned in {first:.2} s ({:.2} GB/s); from the index {ms:.1} ms [{low:.1}, \
          {high:.1}], its files by std::fs::read {plain_ms:.1} ms; {bytes:.1} bytes a sample",

@@ -45,6 +45,7 @@ use feedline::dataset::{Dataset, Records};
 use feedline::order::Draws;
 use feedline::{Batch, ErrorKind, Loader, LoaderBuilder, Order, Rank, Signal, State, Stop};
 use rustix::process::{Pid, Signal as Number, kill_process, set_parent_process_death_signal};
+use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::fs::File;
 use std::hint::black_box;
@@ -198,6 +199,11 @@ fn saved_in(folder: &Path) -> Anyhow<Option<State>> {
     }
 }
 
+/// Steps of the saved state.
+fn steps_saved(folder: &Path) -> Anyhow<u64> {
+    Ok(saved_in(folder)?.map_or(0, |state| state.steps()))
+}
+
 // A rank.
 
 fn run_rank(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
@@ -222,7 +228,8 @@ fn train_all(args: &Args, folder: &Path, rank: Rank, stop: Stop, mut peers: Peer
         let batch = batch?;
         train(&mut weights, &batch, args.step_ms)?;
         let step = loader.state()?.steps();
-        log.write_all(Entry::of(&batch, step)?.to_line().as_bytes())?;
+        let line = serde_json::to_string(&Entry::of(&batch, step)?)? + "\n";
+        log.write_all(line.as_bytes())?;
         let stopping = peers.any(loader.stop_requested())?;
         if first && (stopping || step.is_multiple_of(args.save_every)) {
             // All ranks have finished the step.
@@ -287,7 +294,7 @@ fn join(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
         _ => find(folder, rank, &stop, until)?,
     };
     let Some((peers, attempt, hub)) = met else { return Ok(SAVED.into()) };
-    let from = saved_in(folder)?.map_or(0, |state| state.steps());
+    let from = steps_saved(folder)?;
     say!("attempt {}: {rank}, from step {from}", attempt + 1);
     let end = train_all(args, folder, rank, stop, peers, attempt);
     // Other ranks may still wait for the last answer.
@@ -339,7 +346,7 @@ fn meet(folder: &Path, world: u32, stop: &Stop, until: Instant) -> Anyhow<Met> {
         }
     }
     let attempt = (0..).take_while(|number| start_of(folder, *number).exists()).count();
-    let from = saved_in(folder)?.map_or(0, |state| state.steps());
+    let from = steps_saved(folder)?;
     std::fs::write(start_of(folder, attempt), format!("{world} {from}"))?;
     let (own, theirs) = UnixStream::pair()?;
     let mut sockets = vec![File::from(OwnedFd::from(theirs))];
@@ -408,19 +415,14 @@ fn check(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
         }
         attempts.push(Attempt { world: world.parse()?, from, kept: 0 });
     }
-    let kept = saved_in(folder)?.map_or(0, |state| state.steps());
+    let kept = steps_saved(folder)?;
     match attempts.last_mut() {
         Some(last) => last.kept = kept,
         None => return Err(format!("{} holds no attempt: start ranks with --join", folder.display()).into()),
     }
     say!("attempt  ranks  from step  to step  done again");
-    for (number, Attempt { world, from, kept }) in attempts.iter().enumerate() {
-        if kept < from {
-            return Err(format!("not exact: the state of step {from} was followed by one of step {kept}").into());
-        }
-        let logs = (0..*world).map(|rank| entries(folder, number, rank)).collect::<Anyhow<Vec<_>>>()?;
-        let to = logs.iter().flatten().map(|entry| entry.step).max().unwrap_or(*from);
-        say!("{:>7}  {world:>5}  {from:>9}  {to:>7}  {:>10}", number + 1, to.saturating_sub(*kept));
+    for (number, attempt) in attempts.iter().enumerate() {
+        say!("{}", attempt.row(folder, number)?);
     }
     let found = union(args, folder, &attempts, &expected)?;
     if kept < expected.len() as u64 {
@@ -431,8 +433,8 @@ fn check(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
 
 /// The samples of a step, of all ranks or of one, each with a hash of its bytes.
 ///
-/// In a log it is one line, `step epoch id:hash id:hash …`.
-#[derive(Debug, PartialEq)]
+/// In a log it is one line of JSON.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Entry {
     step: u64,
     epoch: u64,
@@ -455,22 +457,6 @@ impl Entry {
         let start = rank * each + rank.min(more);
         let samples = self.samples.iter().copied().skip(start).take(each + usize::from(rank < more)).collect();
         Self { samples, ..*self }
-    }
-
-    fn to_line(&self) -> String {
-        let mut line = format!("{} {}", self.step, self.epoch);
-        self.samples.iter().for_each(|(id, hash)| line += &format!(" {id}:{hash:016x}"));
-        line + "\n"
-    }
-
-    fn from_line(line: &str) -> Option<Self> {
-        let mut words = line.split(' ');
-        let (step, epoch) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        let sample = |word: &str| {
-            let (id, hash) = word.split_once(':')?;
-            Some((id.parse().ok()?, u64::from_str_radix(hash, 16).ok()?))
-        };
-        Some(Self { step, epoch, samples: words.map(sample).collect::<Option<_>>()? })
     }
 }
 
@@ -633,15 +619,9 @@ impl Run<'_> {
         let kill = self.kill(number, from);
         let mut ranks = World::start(self.folder, number, world, self.args.seed())?;
         let Some((ended_by, over)) = ranks.live(kill, &self.stop, &mut self.draws)? else { return Ok(false) };
-        let kept = saved_in(self.folder)?.map_or(0, |state| state.steps());
-        if kept < from {
-            return Err(format!("not exact: the state of step {from} was followed by one of step {kept}").into());
-        }
+        let kept = steps_saved(self.folder)?;
         self.attempts.push(Attempt { world, from, kept });
-        let logs = (0..world).map(|rank| entries(self.folder, number, rank)).collect::<Anyhow<Vec<_>>>()?;
-        let to = logs.iter().flatten().map(|entry| entry.step).max().unwrap_or(from);
-        let again = to.saturating_sub(kept);
-        say!("{:>7}  {world:>5}  {from:>9}  {to:>7}  {again:>10}  {ended_by}", number + 1);
+        say!("{}  {ended_by}", self.attempts[number].row(self.folder, number)?);
         Ok(over || kept == self.steps)
     }
 
@@ -662,6 +642,19 @@ impl Run<'_> {
     }
 }
 
+impl Attempt {
+    /// Its row of the table.
+    fn row(&self, folder: &Path, number: usize) -> Anyhow<String> {
+        let Self { world, from, kept } = self;
+        if kept < from {
+            return Err(format!("not exact: the state of step {from} was followed by one of step {kept}").into());
+        }
+        let logs = (0..*world).map(|rank| entries(folder, number, rank)).collect::<Anyhow<Vec<_>>>()?;
+        let to = logs.iter().flatten().map(|entry| entry.step).max().unwrap_or(*from);
+        Ok(format!("{:>7}  {world:>5}  {from:>9}  {to:>7}  {:>10}", number + 1, to.saturating_sub(*kept)))
+    }
+}
+
 /// The entries of a log, without a last line that a kill cut.
 fn entries(folder: &Path, attempt: usize, rank: u32) -> Anyhow<Vec<Entry>> {
     let path = log_of(folder, attempt, rank);
@@ -670,7 +663,8 @@ fn entries(folder: &Path, attempt: usize, rank: u32) -> Anyhow<Vec<Entry>> {
     }
     let text = std::fs::read_to_string(&path)?;
     let lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
-    let entry = |line| Entry::from_line(line).ok_or_else(|| format!("{}: {line:?}", path.display()).into());
+    let entry =
+        |line| serde_json::from_str(line).map_err(|error| format!("{}: {line:?}: {error}", path.display()).into());
     lines.map(entry).collect()
 }
 

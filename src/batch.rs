@@ -40,7 +40,7 @@ pub(crate) struct KeptField {
     pub(crate) field: Field,
 }
 
-/// A list of the host's, copied for a consumer. It counts as a tensor of its batch.
+/// A list on the host, copied for a consumer. It counts as a tensor of its batch.
 struct HostList {
     #[expect(dead_code, reason = "the consumer has its address")]
     list: Vec<u64>,
@@ -153,8 +153,8 @@ impl Contents {
 ///
 /// Owned: it may outlive its [`Epoch`](crate::Epoch) and [`Loader`](crate::Loader).
 ///
-/// A forked child has a copy of the batches that its parent held on the host, and may read and write it. The memory of a
-/// GPU is not the child's.
+/// A forked child has a copy of the batches that its parent held on the host, and may read and write it. GPU memory does
+/// not belong to the child.
 pub struct Batch {
     /// Taken only by `drop`.
     contents: Option<Contents>,
@@ -181,7 +181,7 @@ impl Batch {
 
     /// Number of rows. The last batch of an epoch may have fewer.
     ///
-    /// [`valid`](Self::valid) rows hold samples; the others fill up.
+    /// [`valid`](Self::valid) rows hold samples; the others are padding.
     #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
     pub fn len(&self) -> usize {
         self.contents().rows()
@@ -197,7 +197,7 @@ impl Batch {
         self.contents().ticket().epoch
     }
 
-    /// Rows that hold samples of the epoch; the others fill up (see [`LastBatch`](crate::LastBatch)). Samples come
+    /// Rows that hold samples of the epoch; the others are padding (see [`LastBatch`](crate::LastBatch)). Samples come
     /// first.
     ///
     /// Less than [`len`](Self::len) only in the last batch of an epoch.
@@ -322,7 +322,7 @@ impl Batch {
             Contents::Host(filled) => (filled.ptr(array).cast(), DLDevice::CPU, Box::new(self.clone())),
             Contents::Device(on_device) => match on_device.place(array) {
                 Some(address) => (address as *mut c_void, dl_device(on_device.memory().kind()), Box::new(self.clone())),
-                // A list of the host's, which this crate reads on: consumers may write to a copy.
+                // A list on the host, which this crate still reads: consumers may write to a copy.
                 None => {
                     let bytes = match array {
                         Array::Status => on_device.status(),

@@ -28,7 +28,7 @@ pub enum ErrorKind {
     /// The memory budget or the free memory is below the smallest legal plan, whose terms the message lists, or below the
     /// data that is to be in memory.
     Budget,
-    /// A file or folder does not exist, or no longer.
+    /// A file or folder does not exist, or no longer exists.
     NotFound,
     /// The operating system refused access.
     Permission,
@@ -139,7 +139,7 @@ pub(crate) fn panicked(panic: Box<dyn std::any::Any + Send>, stage: Stage) -> Er
     Error::new(ErrorKind::Panicked, stage, message)
 }
 
-/// The error of the lowest number of those that failed, so that it does not depend on the threads' timing.
+/// Of several errors the one with the lowest number, so that it does not depend on the threads' timing.
 #[derive(Default)]
 pub(crate) struct Lowest(Option<(u32, Error)>);
 
@@ -163,7 +163,7 @@ impl Lowest {
     }
 }
 
-/// Stage of a sample's way at which an error happened.
+/// The stage on a sample's way at which an error happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Stage {
@@ -303,7 +303,7 @@ impl Error {
         self
     }
 
-    /// Gives an error of the user's code, and of the methods of rows and batches, the stage at which they ran.
+    /// Sets the stage of an error from user code, or from a method of a row or batch: the stage at which it ran.
     pub(crate) fn in_stage(mut self, stage: Stage) -> Self {
         if self.0.kind == ErrorKind::User || self.0.stage == Stage::Batch {
             self.0.stage = stage;

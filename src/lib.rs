@@ -41,8 +41,8 @@
 //! * [`device`]: host or GPU. `device::cuda` has examples for cudarc, candle, burn and PyTorch; `examples/pytorch` is a
 //!   Python package.
 //!
-//! [`guide`] has a page per topic: GPUs, ranks, offline jobs, formats, object stores, faults, profiling, the architecture,
-//! the tests.
+//! [`guide`] has a page per topic: GPUs, ranks, offline jobs, formats, object stores, faults, profiling, the architecture and
+//! the decisions behind it, the tests.
 //!
 //! # Words
 //!
@@ -242,9 +242,9 @@ pub use stop::Stop;
 pub mod profile {
     pub use crate::loader::Origin;
     pub use crate::meter::{
-        BatchRecord, CacheReads, Consumer, Copies, CopyStage, Cpu, DecodeStage, DirectReads, Effort, Gauges, GpuIdle,
-        Handed, Latency, Network, OrderStage, ReaderInUse, ReaderKind, Slots, Snapshot, Span, StorageStage, Timeline,
-        Track, Unmeasured, Work,
+        BatchRecord, CacheReads, Chunks, Consumer, CopyStage, Cpu, DecodeStage, DirectReads, Effort, Gauges, GpuIdle,
+        Handed, Latency, Lookups, Network, OrderStage, PipelineStage, ReadStats, ReaderInUse, ReaderKind, Slots,
+        Snapshot, Span, StorageStage, Timeline, Track, Unmeasured, Work,
     };
     pub use crate::report::{
         Cause, Change, Names, Prediction, StageLoad, Strength, Verdict, WhatIf, prometheus, trace,
@@ -257,14 +257,14 @@ pub mod profile {
 pub mod unstable {
     pub use crate::dataset::fingerprint::Fingerprint;
     pub use crate::dataset::fuzzing;
+    pub use crate::decode::single::Single;
     pub use crate::device::cuda::driver::devices;
     pub use crate::device::cuda::found::{Absent, Found};
     pub use crate::dlpack::raw::{DLDataType, DLTensor};
     pub use crate::memory::{ByteRing, IoBuf, RingSpan};
-    pub use crate::meter::ReadStats;
     pub use crate::order::key::{Key, Permutation};
-    pub use crate::storage::attempt::Call;
     pub use crate::storage::choice::{Choice, Opened, open};
+    pub use crate::storage::fault_point::Call;
     pub use crate::storage::faulty::{Fault, Faulty, Hit};
     pub use crate::storage::page_cache::{Cached, PageCache};
     pub use crate::storage::reader::{
@@ -281,6 +281,8 @@ mod readme {}
 pub mod guide {
     #[doc = include_str!("guide/architecture.md")]
     pub mod architecture {}
+    #[doc = include_str!("guide/decisions.md")]
+    pub mod decisions {}
     #[doc = include_str!("guide/faults.md")]
     pub mod faults {}
     #[doc = include_str!("guide/formats.md")]

@@ -3,7 +3,8 @@
 //! [`hidden`] is applied where an error gets its message, its path and its source, so that no caller can forget it. A URL
 //! with a secret is also refused before it is used (`storage/remote/url.rs`), so nothing else ever holds one.
 //!
-//! Limits: a secret without a mark (a bare word, but in a web address behind its path) is not known as one. A harmless text of such a form is hidden, too.
+//! Limits: a secret without a marker (a bare word, except after the path of a web address) is not recognised. Harmless text of
+//! such a form is hidden, too.
 
 use std::borrow::Cow;
 
@@ -79,7 +80,7 @@ fn is_web(text: &str) -> bool {
     start.starts_with("http:/") || start.starts_with("https:/")
 }
 
-/// Hides `user:password@`, and a port that is no number.
+/// Hides `user:password@`, and a port that is not a number.
 fn of_user(text: &str) -> String {
     let start = text.find(":/").map_or(0, |colon| {
         let slashes = text[colon + 1..].bytes().take_while(|byte| *byte == b'/').count();

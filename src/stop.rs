@@ -10,7 +10,7 @@
 //! - A handler is installed only on request, for the requested signals, once per process. It stores into an atomic, or ends the
 //!   process; no lock, no allocation (signal-hook's flags, whose handler first calls an earlier one).
 //! - A second SIGINT (Ctrl-C) ends the process by that signal; no other signal does, since launchers send them twice.
-//! - A signal that came stays noted for the whole process.
+//! - A received signal stays recorded for the whole process.
 //! - Handlers stay until the process ends. signal-hook can remove its actions but does not restore the default action, so removal
 //!   would gain nothing.
 //!
@@ -22,7 +22,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A flag that a training loop polls, to save its state and end in time. Clones share it; any thread may set and ask it.
+/// A flag that a training loop polls, to save its state and end in time. Clones share it; any thread may set or read it.
 ///
 /// ```
 /// let stop = feedline::Stop::new();
@@ -38,13 +38,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// one for other signals. Slurm sends SIGTERM at the end of a job's time and kills it `KillWait` (30 s unless configured)
 /// later; with `--signal=USR1@120` it sends SIGUSR1 two minutes before the end to the job's steps. Kubernetes sends
 /// SIGTERM to the first process of a container and kills it `terminationGracePeriodSeconds` later. A shell script in
-/// between must hand the signal on, or start the program by `exec`.
+/// between must forward the signal, or start the program with `exec`.
 ///
-/// - From then on these signals only set the flag, however often they come: Slurm and launchers that hand signals on send
-///   SIGTERM more than once, which must not cut the saving of a state short. A second SIGINT (a user's second Ctrl-C) alone ends
-///   the process as the default action does. A loop that polls no more needs SIGKILL.
-/// - Signals belong to the process: every `Stop` that asked for a signal sees it, also a later one. The flag stays set. Asking
-///   again installs nothing again.
+/// - From then on these signals only set the flag, however often they come: Slurm and launchers that forward signals send
+///   SIGTERM more than once, which must not interrupt the saving of a state. Only a second SIGINT (a user's second Ctrl-C)
+///   ends the process, as by default. A loop that no longer polls needs SIGKILL.
+/// - Signals belong to the process: every `Stop` for a signal sees it, even one made later. The flag stays set. A second call
+///   installs no second handler.
 /// - Handlers stay when every `Stop` is dropped.
 ///
 /// # Several ranks
@@ -105,8 +105,8 @@ impl Stop {
         Ok(Self { shared: Arc::new(StopState { requested: AtomicBool::new(false), signals }) })
     }
 
-    /// The first of this flag's signals that came. Calls of this and of [`requested`](Self::requested) note it; of several signals
-    /// since the last call, it is the one listed first in [`Signal`].
+    /// The first of this flag's signals that arrived. Calls of this and of [`requested`](Self::requested) record it; of several
+    /// signals since the last call, it is the one listed first in [`Signal`].
     pub fn signal(&self) -> Option<Signal> {
         self.shared.signals.first()
     }
@@ -139,7 +139,7 @@ mod signals {
         Term,
         /// SIGINT: Ctrl-C. A second one ends the process.
         Int,
-        /// SIGHUP: the terminal went away. Sets the flag even below `nohup`.
+        /// SIGHUP: the terminal was closed. Sets the flag even under `nohup`.
         Hup,
         /// SIGUSR1: Slurm's `--signal=USR1@120`.
         Usr1,
@@ -149,7 +149,7 @@ mod signals {
 
     const ALL: [Signal; 5] = [Signal::Term, Signal::Int, Signal::Hup, Signal::Usr1, Signal::Usr2];
 
-    /// The signals that came to the process, in the order of `ALL`.
+    /// The signals that the process received, in the order of `ALL`.
     static CAME: [AtomicBool; ALL.len()] = [const { AtomicBool::new(false) }; ALL.len()];
 
     impl Signal {

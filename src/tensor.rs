@@ -152,7 +152,7 @@ impl Field {
     /// A `u8` field of byte strings with at most `max` bytes, side by side in the batch without padding.
     ///
     /// Of a decoder it is the only output, and each row has exactly the length that
-    /// [`Dataset::field_bytes`](crate::dataset::Dataset::field_bytes) gives for the field. Substitutes stay empty: the
+    /// [`DatasetExt::lengths`](crate::dataset::DatasetExt::lengths) gives for the field. Substitutes stay empty: the
     /// decoder is not called for them.
     ///
     /// See [`FieldView::offsets`](crate::FieldView::offsets). A batch reserves rows × `max` bytes. If `batch_bytes` is

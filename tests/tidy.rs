@@ -61,7 +61,7 @@ const UNSAFE: &[&str] = &[
     "src/memory/slot.rs",
     "src/pipeline/direct.rs",
     "src/storage/mmap.rs",
-    "src/storage/sys.rs",
+    "src/storage/syscalls.rs",
     "src/storage/uring/ring.rs",
     "tests/alone/allocations.rs",
     "tests/behaviour/dlpack.rs",
@@ -444,4 +444,28 @@ fn messages_name_settings_by_the_table_alone() {
     }
     assert!(seen > 2000, "{seen} literals were found: the test does not see them");
     assert!(wrong.is_empty(), "compose these with Setting of src/setting.rs:\n{wrong:#?}");
+}
+
+/// Phrases over which readers stumbled in earlier texts.
+#[test]
+fn texts_for_users_avoid_phrases_that_stopped_readers() {
+    let phrases = [
+        "supposed to",
+        "count apart",
+        "limits at",
+        "goes on behind",
+        "may so ",
+        "that is none",
+        "takes as much",
+        "not ours",
+    ];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let guides = std::fs::read_dir(root.join("src/guide")).unwrap().map(|entry| entry.unwrap().path());
+    let pages = ["README.md", "examples/pytorch/README.md"].map(|page| root.join(page));
+    for page in guides.chain(pages) {
+        let text =
+            std::fs::read_to_string(&page).unwrap().split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
+        let found: Vec<_> = phrases.iter().filter(|phrase| text.contains(**phrase)).collect();
+        assert!(found.is_empty(), "{}: {found:?}", page.display());
+    }
 }

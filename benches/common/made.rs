@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use feedline::Result;
-use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
+use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts, Sizes};
 use feedline::decode::Scratch;
 use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
@@ -59,8 +59,8 @@ impl Dataset for Made {
     fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
-    fn sample_bytes_max(&self) -> u64 {
-        self.record
+    fn sizes(&self) -> Sizes {
+        Sizes::new(self.record)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         parts.extent(0, self.extent(sample, self.record));

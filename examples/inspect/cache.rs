@@ -2,14 +2,14 @@
 
 use clap::Args;
 use feedline::storage::{Cache, CacheEntry};
-use indicatif::HumanBytes;
+use indicatif::{HumanBytes, HumanDuration};
 use serde_json::json;
 use std::error::Error;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 /// Prints what a local cache holds: objects, versions, blocks, last uses.
 #[derive(Args)]
@@ -20,15 +20,15 @@ pub struct CacheArgs {
     #[arg(long)]
     verify: bool,
     /// Remove objects that no process reads, used longest ago first, until the folder holds at most this: 100GiB, 2TB
-    #[arg(long, value_name = "BYTES", value_parser = size)]
+    #[arg(long, value_name = "BYTES", value_parser = crate::source::size)]
     trim: Option<u64>,
-    /// Print JSON, with all objects
+    /// Print JSON, with all objects; the table has the 100 with most bytes
     #[arg(long)]
     json: bool,
-    /// Maximum number of objects to list, those with most bytes first
-    #[arg(long, default_value_t = 100)]
-    listed: usize,
 }
+
+/// Maximum number of objects in the table.
+const LISTED: usize = 100;
 
 pub fn run(args: &CacheArgs) -> Result<ExitCode, Box<dyn Error>> {
     let cache = Cache::at(&args.dir);
@@ -40,7 +40,7 @@ pub fn run(args: &CacheArgs) -> Result<ExitCode, Box<dyn Error>> {
     let damaged: Option<Vec<_>> = damaged.map(|errors| errors.iter().map(ToString::to_string).collect());
     match args.json {
         true => print_json(&args.dir, &entries, damaged.as_deref(), freed)?,
-        false => print_table(args, &entries, damaged.as_deref(), freed)?,
+        false => print_table(&args.dir, &entries, damaged.as_deref(), freed)?,
     }
     let held: u64 = entries.iter().map(|entry| entry.bytes).sum();
     if let Some(limit) = args.trim.filter(|limit| held > *limit) {
@@ -68,7 +68,7 @@ fn disk(dir: &Path) -> std::io::Result<(u64, u64)> {
 }
 
 fn print_table(
-    CacheArgs { dir, listed, .. }: &CacheArgs,
+    dir: &Path,
     entries: &[CacheEntry],
     damaged: Option<&[String]>,
     freed: Option<u64>,
@@ -88,30 +88,22 @@ fn print_table(
         say!("trimmed   {} freed", HumanBytes(freed));
     }
     if !entries.is_empty() {
-        say!(
-            "{:>11} {:>11} {:>11}  {:<9} {:<6}  {:<16}  object",
-            "on disk",
-            "length",
-            "blocks",
-            "last use",
-            "",
-            "version"
-        );
+        say!("    on disk      length      blocks  last use          version           object");
     }
-    for entry in entries.iter().take(*listed) {
+    for entry in entries.iter().take(LISTED) {
         say!(
             "{:>11} {:>11} {:>11}  {:<9} {:<6}  {:<16}  {}",
             HumanBytes(entry.bytes).to_string(),
             HumanBytes(entry.len).to_string(),
             format!("{}/{}", entry.whole, entry.blocks),
-            ago(entry.used.elapsed().unwrap_or_default()),
+            format!("{:#}", HumanDuration(entry.used.elapsed().unwrap_or_default())),
             if entry.in_use { "in use" } else { "" },
             entry.version.chars().take(16).collect::<String>(),
             if entry.url.is_empty() { "(left by a crash)" } else { &entry.url },
         );
     }
-    if entries.len() > *listed {
-        say!("… and {} more: --listed, --json", entries.len() - listed);
+    if entries.len() > LISTED {
+        say!("… and {} more: --json", entries.len() - LISTED);
     }
     Ok(())
 }
@@ -149,33 +141,4 @@ fn print_json(
     });
     say!("{}", serde_json::to_string_pretty(&answer)?);
     Ok(())
-}
-
-fn ago(since: Duration) -> String {
-    match since.as_secs() {
-        seconds @ ..120 => format!("{seconds} s"),
-        seconds @ ..7_200 => format!("{} min", seconds / 60),
-        seconds @ ..172_800 => format!("{} h", seconds / 3600),
-        seconds => format!("{} d", seconds / 86_400),
-    }
-}
-
-/// Parser of arguments: a number of bytes with an optional unit.
-fn size(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is no number of bytes: write 107374182400, 100GiB or 100GB");
-    let digits = text.len() - text.trim_start_matches(|letter: char| letter.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let scale: u64 = match unit.trim() {
-        "" | "B" => 1,
-        "kB" => 1000,
-        "KiB" => 1 << 10,
-        "MB" => 1_000_000,
-        "MiB" => 1 << 20,
-        "GB" => 1_000_000_000,
-        "GiB" => 1 << 30,
-        "TB" => 1_000_000_000_000,
-        "TiB" => 1 << 40,
-        _ => return Err(wrong()),
-    };
-    number.parse::<u64>().ok().and_then(|number| number.checked_mul(scale)).ok_or_else(wrong)
 }

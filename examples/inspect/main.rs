@@ -132,7 +132,9 @@ fn print_dataset(dataset: &dyn Dataset, open_s: f64) {
     }
     let mean = dataset.sources().total_bytes() / dataset.len().max(1);
     match dataset.chunked() {
-        None => say!("sample    at most {} bytes stored; the files have {mean} for each", dataset.sample_bytes_max()),
+        None => {
+            say!("sample    at most {} bytes stored; the files have {mean} for each", dataset.sizes().sample_bytes_max)
+        }
         Some(_) => say!("sample    the files have {mean} bytes for each"),
     }
     if let Some(chunks) = dataset.chunked() {
@@ -140,7 +142,8 @@ fn print_dataset(dataset: &dyn Dataset, open_s: f64) {
         let largest = sizes.max().unwrap_or(0) as f64 / f64::from(1 << 20);
         say!("chunks    {}, the largest takes {largest:.1} MiB when open", chunks.starts().len() - 1);
     }
-    say!("index     {:.1} bytes per sample in memory", dataset.index_bytes() as f64 / dataset.len().max(1) as f64);
+    let index = dataset.sizes().index_bytes + sources.table_bytes();
+    say!("index     {:.1} bytes per sample in memory", index as f64 / dataset.len().max(1) as f64);
 }
 
 fn verify(dataset: &dyn Dataset, args: &Args, damage: &[Damage]) -> Result<bool, Box<dyn Error>> {

@@ -5,7 +5,6 @@
 
 use crate::args::Given;
 use crate::measure::Tally;
-use crate::page_cache;
 use crate::text::{bytes, number};
 use crate::workload::Benchmark;
 use feedline::Report;
@@ -141,7 +140,7 @@ impl Answer {
             notes,
             from_memory: report.origin.from_memory(),
             origin: report.origin,
-            warnings: doubts(&report.origin, given.args.settings.past_cache(), report.reads.fallbacks),
+            warnings: doubts(&report.origin, given.args.settings.past_cache(), report.total.storage.counts.fallbacks),
             nvml,
             snapshot,
         }
@@ -201,21 +200,19 @@ fn late(au: Option<f64>, verdict: &Verdict) -> Option<f64> {
     Some((1.0 - au? - verdict.starved_share).max(0.0))
 }
 
-/// The measurement, predictions for usual changes, and predictions for requested changes.
+/// The measurement, and predictions for usual changes.
 fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64) -> Vec<Guess> {
     let Some(model) = WhatIf::from(snapshot) else { return Vec::new() };
     let now = snapshot.decode.workers.max(1);
-    let workers = |count: u32| {
-        (format!("workers {count} instead of {now}"), Change { workers: Some(count), ..Change::default() })
-    };
+    let twice = now.saturating_mul(2);
     let twice_as_fast = Change { storage_factor: Some(2.0), ..Change::default() };
     let mut changes = vec![
-        workers(now.saturating_mul(2)),
+        (format!("workers {twice} instead of {now}"), Change { workers: Some(twice), ..Change::default() }),
         ("storage twice as fast".into(), twice_as_fast),
         ("all in the page cache".into(), Change { cached: true, ..Change::default() }),
     ];
     let depth = snapshot.storage.depth.max(1);
-    if snapshot.storage.reads > 0 && depth < DEPTH_MAX {
+    if snapshot.storage.counts.ops > 0 && depth < DEPTH_MAX {
         let twice = depth.saturating_mul(2).min(DEPTH_MAX);
         changes.push((format!("depth {twice} instead of {depth}"), Change { depth: Some(twice), ..Change::default() }));
     }
@@ -224,11 +221,6 @@ fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64) -> Vec<Guess> {
     }
     if given.pictures {
         changes.push(("decoding on the GPU".into(), Change { gpu_decode: true, ..Change::default() }));
-    }
-    for asked in given.args.what_if_workers.iter().map(|count| workers(*count)) {
-        if !changes.contains(&asked) {
-            changes.push(asked);
-        }
     }
     let rows = snapshot.consumer.samples as f64 / snapshot.consumer.batches.max(1) as f64;
     let guess = |(what, change): (String, Change)| {
@@ -254,8 +246,6 @@ pub struct Data {
     /// Bytes of its files, and number of samples.
     pub bytes: u64,
     pub samples: u64,
-    /// Share in the page cache before the run.
-    pub cached: Option<f64>,
     /// Memory available to the page cache, in bytes.
     pub memory: Option<u64>,
 }
@@ -268,30 +258,20 @@ impl Data {
         Self {
             bytes: in_files.map(|id| sources.len_of(id)).fold(0, u64::saturating_add),
             samples: dataset.len(),
-            cached: page_cache::share(sources),
             memory: memory_available(),
         }
     }
 
-    /// Doubts about a storage figure before the run. `past_cache`: all reads bypass the page cache.
-    pub fn warnings(&self, past_cache: bool) -> Vec<String> {
-        let mut all = Vec::new();
-        let cached = self.cached.unwrap_or(0.0);
-        let fits = |memory: &u64| !past_cache && self.bytes > 0 && self.bytes <= *memory && cached < 0.95;
-        if let Some(memory) = self.memory.filter(fits) {
-            all.push(format!(
-                "the data fits into memory ({} are free): repeated reads may come from there; --direct on bypasses the \
-                 page cache",
+    /// The doubt about a storage figure before the run. `past_cache`: all reads bypass the page cache.
+    pub fn warning(&self, past_cache: bool) -> Option<String> {
+        let fits = |memory: &u64| !past_cache && self.bytes > 0 && self.bytes <= *memory;
+        self.memory.filter(fits).map(|memory| {
+            format!(
+                "the data fits into memory ({} are free), so reads may come from there: --cold drops cached files first, \
+                 --direct on bypasses the page cache",
                 bytes(memory as f64)
-            ));
-        }
-        if cached >= 0.05 {
-            all.push(format!(
-                "{:.0} % of the files are in the page cache now: --cold drops them first",
-                100.0 * cached
-            ));
-        }
-        all
+            )
+        })
     }
 }
 
@@ -363,24 +343,16 @@ mod tests {
     use super::*;
     use crate::step::Stretch;
 
-    fn data(cached: Option<f64>) -> Data {
-        Data { bytes: 1000 * 114_660, samples: 1000, cached, memory: Some(1 << 30) }
-    }
+    const DATA: Data = Data { bytes: 1000 * 114_660, samples: 1000, memory: Some(1 << 30) };
 
     #[test]
-    fn warnings_name_data_in_memory() {
-        let (fits, some) = ("the data fits into memory (1.07 GB are free)", "20 % of the files are in the page cache");
-        for (data, expected) in [
-            (data(Some(0.2)), &[fits, some][..]),
-            (data(None), &[fits]),
-            (Data { memory: Some(1 << 20), ..data(Some(0.0)) }, &[]),
-            (Data { bytes: 0, ..data(None) }, &[]),
-        ] {
-            let warnings = data.warnings(false);
-            assert_eq!(warnings.len(), expected.len(), "{warnings:?}");
-            assert!(warnings.iter().zip(expected).all(|(warning, start)| warning.starts_with(start)), "{warnings:?}");
-            // Direct reads need no such hint.
-            assert!(data.warnings(true).iter().all(|warning| !warning.starts_with(fits)));
+    fn a_warning_names_data_that_fits_into_memory() {
+        let warning = DATA.warning(false).unwrap();
+        assert!(warning.starts_with("the data fits into memory (1.07 GB are free)"), "{warning}");
+        // Direct reads need no such hint.
+        assert_eq!(DATA.warning(true), None);
+        for data in [Data { memory: Some(1 << 20), ..DATA }, Data { bytes: 0, ..DATA }] {
+            assert_eq!(data.warning(false), None);
         }
     }
 
@@ -409,11 +381,11 @@ mod tests {
             let tally = Tally { batches, stretch: Stretch::default(), interrupted, ..Tally::default() };
             notes(&given, &tally, data, 10).join("; ")
         };
-        let (right, resnet50) = (data(Some(0.0)), "--workload resnet50 --accelerator h100");
+        let (right, resnet50) = (DATA, "--workload resnet50 --accelerator h100");
         assert_eq!(notes(resnet50, &right, false, 10), "");
         let text = notes(&format!("{resnet50} --batch 5"), &right, false, 10);
         assert_eq!(text, "the benchmark's batches are of 400, not 5; so the AU is not comparable to the benchmark's");
-        let small = Data { samples: 2000, ..data(Some(0.0)) };
+        let small = Data { samples: 2000, ..DATA };
         let text = notes(resnet50, &small, false, 10);
         assert!(text.starts_with("the benchmark's samples have 114660 bytes, these 57330 on average; so"), "{text}");
         assert_eq!(notes("--source images --step-ms 5", &small, false, 10), "");

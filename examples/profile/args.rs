@@ -3,7 +3,7 @@
 use crate::generate::Wanted;
 use crate::measure::Limit;
 use crate::settings::{self, Settings};
-use crate::source::{Source, SourceArgs, Token};
+use crate::source::{Source, SourceArgs};
 use crate::workload::{Accelerator, Benchmark, Workload};
 use clap::builder::ArgPredicate;
 use clap::error::ErrorKind;
@@ -51,9 +51,6 @@ pub struct Args {
     /// Size of the generated data in MiB [default: 1024]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 24), requires = "generate", conflicts_with = "path", help_heading = RUN)]
     pub generate_mib: Option<u64>,
-    /// Predict the effect of this number of decode workers; may be repeated
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = OUT)]
-    pub what_if_workers: Vec<u32>,
     /// Show a dashboard in the terminal during the run
     #[arg(long, conflicts_with = "json", help_heading = OUT)]
     pub live: bool,
@@ -181,11 +178,7 @@ impl Given {
     /// The data for `--generate`.
     pub fn wanted(&self) -> Wanted {
         let (source, settings) = (&self.args.source, &self.args.settings);
-        let token_bytes: u64 = match source.token {
-            Token::U16 => 2,
-            Token::U32 | Token::I32 => 4,
-            Token::I64 => 8,
-        };
+        let token_bytes = source.token.size() as u64;
         let usual = match source.source {
             Source::Records => source.record_bytes.map_or(150_528, |bytes| bytes as u64),
             Source::Tfrecord => 114_660,

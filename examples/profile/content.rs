@@ -7,6 +7,10 @@
 //! Limits: a sample must fit into memory, an npz file into 4 GiB. Pictures are crops of one texture, so they resemble
 //! each other; their sizes vary by 40 %.
 
+#[path = "../../tests/common/formats.rs"]
+mod formats;
+
+use formats::tar_member;
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 use std::io::{self, Write};
 use std::ops::Range;
@@ -96,8 +100,8 @@ impl Content {
             Self::Tar(texture) => {
                 bytes.clear();
                 texture.picture(number, bytes)?;
-                member(&format!("{number:09}.jpg"), bytes, out);
-                member(&format!("{number:09}.cls"), (number % 1000).to_string().as_bytes(), out);
+                out.extend(tar_member(&format!("{number:09}.jpg"), bytes));
+                out.extend(tar_member(&format!("{number:09}.cls"), (number % 1000).to_string().as_bytes()));
             }
         }
         Ok(())
@@ -207,26 +211,6 @@ fn npz(label: u64, x: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&[0; 2]);
 }
 
-/// Appends a member of a tar file.
-fn member(name: &str, data: &[u8], out: &mut Vec<u8>) {
-    let mut header = [0; 512];
-    let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
-    put(0, name);
-    put(100, "0000644\0");
-    put(108, "0000000\0");
-    put(116, "0000000\0");
-    put(124, &format!("{:011o}\0", data.len()));
-    put(136, "00000000000\0");
-    put(148, "        ");
-    put(156, "0");
-    put(257, "ustar\x0000");
-    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-    out.extend_from_slice(&header);
-    out.extend_from_slice(data);
-    out.resize(out.len().next_multiple_of(512), 0);
-}
-
 #[cfg(feature = "parquet")]
 fn parquet<W: Write + Send>(
     out: W,
@@ -244,7 +228,8 @@ fn parquet<W: Write + Send>(
         .set_statistics_enabled(parquet::file::properties::EnabledStatistics::None)
         .set_write_batch_size(1)
         .build();
-    let mut writer = parquet::arrow::ArrowWriter::try_new(out, schema.clone(), Some(plain)).map_err(io_error)?;
+    let mut writer =
+        parquet::arrow::ArrowWriter::try_new(out, schema.clone(), Some(plain)).map_err(io::Error::other)?;
     let (rows, mut sample, mut start) = ((GROUP_BYTES / bytes.max(1)).max(1) as u64, Vec::new(), samples.start);
     while start < samples.end {
         let end = samples.end.min(start.saturating_add(rows));
@@ -256,23 +241,11 @@ fn parquet<W: Write + Send>(
         let column: ArrayRef =
             Arc::new(FixedSizeBinaryArray::try_new(width, values.into(), None).map_err(io::Error::other)?);
         let batch = RecordBatch::try_new(schema.clone(), vec![column]).map_err(io::Error::other)?;
-        writer.write(&batch).and_then(|()| writer.flush()).map_err(io_error)?;
+        writer.write(&batch).and_then(|()| writer.flush()).map_err(io::Error::other)?;
         done(bytes as u64 * (end - start))?;
         start = end;
     }
-    writer.into_inner().map_err(io_error)?.flush()
-}
-
-/// The operating system's error, if there is one, so that a full disk is recognised.
-#[cfg(feature = "parquet")]
-fn io_error(error: parquet::errors::ParquetError) -> io::Error {
-    match error {
-        parquet::errors::ParquetError::External(source) => match source.downcast::<io::Error>() {
-            Ok(source) => *source,
-            Err(source) => io::Error::other(source),
-        },
-        error => io::Error::other(error),
-    }
+    writer.into_inner().map_err(io::Error::other)?.flush()
 }
 
 /// Width and height of the texture in pixels.

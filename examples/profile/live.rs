@@ -11,9 +11,9 @@
 //! Its own thread takes a snapshot of the loader four times a second, and draws; the loader's threads are not involved.
 //! *Now* is the last 2 seconds, or, where batches are slow, back to 8 batches, at most 30 s.
 
-use crate::text::{grouped, name, number, time};
+use crate::text::{name, number, percent, time};
 use feedline::Loader;
-use feedline::profile::{Cause, Latency, Snapshot, StageLoad, Verdict};
+use feedline::profile::{Cause, Latency, PipelineStage, Snapshot, StageLoad, Verdict};
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -229,7 +229,7 @@ impl State {
         let state = match all.consumer.batches {
             _ if self.paused => " PAUSED ".reversed(),
             0 => " waiting for the first batch ".reversed(),
-            batches => format!("batch {}", grouped(&batches.to_string())).into(),
+            batches => format!("batch {}", indicatif::HumanCount(batches)).into(),
         };
         vec!["feedline  ".dim(), self.setup.title.clone().bold(), "  ".into(), state, format!("  {clock}").into()]
             .into()
@@ -296,10 +296,6 @@ fn or_none(value: Option<f64>, text: impl Fn(f64) -> String) -> String {
     value.map_or("–".into(), text)
 }
 
-fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
-}
-
 fn draw_stages(frame: &mut Frame<'_>, area: Rect, verdict: &Verdict, about: &str) {
     let lines = Layout::vertical(vec![Constraint::Length(1); 1 + verdict.stages.len()]).split(area);
     frame.render_widget(Block::new().borders(Borders::TOP).title(format!("stages, {about} ")), lines[0]);
@@ -307,14 +303,14 @@ fn draw_stages(frame: &mut Frame<'_>, area: Rect, verdict: &Verdict, about: &str
     for (load, line) in verdict.stages.iter().rev().zip(&lines[1..]) {
         let StageLoad { stage, utilisation, ceiling_items_per_s, at_least, .. } = *load;
         let (style, mark) = match verdict.cause {
-            Cause::NotStarved if stage == Cause::Consumer => (GOOD, "◀ limits"),
-            cause if cause == stage => (HOT, "◀ CAUSE"),
-            _ if verdict.also == Some(stage) => (STRONG.yellow(), "◀ also"),
+            Cause::NotStarved if stage == PipelineStage::Consumer => (GOOD, "◀ limits"),
+            cause if cause == stage.into() => (HOT, "◀ CAUSE"),
+            _ if verdict.also == Some(stage.into()) => (STRONG.yellow(), "◀ also"),
             _ => (Style::new().cyan(), ""),
         };
         let sizes = [Constraint::Length(26), Constraint::Fill(1), Constraint::Length(20), Constraint::Length(9)];
         let [left, bar, right, end] = Layout::horizontal(sizes).areas(*line);
-        frame.render_widget(Line::styled(name(stage), style), left);
+        frame.render_widget(Line::styled(name(stage.into()), style), left);
         let gauge = Gauge::default().ratio(utilisation.clamp(0.0, 1.0)).label(percent(utilisation));
         frame.render_widget(gauge.gauge_style(style.on_dark_gray()).use_unicode(true), bar);
         let least = if at_least { "≥ " } else { "" };
@@ -399,7 +395,8 @@ mod tests {
         let consumer = &mut snapshot.consumer;
         (consumer.batches, consumer.samples, consumer.bytes) = (batches, batches * 256, batches * 256 * 150_528);
         (consumer.waited_ns, consumer.user_ns) = (batches * 50 * MS, batches * 150 * MS);
-        (snapshot.storage.busy_ns, snapshot.storage.depth, snapshot.storage.reads) = (ns / 10 * 7, 32, batches * 256);
+        (snapshot.storage.busy_ns, snapshot.storage.depth, snapshot.storage.counts.ops) =
+            (ns / 10 * 7, 32, batches * 256);
         let workers = &mut snapshot.decode;
         (workers.workers, workers.cores, workers.samples) = (4, 8, batches * 256);
         (workers.busy_ns, workers.ahead_ns) = (ns / 100 * 396, ns / 25);

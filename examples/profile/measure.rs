@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn interrupted_steps_count_in_no_rate() {
         let (loader, step) = (loader(), Step::Host(HostStep::new(Duration::from_millis(5))));
-        let third = || loader.report().batches == 3;
+        let third = || loader.report().total.consumer.batches == 3;
         let tally = run(&loader, step, Limit::Epochs(2), third).unwrap();
         assert!(tally.interrupted && tally.batches == 3 && tally.stretch.steps == 1, "{tally:?}");
         assert_eq!((tally.samples, tally.stretch_samples, tally.stretch_bytes), (50, 20, 40));

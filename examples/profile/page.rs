@@ -3,8 +3,9 @@
 //! The page is self-contained: boxes sized by its own styles, no script, and its policy forbids the browser to load
 //! anything. It follows the reader's light or dark scheme, and prints. Only starvation is orange.
 
-use crate::text::{bytes, grouped, number, time};
+use crate::text::{bytes, number, percent, time};
 use feedline::profile::{Latency, Snapshot};
+use indicatif::HumanCount;
 use std::fmt::Write;
 
 const STYLE: &str = include_str!("style.css");
@@ -43,8 +44,9 @@ impl Page<'_> {
         put!(self, "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>");
         put!(self, "<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>");
         let consumer = &self.snapshot.consumer;
-        let [at, steady, first] = [self.snapshot.at_ns, self.snapshot.steady_ns, consumer.first_ns].map(nanos);
-        let batches = count(consumer.batches);
+        let [at, steady, first] =
+            [self.snapshot.at_ns, self.snapshot.steady_ns, consumer.first_ns].map(|ns| time(ns as f64));
+        let batches = HumanCount(consumer.batches);
         put!(self, "<p>{batches} batches in {at}: steady time {steady}, waits for first batches {first}</p>");
     }
 
@@ -70,7 +72,7 @@ impl Page<'_> {
             (number(rate(consumer.samples)), "samples/s"),
             (number(rate(consumer.batches)), "batches/s"),
             (format!("{}/s", bytes(rate(consumer.bytes))), "handed out"),
-            (format!("{}/s", bytes(rate(storage.bytes))), "read from storage"),
+            (format!("{}/s", bytes(rate(storage.counts.bytes_moved))), "read from storage"),
             (percent(self.starved()), "consumer waited for batches"),
             (percent(share(consumer.user_ns, *steady_ns)), "consumer's own work"),
         ];
@@ -140,7 +142,7 @@ impl Page<'_> {
             let most = bins.iter().map(|(_, count)| *count).max().unwrap_or(1).max(1);
             let (from, to) = (time(bin_start(*first)), time(bin_start(last + 1)));
             let (median, p99) = (time(latency.p50_ns), time(latency.p99_ns));
-            let caption = format!("{} {what}: median {median}, p99 {p99}", count(latency.count));
+            let caption = format!("{} {what}: median {median}, p99 {p99}", HumanCount(latency.count));
             put!(self, "<figure><figcaption>{caption}</figcaption><div class=\"hist\">");
             for (bin, count) in &bins {
                 let (height, from, to) = (100.0 * *count as f64 / most as f64, bin_start(*bin), bin_start(bin + 1));
@@ -204,18 +206,6 @@ fn escape(text: &str) -> String {
     text.replace('"', "&quot;").replace('\0', "\u{fffd}")
 }
 
-fn count(value: u64) -> String {
-    grouped(&value.to_string())
-}
-
-fn nanos(ns: u64) -> String {
-    time(ns as f64)
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
-}
-
 /// `part` of `whole`; 0 if `whole` is 0.
 fn share(part: u64, whole: u64) -> f64 {
     if whole > 0 { part as f64 / whole as f64 } else { 0.0 }
@@ -265,7 +255,7 @@ mod tests {
             let [steady_ns, a, b, c, d, e] = numbers;
             let (mut snapshot, mut gpu, mut copy) = (Snapshot::default(), GpuIdle::default(), CopyStage::default());
             (snapshot.steady_ns, snapshot.consumer.waited_ns, snapshot.consumer.user_ns) = (steady_ns, a, b);
-            (snapshot.storage.busy_ns, snapshot.storage.bytes, snapshot.decode.busy_ns) = (c, d, e);
+            (snapshot.storage.busy_ns, snapshot.storage.counts.bytes_moved, snapshot.decode.busy_ns) = (c, d, e);
             (gpu.steps, gpu.starved_ns, gpu.host_late_ns, gpu.span_ns) = (a, b, c, d);
             (copy.busy_ns, copy.blocked_ns, snapshot.decode.workers) = (d, e, e as u32);
             (snapshot.consumer.gpu, snapshot.copy) = (Some(gpu), Some(copy));

@@ -3,6 +3,7 @@
 use crate::answer::{Answer, Data, Guess};
 use crate::args::Given;
 use feedline::profile::{Cause, Change, WhatIf};
+use indicatif::{DecimalBytes, HumanCount};
 use std::fmt::Write;
 
 const WIDTH: usize = 100;
@@ -84,18 +85,14 @@ pub fn heading(given: &Given, describe: &str, data: &Data) -> String {
     }
     let size = if data.bytes > 0 { format!(", {}", bytes(data.bytes as f64)) } else { String::new() };
     page.line("data", &format!("{describe}{size}"));
-    for warning in data.warnings(settings.past_cache()) {
+    if let Some(warning) = data.warning(settings.past_cache()) {
         page.line("warning", &warning);
     }
     page.0
 }
 
 pub fn bytes(count: f64) -> String {
-    match count {
-        1e9.. => format!("{} GB", significant(count / 1e9)),
-        1e6.. => format!("{} MB", significant(count / 1e6)),
-        _ => format!("{} kB", significant(count / 1e3)),
-    }
+    DecimalBytes(count as u64).to_string()
 }
 
 fn step(given: &Given) -> String {
@@ -194,7 +191,7 @@ fn batches(count: u64) -> String {
 fn stages(page: &mut Page, answer: &Answer) {
     let _ = writeln!(page.0, "{:<24}{:>8}  {:>24}", "stage", "busy", "could do, samples/s");
     for stage in &answer.stages {
-        let (name, busy) = (name(stage.stage), 100.0 * stage.utilisation);
+        let (name, busy) = (name(stage.stage.into()), 100.0 * stage.utilisation);
         let _ = writeln!(
             page.0,
             "{name:<24}{busy:>6.0} %  {:>24}",
@@ -252,24 +249,16 @@ fn what_if(page: &mut Page, answer: &Answer) {
     page.blank();
 }
 
+pub fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
 /// Three significant digits, with commas between thousands.
 pub fn number(value: f64) -> String {
     if value < 100.0 {
         return significant(value);
     }
-    grouped(&format!("{value:.0}"))
-}
-
-/// Digits with commas between thousands.
-pub fn grouped(digits: &str) -> String {
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
+    HumanCount(value.round() as u64).to_string()
 }
 
 /// Readable nanoseconds.

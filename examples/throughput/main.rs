@@ -15,9 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use settings::{Settings, drop_from_cache, seconds};
 use source::SourceArgs;
 use std::error::Error;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use xxhash_rust::xxh3::Xxh3;
 
 /// Measures a loader on your own data: batches per second without a training step.
@@ -37,8 +35,7 @@ struct Args {
     /// Hash the delivered bytes (costs time)
     #[arg(long)]
     hash: bool,
-    /// Print one line of JSON instead of the report (peak_anon_mib is the loader's memory; peak_rss_mib includes mapped
-    /// files)
+    /// Print one line of JSON instead of the report (anon_mib is the loader's memory; peak_rss_mib includes mapped files)
     #[arg(long)]
     json: bool,
 }
@@ -57,12 +54,11 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         drop_from_cache(&dataset)?;
     }
     let builder = args.settings.loader(dataset, true)?;
-    let memory = MemoryWatch::start();
     let built = Instant::now();
     let loader = builder.build()?;
     let build_s = built.elapsed().as_secs_f64();
     let tally = pull(&loader, args)?;
-    let figures = Figures { build_s, memory: memory.stop(), tally };
+    let figures = Figures { build_s, memory: memory_mib(), tally };
     if args.json {
         println!("{}", figures.json(&loader));
     } else {
@@ -153,7 +149,7 @@ fn progress(batches: u64) -> ProgressBar {
 
 struct Figures {
     build_s: f64,
-    /// Peaks of RSS and of anonymous + shared memory, in MiB.
+    /// Of [`memory_mib`], before the loader ends.
     memory: (f64, f64),
     tally: Tally,
 }
@@ -172,7 +168,7 @@ impl Figures {
             "wall_s": rounded(wall_s, 3),
             "cpu_s_per_10k": rounded(cpu_s / samples.max(1) as f64 * 1e4, 4),
             "peak_rss_mib": rounded(self.memory.0, 1),
-            "peak_anon_mib": rounded(self.memory.1, 1),
+            "anon_mib": rounded(self.memory.1, 1),
             "reader": choice.reader.to_string(),
             "direct": choice.direct,
             "order_hash": format!("{order_hash:016x}"),
@@ -191,8 +187,8 @@ impl Figures {
         let data_hash = data_hash.map_or(String::new(), |hash| format!(", data hash {hash:016x}"));
         format!(
             "{samples} samples in {wall_s:.2} s: {:.0} samples/s, {:.3} GB/s delivered\nfirst batch {first_batch_s:.3} s \
-             after a build of {:.3} s; {:.2} CPU-s per 10,000 samples\npeak memory {:.0} MiB resident, {:.0} MiB \
-             anonymous\norder hash {order_hash:016x}{data_hash}",
+             after a build of {:.3} s; {:.2} CPU-s per 10,000 samples\nmemory at most {:.0} MiB resident, \
+             {:.0} MiB anonymous\norder hash {order_hash:016x}{data_hash}",
             samples as f64 / wall_s,
             bytes as f64 / wall_s / 1e9,
             self.build_s,
@@ -209,35 +205,10 @@ fn cpu_s() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Samples the process's anonymous memory 20 times per second; the kernel records only the peak of RSS.
-struct MemoryWatch {
-    stop: Arc<AtomicBool>,
-    peak_anon_kib: Arc<AtomicU64>,
-    thread: std::thread::JoinHandle<()>,
-}
-
-impl MemoryWatch {
-    fn start() -> Self {
-        let (stop, peak_anon_kib) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (ended, peak) = (stop.clone(), peak_anon_kib.clone());
-        let thread = std::thread::spawn(move || {
-            while !ended.load(Ordering::Relaxed) {
-                peak.fetch_max(status_kib("RssAnon:") + status_kib("RssShmem:"), Ordering::Relaxed);
-                std::thread::park_timeout(Duration::from_millis(50));
-            }
-        });
-        Self { stop, peak_anon_kib, thread }
-    }
-
-    fn stop(self) -> (f64, f64) {
-        let anon = status_kib("RssAnon:") + status_kib("RssShmem:");
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.thread().unpark();
-        // The thread cannot panic; after a panic the sample above would be the result.
-        let _ = self.thread.join();
-        let mib = |kib: u64| kib as f64 / 1024.0;
-        (mib(status_kib("VmHWM:")), mib(anon.max(self.peak_anon_kib.load(Ordering::Relaxed))))
-    }
+/// Peak of the resident memory, and the anonymous and shared memory now, which a loader holds from `build` to its end; in MiB.
+fn memory_mib() -> (f64, f64) {
+    let mib = |key| status_kib(key) as f64 / 1024.0;
+    (mib("VmHWM:"), mib("RssAnon:") + mib("RssShmem:"))
 }
 
 fn status_kib(key: &str) -> u64 {

@@ -1,10 +1,11 @@
 //! Loader settings for reading, decoding and delivery, shared by measuring examples.
 
+use crate::source::{one_of, with};
+use clap::Args;
 use clap::builder::RangedU64ValueParser;
-use clap::{Args, ValueEnum};
-use feedline::dataset::Dataset;
+use feedline::dataset::{Dataset, DatasetExt};
 use feedline::decode::{Bytes, Image, Limits, PixelLayout};
-use feedline::storage::{Direct, Mode};
+use feedline::storage::{Cache, Direct, Mode};
 use feedline::tensor::{DType, Encoding};
 use feedline::{Device, Gds, Loader, LoaderBuilder, Order, Rank};
 use std::error::Error;
@@ -26,11 +27,11 @@ pub struct Settings {
     #[arg(long, default_value_t = 224, value_parser = clap::value_parser!(u32).range(1..))]
     pub crop: u32,
     /// Images: element type of the batch (floats are normalised with ImageNet's mean and deviation)
-    #[arg(long, value_enum, default_value_t = Type::U8)]
-    pub dtype: Type,
+    #[arg(long, default_value = "u8", value_parser = one_of(&TYPES))]
+    pub dtype: DType,
     /// Images: order of dimensions
-    #[arg(long, value_enum, default_value_t = Layout::Nhwc)]
-    pub layout: Layout,
+    #[arg(long, default_value = "nhwc", value_parser = one_of(&LAYOUTS))]
+    pub layout: PixelLayout,
     /// Images: pixels of the largest one
     #[arg(long, default_value_t = Limits::default().pixels)]
     pub max_pixels: u64,
@@ -38,11 +39,11 @@ pub struct Settings {
     #[arg(long)]
     pub exif_orientation: bool,
     /// Storage reader
-    #[arg(long, value_enum, default_value_t = Reader::Auto)]
-    pub reader: Reader,
+    #[arg(long, default_value = "auto", value_parser = one_of(&READERS))]
+    pub reader: Mode,
     /// Whether reads bypass the page cache
-    #[arg(long, value_enum, default_value_t = Bypass::Auto)]
-    pub direct: Bypass,
+    #[arg(long, default_value = "auto", value_parser = one_of(&BYPASS))]
+    pub direct: Direct,
     /// Maximum reads in flight [default: 32; 128 for io_uring through the page cache]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub depth: Option<u32>,
@@ -75,40 +76,17 @@ pub struct Settings {
     pub cold: bool,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-pub enum Type {
-    U8,
-    F32,
-    F16,
-    Bf16,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub enum Layout {
-    Nhwc,
-    Nchw,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub enum Reader {
-    Auto,
-    Uring,
-    Pread,
-    Mmap,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub enum Bypass {
-    Auto,
-    On,
-    Off,
-}
+const TYPES: [(&str, DType); 4] = [("u8", DType::U8), ("f32", DType::F32), ("f16", DType::F16), ("bf16", DType::BF16)];
+const LAYOUTS: [(&str, PixelLayout); 2] = [("nhwc", PixelLayout::Nhwc), ("nchw", PixelLayout::Nchw)];
+const READERS: [(&str, Mode); 4] =
+    [("auto", Mode::Auto), ("uring", Mode::Uring), ("pread", Mode::Pread), ("mmap", Mode::Mmap)];
+const BYPASS: [(&str, Direct); 3] = [("auto", Direct::Auto), ("on", Direct::On), ("off", Direct::Off)];
 
 impl Settings {
     /// Whether reads always bypass the page cache.
     #[allow(dead_code, reason = "not every example warns of cached files")]
     pub fn past_cache(&self) -> bool {
-        matches!(self.direct, Bypass::On)
+        self.direct == Direct::On
     }
 
     /// A loader of `dataset` with these settings. Without `decode` it delivers pictures as stored.
@@ -130,75 +108,40 @@ impl Settings {
     }
 
     fn pictures(&self) -> Image {
-        let dtype = match self.dtype {
-            Type::U8 => DType::U8,
-            Type::F32 => DType::F32,
-            Type::F16 => DType::F16,
-            Type::Bf16 => DType::BF16,
-        };
-        let layout = match self.layout {
-            Layout::Nhwc => PixelLayout::Nhwc,
-            Layout::Nchw => PixelLayout::Nchw,
-        };
-        let decoder = Image::random_resized_crop(self.crop).flip(0.5).dtype(dtype).layout(layout);
+        let decoder = Image::random_resized_crop(self.crop).flip(0.5).dtype(self.dtype).layout(self.layout);
         let decoder = decoder.limits(Limits::of_pixels(self.max_pixels)).exif_orientation(self.exif_orientation);
-        if dtype == DType::U8 {
+        if self.dtype == DType::U8 {
             return decoder;
         }
         decoder.normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
     }
 
     fn configure(&self, builder: LoaderBuilder) -> LoaderBuilder {
-        let mut builder = builder
+        let builder = builder
             .batch_size(self.batch)
             .order(match (self.shuffle, self.window) {
                 (None, _) => Order::sequential(),
                 (Some(seed), None) => Order::shuffled(seed),
                 (Some(seed), Some(chunks)) => Order::windowed(seed, chunks),
             })
-            .reader(match self.reader {
-                Reader::Auto => Mode::Auto,
-                Reader::Uring => Mode::Uring,
-                Reader::Pread => Mode::Pread,
-                Reader::Mmap => Mode::Mmap,
-            })
-            .direct(match self.direct {
-                Bypass::Auto => Direct::Auto,
-                Bypass::On => Direct::On,
-                Bypass::Off => Direct::Off,
-            })
+            .reader(self.reader)
+            .direct(self.direct)
             .device(self.device.clone())
             .gds(self.gds);
-        if let Some(shard) = self.shard {
-            builder = builder.rank(shard);
-        }
-        if let Some(workers) = self.workers {
-            builder = builder.workers(workers);
-        }
-        if let Some(depth) = self.depth {
-            builder = builder.depth(depth);
-        }
-        if let Some(slots) = self.slots {
-            builder = builder.slots(slots);
-        }
-        if self.budget_mib.is_some() {
-            builder = builder.memory_budget(self.budget());
-        }
-        self.keep(builder)
+        let builder = with(builder, self.shard, LoaderBuilder::rank);
+        let builder = with(builder, self.workers, LoaderBuilder::workers);
+        let builder = with(builder, self.depth, LoaderBuilder::depth);
+        let builder = with(builder, self.slots, LoaderBuilder::slots);
+        let builder = with(builder, self.budget_mib, |builder, _| builder.memory_budget(self.budget()));
+        with(builder, self.cache.as_ref().map(Cache::at), |builder, cache| {
+            let limit = self.cache_gib.map(|gib| (gib * f64::from(1 << 30)) as u64);
+            builder.cache(with(cache, limit, Cache::capacity))
+        })
     }
 
     /// Most bytes of memory.
     pub fn budget(&self) -> usize {
         self.budget_mib.map_or(usize::MAX, |mib| (mib as usize) << 20)
-    }
-
-    fn keep(&self, builder: LoaderBuilder) -> LoaderBuilder {
-        let Some(dir) = &self.cache else { return builder };
-        let cache = feedline::storage::Cache::at(dir);
-        builder.cache(match self.cache_gib {
-            Some(gib) => cache.capacity((gib * f64::from(1 << 30)) as u64),
-            None => cache,
-        })
     }
 }
 

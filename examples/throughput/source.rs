@@ -1,9 +1,10 @@
 //! Opens any dataset that feedline supports, from a path and a few settings.
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use feedline::dataset::{
-    Damage, Dataset, DatasetExt, Images, Mds, Megatron, Npy, Npz, OnDamage, Records, SafeTensors, Tar, TarBuilder,
-    TfRecord, TfRecordBuilder, Tokens,
+    Damage, Dataset, DatasetExt, Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TarBuilder, TfRecord,
+    TfRecordBuilder, Tokens,
 };
 use feedline::tensor::{DType, Field};
 use std::error::Error;
@@ -16,7 +17,8 @@ pub fn given<A>(parsed: Result<A, clap::Error>) -> A {
     parsed.unwrap_or_else(|error| {
         let said = error.render().to_string();
         let plain = feedline::Error::user(said.as_str());
-        if plain.message() == said {
+        // The help has no secret, though `127.0.0.1:PORT` looks like one.
+        if !error.use_stderr() || plain.message() == said {
             error.exit();
         }
         eprint!("{}", plain.message());
@@ -48,8 +50,8 @@ pub struct SourceArgs {
     #[arg(long)]
     pub image: Option<String>,
     /// Tokens: data type
-    #[arg(long, value_enum, default_value_t = Token::U16)]
-    pub token: Token,
+    #[arg(long, default_value = "u16", value_parser = one_of(&TOKENS))]
+    pub token: DType,
     /// Tokens: bytes before the tokens of each file; 0 takes files as they are [default: llm.c's header is recognised]
     #[arg(long)]
     pub header_bytes: Option<u64>,
@@ -150,12 +152,35 @@ impl std::str::FromStr for UpTo {
     }
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-pub enum Token {
-    U16,
-    U32,
-    I32,
-    I64,
+const TOKENS: [(&str, DType); 4] = [("u16", DType::U16), ("u32", DType::U32), ("i32", DType::I32), ("i64", DType::I64)];
+
+/// Parser of arguments: one of these words, as its value.
+pub fn one_of<T: Copy + Send + Sync + 'static>(words: &'static [(&str, T)]) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(words.iter().map(|(word, _)| *word)).try_map(|given| {
+        let known = words.iter().find(|(word, _)| *word == given);
+        known.map(|(_, value)| *value).ok_or("not one of these words")
+    })
+}
+
+/// Parser of arguments: a number of bytes, also with a unit, such as 500MB or 100GiB.
+#[allow(dead_code, reason = "not every program asks for a size")]
+pub fn size(text: &str) -> Result<u64, String> {
+    let lower = text.trim().to_ascii_lowercase();
+    let digits = lower.trim_end_matches(char::is_alphabetic);
+    let units = ["kb", "mb", "gb", "tb"].into_iter().zip((1..).map(|power| 1000_u64.pow(power)));
+    let binary = ["kib", "mib", "gib", "tib"].into_iter().zip((1..).map(|power| 1024_u64.pow(power)));
+    let unit = [("", 1), ("b", 1)].into_iter().chain(units).chain(binary).find(|unit| unit.0 == &lower[digits.len()..]);
+    let number = digits.trim().parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
+    let bytes = unit.zip(number).map(|((_, unit), number)| (number * unit as f64) as u64);
+    bytes.ok_or_else(|| format!("{text:?} is not a number of bytes: write 500MB, 100GiB or 107374182400"))
+}
+
+/// Applies a setting to a builder, if it is given.
+pub fn with<B, T>(builder: B, value: Option<T>, set: impl FnOnce(B, T) -> B) -> B {
+    match value {
+        Some(value) => set(builder, value),
+        None => builder,
+    }
 }
 
 /// A dataset, and the damage found when it was opened.
@@ -174,12 +199,12 @@ impl SourceArgs {
         }
         match self.source {
             Source::Tar => {
-                let tar = self.tar().on_damage(OnDamage::Skip).open(&self.path)?;
+                let tar = self.tar().skip_damage(true).open(&self.path)?;
                 let damage = tar.damage().to_vec();
                 Ok(Opened { dataset: self.seekable(Arc::new(tar))?, damage })
             }
             Source::Tfrecord => {
-                let records = self.tfrecord()?.on_damage(OnDamage::Skip).open(&self.path)?;
+                let records = self.tfrecord()?.skip_damage(true).open(&self.path)?;
                 let damage = records.damage().to_vec();
                 Ok(Opened { dataset: self.seekable(Arc::new(records))?, damage })
             }
@@ -217,7 +242,6 @@ impl SourceArgs {
 
     fn unchecked(&self) -> Result<Arc<dyn Dataset>, Box<dyn Error>> {
         let path: &Path = &self.path;
-        let columns = || self.columns.iter().map(String::as_str);
         Ok(match self.source {
             Source::Images => Arc::new(Images::open(path)?),
             Source::Records => {
@@ -227,10 +251,8 @@ impl SourceArgs {
             #[cfg(feature = "parquet")]
             Source::Parquet => Arc::new(self.parquet()?),
             Source::Tokens => {
-                let builder = Tokens::builder(self.token.dtype()).window(self.seq_len);
-                Arc::new(
-                    self.header_bytes.into_iter().fold(builder, |builder, bytes| builder.header(bytes)).open(path)?,
-                )
+                let builder = Tokens::builder(self.token).window(self.seq_len);
+                Arc::new(with(builder, self.header_bytes, |builder, bytes| builder.header(bytes)).open(path)?)
             }
             Source::Megatron => Arc::new(match self.all_up_to() {
                 Some(max) => Megatron::builder().documents(max).cut(self.cut).open(path)?,
@@ -240,34 +262,26 @@ impl SourceArgs {
             Source::Npy => Arc::new(self.npy()?),
             Source::Npz => Arc::new(self.npz()?),
             Source::Safetensors if self.columns.is_empty() => Arc::new(SafeTensors::open(path)?),
-            Source::Safetensors => Arc::new(SafeTensors::builder().tensors(columns()).open(path)?),
+            Source::Safetensors => {
+                Arc::new(SafeTensors::builder().tensors(self.columns.iter().map(String::as_str)).open(path)?)
+            }
             Source::Mds => Arc::new(self.mds()?),
         })
     }
 
     fn tar(&self) -> TarBuilder {
-        let mut builder = Tar::builder();
-        if let Some(endings) = &self.image {
-            builder = builder.image(endings);
-        }
-        if let Some(file) = &self.index {
-            builder = builder.index_file(file);
-        }
-        for ending in &self.columns {
-            builder =
-                if ending == "cls" || ending.ends_with(".cls") { builder.class(ending) } else { builder.bytes(ending) };
-        }
-        builder
+        let builder = with(Tar::builder(), self.image.as_ref(), |builder, endings| builder.image(endings));
+        let builder = with(builder, self.index.as_ref(), |builder, file| builder.index_file(file));
+        self.columns.iter().fold(builder, |builder, ending| match ending.rsplit('.').next() {
+            Some("cls") => builder.class(ending),
+            _ => builder.bytes(ending),
+        })
     }
 
     fn tfrecord(&self) -> Result<TfRecordBuilder, Box<dyn Error>> {
-        let mut builder = TfRecord::builder().context_only(self.context_only).missing_zero(self.missing_zero);
-        if let Some(feature) = &self.image {
-            builder = builder.image(feature);
-        }
-        if let Some(file) = &self.index {
-            builder = builder.index_file(file);
-        }
+        let builder = TfRecord::builder().context_only(self.context_only).missing_zero(self.missing_zero);
+        let builder = with(builder, self.image.as_ref(), |builder, feature| builder.image(feature));
+        let mut builder = with(builder, self.index.as_ref(), |builder, file| builder.index_file(file));
         for column in &self.columns {
             if let Some(name) = column.strip_suffix(":bytes") {
                 builder = builder.bytes(name);
@@ -347,36 +361,17 @@ impl SourceArgs {
 
     #[cfg(feature = "parquet")]
     fn parquet(&self) -> feedline::Result<feedline::dataset::Parquet> {
-        let mut builder = feedline::dataset::Parquet::builder();
-        if let Some(image) = &self.image {
-            builder = builder.image(image);
-        }
-        if self.null_zero {
-            builder = builder.nulls(feedline::dataset::Nulls::Zero);
-        }
-        if let Some(max) = self.all_up_to() {
-            builder = builder.varying_up_to(max);
-        }
+        use feedline::dataset::{Nulls, Parquet};
+        let builder = with(Parquet::builder(), self.image.as_ref(), |builder, image| builder.image(image));
+        let builder = with(builder, self.null_zero.then_some(Nulls::Zero), |builder, nulls| builder.nulls(nulls));
+        let builder = with(builder, self.all_up_to(), |builder, max| builder.varying_up_to(max));
         if let Some(name) = &self.stack {
             return builder.stack(name, &self.columns).open(&self.path);
         }
-        for name in &self.columns {
-            builder = match self.up_to_of(name) {
-                Some(max) => builder.up_to(name, max),
-                None => builder.column(name),
-            };
-        }
-        builder.open(&self.path)
-    }
-}
-
-impl Token {
-    fn dtype(self) -> DType {
-        match self {
-            Self::U16 => DType::U16,
-            Self::U32 => DType::U32,
-            Self::I32 => DType::I32,
-            Self::I64 => DType::I64,
-        }
+        let column = |builder: feedline::dataset::ParquetBuilder, name: &String| match self.up_to_of(name) {
+            Some(max) => builder.up_to(name, max),
+            None => builder.column(name),
+        };
+        self.columns.iter().fold(builder, column).open(&self.path)
     }
 }

@@ -8,14 +8,14 @@
 //! hash of each picture's stored bytes, so that a flipped bit shows even if the pixels are equal.
 
 use crate::damage::inflict;
-use crate::job::{Act, ChildReport, Damage, Fault, Job, Phase, REPORT, STOP_ME, When};
+use crate::job::{Act, ChildReport, Damage, Fault, Job, Phase, REPORT, When};
 use crate::source::{Opened, SourceArgs};
-use feedline::dataset::Dataset;
+use feedline::dataset::{Dataset, DatasetExt};
 use feedline::decode::{Bytes, Ctx, Decoder, Image};
 use feedline::order::Draws;
 use feedline::storage::Mode;
 use feedline::tensor::{DType, EncodedField, Encoding, Field};
-use feedline::{Batch, Epoch, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Row, State, Status};
+use feedline::{Batch, Loader, LoaderBuilder, OnBadSample, Order, Row, State, Status};
 use rustix::process::{
     Resource, Rlimit, Signal, getpid, getrlimit, kill_process, set_parent_process_death_signal, setrlimit,
 };
@@ -23,12 +23,10 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::fs::{self, File};
 use std::io::Write;
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 type Anyhow<T> = Result<T, Box<dyn Error>>;
@@ -81,23 +79,18 @@ impl Child<'_> {
     fn run(&mut self) -> Anyhow<()> {
         let job = self.job;
         if let Act::Descriptors(limit) = job.act {
-            lower(Resource::Nofile, limit)?;
+            let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+            setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum })?;
         }
         self.damage(When::Before)?;
         let Opened { dataset, damage } = if job.substitute { self.args.open_all()? } else { as_opened(&self.args)? };
         (self.report.damage, self.report.samples) = (damage.iter().map(ToString::to_string).collect(), dataset.len());
         self.damage(When::Indexed)?;
         self.phase = Phase::Build;
-        match job.act {
-            Act::Stuck => return self.stuck(dataset),
-            Act::Dropped(times) => return self.dropped(dataset, times),
-            _ => {}
-        }
         let loader = self.builder(dataset.clone())?.build()?;
         self.phase = Phase::Epoch;
         match job.act {
             Act::Oracle => self.oracle(&loader, &*dataset),
-            Act::Held => self.held(&loader),
             Act::Killed => self.killed(&loader),
             Act::Resumed => self.resumed(&loader),
             _ => self.read(&loader),
@@ -120,15 +113,6 @@ impl Child<'_> {
         }
         Ok(match job.act {
             Act::Pread => builder.reader(Mode::Pread),
-            Act::Held => builder.slots(2).held_deadline(Duration::from_millis(300)),
-            Act::FullDevice => builder.ledger("/dev/full"),
-            Act::FullDisk => {
-                let builder = builder.ledger(job.work.join("ledger"));
-                // Writes fail from now on. Without a handler the signal would kill the process.
-                signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
-                lower(Resource::Fsize, 0)?;
-                builder
-            }
             Act::Resumed => builder.resume(State::load(job.work.join("killed.state"))?),
             Act::Older => builder.resume(State::load(job.work.join("older.state"))?),
             _ => builder,
@@ -148,7 +132,7 @@ impl Child<'_> {
                 loader.state()?.save(self.job.work.join("older.state"))?;
             }
         }
-        fs::write(self.job.work.join("oracle"), hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect::<Vec<_>>())?;
+        fs::write(self.job.work.join("oracle"), serde_json::to_vec(&hashes)?)?;
         let sources = dataset.sources();
         let names = sources.ids().filter(|id| sources.bytes_of(*id).is_none()).map(|id| sources.path(id));
         self.report.files = names.filter(|path| path.to_str().is_some()).collect();
@@ -158,105 +142,19 @@ impl Child<'_> {
     fn read(&mut self, loader: &Loader) -> Anyhow<()> {
         let mut checker = Checker::new(self.job)?;
         let half = loader.batches_per_epoch() / 2;
-        let result = pull(&mut loader.epoch(loader.next_epoch())?, |index, batch| {
-            if self.job.act == Act::Stopped && index == half {
-                println!("{STOP_ME}");
-                std::thread::sleep(Duration::from_millis(100));
+        let result = loader.epoch(loader.next_epoch())?.enumerate().try_for_each(|(index, batch)| {
+            if self.job.act == Act::Stopped && index as u64 == half {
+                // A stopped process cannot wake itself.
+                let waker = format!("sleep 1; kill -CONT {}", std::process::id());
+                std::process::Command::new("sh").args(["-c", &waker]).spawn()?;
+                kill_process(getpid(), Signal::STOP)?;
             }
-            checker.take(&batch)?;
-            Ok(ControlFlow::Continue(()))
+            checker.take(&batch?)
         });
         checker.fill(loader, &mut self.report);
         result?;
         self.report.missing = checker.missing();
-        if self.job.act == Act::FullDisk {
-            let why = loader.ledger().not_written.ok_or("the ledger did not report that its file cannot be written")?;
-            self.report.note = Some(format!("ledger: {why}"));
-        }
         Ok(())
-    }
-
-    /// Keeps batches until `next()` returns `BatchesHeld`; then drops them and continues.
-    fn held(&mut self, loader: &Loader) -> Anyhow<()> {
-        let mut checker = Checker::new(self.job)?;
-        let (mut epoch, mut kept, mut refused) = (loader.epoch(0)?, Vec::new(), false);
-        loop {
-            match epoch.next() {
-                None => break,
-                Some(Ok(batch)) if refused => checker.take(&batch)?,
-                Some(Ok(batch)) => {
-                    checker.take(&batch)?;
-                    kept.push(batch);
-                }
-                Some(Err(error)) if error.kind() == ErrorKind::BatchesHeld && !refused => {
-                    refused = true;
-                    self.report.note = Some("refused, and continued after the drop".into());
-                    kept.clear();
-                }
-                Some(Err(error)) => return Err(error.into()),
-            }
-        }
-        checker.fill(loader, &mut self.report);
-        self.report.missing = checker.missing();
-        if refused || kept.len() <= 2 { Ok(()) } else { Err("all batches were held without an error".into()) }
-    }
-
-    /// Runs a transform that never returns from the middle sample.
-    fn stuck(&mut self, dataset: Arc<dyn Dataset>) -> Anyhow<()> {
-        let victim = dataset.len() / 2;
-        let builder = plain(dataset, self.job)?.stall_deadline(Duration::from_secs(1));
-        let loader = builder
-            .map(move |_, ctx| {
-                while ctx.id() == victim {
-                    std::thread::sleep(Duration::from_secs(3600));
-                }
-                Ok(())
-            })
-            .build()?;
-        self.phase = Phase::Epoch;
-        let error = loader.epoch(0)?.find_map(Result::err).ok_or("the epoch ended without an error")?;
-        let dropped = Instant::now();
-        drop(loader);
-        let took = dropped.elapsed().as_secs_f64();
-        let right = error.site().sample == Some(victim);
-        let what = if right { "the sample is named" } else { "ANOTHER sample is named" };
-        self.report.note = Some(format!("{what}; dropped in {took:.1} s"));
-        Err(error.into())
-    }
-
-    /// Drops loaders at random points, and counts the threads and descriptors left.
-    fn dropped(&mut self, dataset: Arc<dyn Dataset>, times: u32) -> Anyhow<()> {
-        let mut draws = Draws::new(self.job.seed, 0, 0, "drop");
-        let mut before = None;
-        for round in 0..times {
-            let loader = plain(dataset.clone(), self.job)?.build()?;
-            let most = loader.batches_per_epoch().min(6);
-            let mut epoch = loader.epoch(u64::from(round))?;
-            for _ in 0..draws.below(most + 1) {
-                if let Some(batch) = epoch.next() {
-                    batch?;
-                }
-            }
-            std::thread::sleep(Duration::from_micros(draws.below(2000)));
-            if draws.below(2) == 0 {
-                drop(loader);
-                drop(epoch);
-            } else {
-                drop(epoch);
-                drop(loader);
-            }
-            // After the first loader, which may start permanent threads of libraries.
-            before.get_or_insert_with(|| settled(None));
-        }
-        let after = settled(before);
-        let before = before.unwrap_or_default();
-        if after.0 > before.0 || after.1 > before.1 {
-            return Err(format!("threads and descriptors rose from {before:?} to {after:?}").into());
-        }
-        self.report.note = Some("threads and descriptors as before".into());
-        let loader = plain(dataset, self.job)?.build()?;
-        self.phase = Phase::Epoch;
-        self.read(&loader)
     }
 
     /// Saves a state for every batch, until a signal kills the process.
@@ -264,17 +162,16 @@ impl Child<'_> {
         let mut log = Log::open(&self.job.work.join("killed.log"))?;
         let half = loader.batches_per_epoch() / 2;
         let wait = Duration::from_micros(Draws::new(self.job.seed, 0, 0, "kill").below(20_000));
-        pull(&mut loader.epoch(0)?, |index, batch| {
-            log.write(&batch, self.job.batch)?;
+        for (index, batch) in loader.epoch(0)?.enumerate() {
+            log.write(&batch?, self.job.batch)?;
             loader.state()?.save(self.job.work.join("killed.state"))?;
-            if index == half {
+            if index as u64 == half {
                 std::thread::spawn(move || {
                     std::thread::sleep(wait);
                     let _ = kill_process(getpid(), Signal::KILL);
                 });
             }
-            Ok(ControlFlow::Continue(()))
-        })?;
+        }
         std::thread::sleep(Duration::from_secs(3600));
         Ok(())
     }
@@ -286,10 +183,9 @@ impl Child<'_> {
         let mut log = Log::open(&path)?;
         let epoch = loader.next_epoch();
         if epoch == 0 {
-            pull(&mut loader.epoch(epoch)?, |_, batch| {
-                log.write(&batch, self.job.batch)?;
-                Ok(ControlFlow::Continue(()))
-            })?;
+            for batch in loader.epoch(epoch)? {
+                log.write(&batch?, self.job.batch)?;
+            }
         }
         let checker = Checker::new(self.job)?;
         let mut seen = HashMap::new();
@@ -383,15 +279,6 @@ fn rows(batch: &Batch) -> feedline::Result<Vec<Seen>> {
     Ok(out)
 }
 
-fn pull(epoch: &mut Epoch, mut take: impl FnMut(u64, Batch) -> Anyhow<ControlFlow<()>>) -> Anyhow<()> {
-    for (index, batch) in epoch.enumerate() {
-        if take(index as u64, batch?)?.is_break() {
-            break;
-        }
-    }
-    Ok(())
-}
-
 /// Compares rows with the oracle.
 struct Checker {
     hashes: Vec<u64>,
@@ -406,11 +293,7 @@ struct Checker {
 
 impl Checker {
     fn new(job: &Job) -> Anyhow<Self> {
-        let bytes = fs::read(job.work.join("oracle"))?;
-        let hashes: Vec<u64> = bytes
-            .chunks_exact(8)
-            .map(|word| word.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
-            .collect();
+        let hashes: Vec<u64> = serde_json::from_slice(&fs::read(job.work.join("oracle"))?)?;
         let mut left = HashMap::new();
         for hash in &hashes {
             *left.entry(*hash).or_insert(0) += 1;
@@ -445,12 +328,8 @@ impl Checker {
         (report.exact, report.wrong, report.substituted) = (self.exact, self.wrong, self.substituted);
         let ledger = loader.ledger();
         report.bad = ledger.samples.len() as u64;
-        let nameless = |path: bool, offset: bool| !(path && offset);
-        report.unnamed =
-            ledger.samples.iter().filter(|bad| nameless(bad.path.is_some(), bad.offset.is_some())).count() as u64;
-        if ledger.substituted != self.substituted {
-            report.unnamed += ledger.substituted.abs_diff(self.substituted);
-        }
+        let nameless = ledger.samples.iter().filter(|bad| bad.path.is_none() || bad.offset.is_none());
+        report.unnamed = nameless.count() as u64 + ledger.substituted.abs_diff(self.substituted);
     }
 }
 
@@ -469,26 +348,5 @@ impl Log {
             text += &format!("{position} {} {}\n", row.id, row.hash);
         }
         Ok(self.0.write_all(text.as_bytes())?)
-    }
-}
-
-fn lower(resource: Resource, limit: u64) -> Anyhow<()> {
-    let Rlimit { maximum, .. } = getrlimit(resource);
-    Ok(setrlimit(resource, Rlimit { current: Some(limit), maximum })?)
-}
-
-/// Number of threads and descriptors, once it is down to `before` or stable, or after 5 s.
-fn settled(before: Option<(usize, usize)>) -> (usize, usize) {
-    let count = |folder: &str| fs::read_dir(folder).map_or(0, Iterator::count);
-    let now = || (count("/proc/self/task"), count("/proc/self/fd"));
-    let (mut last, until) = (now(), Instant::now() + Duration::from_secs(5));
-    loop {
-        std::thread::sleep(Duration::from_millis(50));
-        let next = now();
-        let settled = before.map_or(next == last, |before| next.0 <= before.0 && next.1 <= before.1);
-        if settled || Instant::now() > until {
-            return next;
-        }
-        last = next;
     }
 }

@@ -15,6 +15,7 @@ use std::error::Error;
 use std::fs::{self, File, FileTimes};
 use std::io;
 use std::path::{Component, Path, PathBuf};
+use std::process::Command;
 
 type Anyhow<T> = Result<T, Box<dyn Error>>;
 
@@ -115,7 +116,11 @@ impl Copy {
         remove(folder)?;
         fs::create_dir_all(folder.parent().unwrap_or(folder))?;
         match fs::rename(self.data(), folder) {
-            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => tree(&self.data(), folder),
+            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+                // It also copies FIFOs.
+                let copied = Command::new("cp").arg("-a").arg(self.data()).arg(folder).status()?;
+                if copied.success() { Ok(()) } else { Err(io::Error::other(format!("cp -a: {copied}"))) }
+            }
             other => other,
         }
     }
@@ -134,23 +139,6 @@ fn remove(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
-}
-
-/// Copies a tree; FIFOs are created anew.
-fn tree(from: &Path, to: &Path) -> io::Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let (kind, to, entry) = (entry.file_type()?, to.join(entry.file_name()), entry.path());
-        if kind.is_dir() {
-            tree(&entry, &to)?;
-        } else if kind.is_file() {
-            duplicate(&entry, &to)?;
-        } else {
-            crate::damage::fifo(&to)?;
-        }
-    }
-    Ok(())
 }
 
 /// Copies a file with its modification time.
@@ -177,57 +165,23 @@ fn find(path: &Path) -> Anyhow<Found> {
     let parts: Vec<_> = path.components().collect();
     let plain = parts.iter().take_while(|part| is_plain(part)).count().min(parts.len().saturating_sub(1));
     let base: PathBuf = parts[..plain].iter().collect();
-    let base = if plain == 0 { PathBuf::from(".") } else { base };
     let pattern: PathBuf = parts[plain..].iter().collect();
-    let text = pattern.to_str().ok_or_else(|| format!("{}: a pattern must be UTF-8", path.display()))?;
-    let named = is_plain(&parts[parts.len() - 1]);
-    let wanted = if named {
-        vec![text.to_string(), format!("{}.*", Path::new(text).with_extension("").display())]
+    let found = if pattern.components().all(|part| is_plain(&part)) {
+        let (name, stem) = (pattern.file_name(), pattern.file_stem());
+        let folder = if plain == 0 { Path::new(".") } else { &base };
+        let names = fs::read_dir(folder).map_err(at)?.map(|entry| Ok(base.join(entry?.file_name())));
+        let mut files = names.collect::<io::Result<Vec<_>>>().map_err(at)?;
+        files.retain(|file| file.is_file() && (file.file_name() == name || [name, stem].contains(&file.file_stem())));
+        if files.is_empty() {
+            fs::metadata(path).map_err(at)?;
+        }
+        files
     } else {
-        vec![without_braces(text)]
+        feedline::storage::list(path, &[]).map_err(|_| format!("{}: no files there", path.display()))?.files
     };
-    let mut files = matching(&base, &wanted)?;
-    if named && files.is_empty() {
-        fs::metadata(path).map_err(at)?;
-    }
+    let mut files: Vec<PathBuf> = found.iter().map(|file| file.strip_prefix(&base).unwrap_or(file).into()).collect();
     files.sort();
-    files.dedup();
     Ok(Found { base, pattern, files })
-}
-
-/// The files below `base` with one of the names. It searches only folders that a pattern names.
-fn matching(base: &Path, wanted: &[String]) -> Anyhow<Vec<PathBuf>> {
-    let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
-    let folder = glob::Pattern::escape(base.to_str().ok_or("a path with a pattern must be UTF-8")?);
-    let mut files = Vec::new();
-    for pattern in wanted {
-        for found in glob::glob_with(&format!("{folder}/{pattern}"), options)? {
-            let found = found?;
-            if found.is_file() {
-                files.push(found.strip_prefix(base).unwrap_or(&found).to_path_buf());
-            }
-        }
-    }
-    Ok(files)
-}
-
-/// Replaces `{…}` by `*`, which may match too many files but never too few.
-fn without_braces(text: &str) -> String {
-    let (mut out, mut depth) = (String::new(), 0);
-    for letter in text.chars() {
-        match letter {
-            '{' => {
-                if depth == 0 {
-                    out.push('*');
-                }
-                depth += 1;
-            }
-            '}' => depth -= i32::from(depth > 0),
-            _ if depth == 0 => out.push(letter),
-            _ => {}
-        }
-    }
-    out
 }
 
 fn walk(base: &Path, below: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
@@ -264,16 +218,4 @@ pub fn human_bytes(bytes: u64) -> String {
         1_000_000..1_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
         _ => format!("{:.1} GB", bytes as f64 / 1e9),
     }
-}
-
-/// Parses a size: `2GB`, `500MB`, or bytes.
-pub fn size(text: &str) -> Result<u64, String> {
-    let upper = text.to_ascii_uppercase();
-    let unit = |ending: &str, unit: u64| upper.strip_suffix(ending).map(|digits| (digits.to_string(), unit));
-    let (digits, unit) = unit("GB", 1_000_000_000)
-        .or_else(|| unit("MB", 1_000_000))
-        .or_else(|| unit("KB", 1000))
-        .unwrap_or((upper.clone(), 1));
-    let number = digits.trim().parse::<f64>().ok().filter(|number| *number >= 0.0 && *number < 1e9);
-    number.map(|number| (number * unit as f64) as u64).ok_or_else(|| "expected a size such as 500MB or 2GB".into())
 }

@@ -53,7 +53,7 @@ fn one(kind: Kind, path: &Path, source: Source, draws: &mut Draws) -> io::Result
     }
 }
 
-pub fn fifo(path: &Path) -> io::Result<()> {
+fn fifo(path: &Path) -> io::Result<()> {
     Ok(mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?)
 }
 

@@ -5,8 +5,6 @@ use std::path::PathBuf;
 
 /// Environment variable of the job, which makes a process a child.
 pub const JOB: &str = "FEEDLINE_TORTURE_JOB";
-/// Line by which a child requests to be stopped for a while.
-pub const STOP_ME: &str = "stop me";
 /// Prefix of the line with the report.
 pub const REPORT: &str = "report ";
 
@@ -47,16 +45,6 @@ pub enum Act {
     Resumed,
     /// Resumes the state of [`Act::Oracle`].
     Older,
-    /// A transform that never returns.
-    Stuck,
-    /// A consumer that keeps every batch.
-    Held,
-    /// Loaders dropped at this number of random points.
-    Dropped(u32),
-    /// The ledger is `/dev/full`.
-    FullDevice,
-    /// The ledger's disk is full.
-    FullDisk,
 }
 
 /// Damage to files of the copy.

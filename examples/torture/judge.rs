@@ -116,7 +116,7 @@ impl Case {
         if report.missing > 0 {
             return self.fewer(report);
         }
-        let legal = !matches!(self.promise, Promise::Stalls | Promise::Refused);
+        let legal = self.promise != Promise::Refused;
         let untouched = match (self.promise, report.damage.first()) {
             (Promise::Exact, _) => String::new(),
             (_, None) => ", unaffected by the damage".into(),
@@ -149,7 +149,6 @@ impl Case {
             Promise::Noticed | Promise::Checksum if !sample => (false, ", WITHOUT the sample"),
             Promise::Noticed | Promise::Checksum | Promise::Survives => (true, ""),
             Promise::Refused => (fault.kind != "other", ""),
-            Promise::Stalls => (fault.kind == "stalled" && fault.sample.is_some() && !note.contains("ANOTHER"), ""),
         };
         let verdict = if legal { Verdict::Ok } else { Verdict::Broken };
         let summary = format!("error: {}{lacks}{note}", named(fault));

@@ -5,7 +5,7 @@
 //! ```
 
 use crate::content::{Content, Texture};
-use crate::source::{Source, SourceArgs, Token};
+use crate::source::{Source, SourceArgs};
 use serde_json::json;
 use std::error::Error;
 use std::fs;
@@ -22,11 +22,7 @@ const BYTES: usize = 4000;
 pub fn make(dir: &Path, args: &mut SourceArgs) -> Result<(), Box<dyn Error>> {
     fs::create_dir_all(dir)?;
     args.path = dir.to_path_buf();
-    let width = match args.token {
-        Token::U16 => 2,
-        Token::U32 | Token::I32 => 4,
-        Token::I64 => 8,
-    };
+    let width = args.token.size();
     let content = match args.source {
         Source::Images | Source::Mds => Content::Images(Texture::new(BYTES)?),
         Source::Tar => Content::Tar(Texture::new(BYTES)?),
@@ -40,9 +36,10 @@ pub fn make(dir: &Path, args: &mut SourceArgs) -> Result<(), Box<dyn Error>> {
         _ => return Err("data of this --source cannot be generated: give --path".into()),
     };
     let ending = match args.source {
-        Source::Images => return pictures(dir, &content),
+        Source::Images => return singles(dir, ".jpg", &content),
         Source::Mds => return mds(dir, &content),
-        Source::Npy | Source::Npz => return singles(dir, args.source, &content),
+        Source::Npy => return singles(dir, ".npy", &content),
+        Source::Npz => return singles(dir, ".npz", &content),
         Source::Tar => "tar",
         Source::Tfrecord => "tfrecord",
         #[cfg(feature = "parquet")]
@@ -56,21 +53,12 @@ pub fn make(dir: &Path, args: &mut SourceArgs) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn pictures(dir: &Path, content: &Content) -> Result<(), Box<dyn Error>> {
+/// Writes formats with one sample per file; pictures into a folder for each of four classes.
+fn singles(dir: &Path, ending: &str, content: &Content) -> Result<(), Box<dyn Error>> {
     for number in 0..FILES * EACH {
-        let class = dir.join(format!("class-{}", number % FILES));
-        fs::create_dir_all(&class)?;
-        let out = fs::File::create(class.join(format!("{number:04}.jpg")))?;
-        content.write(out, number..number + 1, |_| Ok(()))?;
-    }
-    Ok(())
-}
-
-/// Writes formats with one sample per file.
-fn singles(dir: &Path, source: Source, content: &Content) -> Result<(), Box<dyn Error>> {
-    let ending = if source == Source::Npy { "npy" } else { "npz" };
-    for number in 0..FILES * EACH {
-        let out = fs::File::create(dir.join(format!("{number:04}.{ending}")))?;
+        let folder = if ending == ".jpg" { dir.join(format!("class-{}", number % FILES)) } else { dir.into() };
+        fs::create_dir_all(&folder)?;
+        let out = fs::File::create(folder.join(format!("{number:04}{ending}")))?;
         content.write(out, number..number + 1, |_| Ok(()))?;
     }
     Ok(())

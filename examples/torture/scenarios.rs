@@ -38,7 +38,6 @@ pub enum What {
 pub enum Policies {
     /// The default.
     Fail,
-    Substitute,
     Both,
 }
 
@@ -53,8 +52,6 @@ pub enum Promise {
     Noticed,
     /// As `Noticed`, if a checksum can detect it: only bytes have changed.
     Checksum,
-    /// An error of kind `Stalled` that names the sample.
-    Stalls,
     /// A typed error.
     Refused,
     /// Every sample, or any error.
@@ -80,7 +77,7 @@ const fn with(name: &'static str, folder: &'static str, what: What, policies: Po
 use When::{Before, Indexed};
 
 /// The first is the oracle of the others.
-pub const SCENARIOS: [Scenario; 29] = [
+pub const SCENARIOS: [Scenario; 24] = [
     act("intact", "intact", Act::Oracle, Promise::Exact),
     damage("cut in half, before", "cut", Kind::Cut, Before),
     damage("cut in half, when indexed", "cut-indexed", Kind::Cut, Indexed),
@@ -110,16 +107,5 @@ pub const SCENARIOS: [Scenario; 29] = [
     act("no io_uring (pread)", "pread", Act::Pread, Promise::Exact),
     act("stopped for a second", "stopped", Act::Stopped, Promise::Exact),
     with("kill -9, then resumed", "killed", What::Kill, Policies::Fail, Promise::Exact),
-    act("a transform never returns", "stuck", Act::Stuck, Promise::Stalls),
-    act("the consumer keeps all batches", "held", Act::Held, Promise::Exact),
-    act("dropped at random points", "dropped", Act::Dropped(0), Promise::Exact),
-    with("ledger on /dev/full", "full-device", What::Act(Act::FullDevice), Policies::Substitute, Promise::Refused),
-    with(
-        "removed; no room for the ledger",
-        "full-disk",
-        What::Both(Act::FullDisk, Kind::Removed, Indexed),
-        Policies::Substitute,
-        Promise::Noticed,
-    ),
     act("intact, again", "again", Act::Read, Promise::Exact),
 ];

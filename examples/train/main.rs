@@ -4,6 +4,8 @@
 //! cargo run --release --example train                     # makes a small set of shapes first
 //! cargo run --release --example train -- --data DIR       # your own pictures, a folder per class
 //! ```
+//!
+//! The network computes on the CPU. `examples/pytorch/train.py` trains on a GPU.
 
 mod model;
 mod shapes;
@@ -14,7 +16,7 @@ use feedline::dataset::{Dataset, DatasetExt, Images};
 use feedline::decode::{Image, PixelLayout};
 use feedline::storage::{Direct, Mode};
 use feedline::tensor::DType;
-use feedline::{Batch, Device, ErrorKind, Gds, LastBatch, Loader, LoaderBuilder, Order};
+use feedline::{Batch, ErrorKind, Loader, LoaderBuilder, Order};
 use indicatif::{ProgressBar, ProgressStyle};
 use model::{SIDE, Score, Trainer};
 use std::error::Error;
@@ -23,6 +25,8 @@ use std::time::Instant;
 
 /// Share of the pictures that the network never learns from.
 const HELD_OUT: f64 = 0.15;
+/// Pictures per class of the made set.
+const PER_CLASS: usize = 450;
 const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 const STD: [f32; 3] = [0.229, 0.224, 0.225];
 
@@ -42,18 +46,9 @@ struct Args {
     /// Decode workers; the network computes on the other cores
     #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     workers: usize,
-    /// Where the network computes: auto or host; the network has no GPU side
-    #[arg(long, default_value = "auto", value_parser = device)]
-    device: Device,
-    /// Whether pictures may go straight to a GPU: auto or off; they are decoded by the host
-    #[arg(long, default_value = "auto", value_parser = gds)]
-    gds: Gds,
     /// Seed of the network, the order and the augmentation
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Pictures per class of the made set
-    #[arg(long, default_value_t = 450, value_parser = clap::value_parser!(u32).range(1..))]
-    per_class: u32,
 }
 
 type Anyhow<T> = Result<T, Box<dyn Error>>;
@@ -69,7 +64,7 @@ fn run(args: &Args) -> Anyhow<()> {
     let begin = Instant::now();
     let dir = match &args.data {
         Some(dir) => dir.clone(),
-        None => made_shapes(args)?,
+        None => made_shapes()?,
     };
     let images = Images::open(&dir)?;
     let classes = images.classes().len();
@@ -84,18 +79,13 @@ fn run(args: &Args) -> Anyhow<()> {
     let (held_out, training) = images.split(HELD_OUT, args.seed)?;
     println!("{} to learn from, {} held out", training.len(), held_out.len());
 
-    if training.len() < args.batch as u64 || held_out.len() == 0 {
-        return Err("too few pictures: one batch to learn from and one picture to test with are needed".into());
+    if held_out.len() == 0 {
+        return Err("too few pictures: none is left to test with".into());
     }
 
     let augmented = decoder(Image::random_resized_crop(SIDE as u32).scale(0.5, 1.0).flip(0.5));
     let order = Order::shuffled(args.seed);
-    // Whole batches only: a last batch of one picture would have no variance to normalise by.
-    let loader = open(
-        || Loader::builder(training.clone()).decode(augmented.clone()).order(order.clone()),
-        args,
-        LastBatch::Drop,
-    )?;
+    let loader = open(|| Loader::builder(training.clone()).decode(augmented.clone()).order(order.clone()), args)?;
     println!("memory\n{}", loader.plan());
 
     let steps = loader.batches_per_epoch() * args.epochs;
@@ -112,7 +102,7 @@ fn run(args: &Args) -> Anyhow<()> {
     }
 
     let plain = decoder(Image::resize(SIDE as u32, SIDE as u32));
-    let test = open(|| Loader::builder(held_out.clone()).decode(plain.clone()), args, LastBatch::Keep)?;
+    let test = open(|| Loader::builder(held_out.clone()).decode(plain.clone()), args)?;
     let mut score = Score::default();
     for batch in test.epoch(0)? {
         let batch = batch?;
@@ -129,33 +119,13 @@ fn run(args: &Args) -> Anyhow<()> {
     Ok(())
 }
 
-/// The network computes on the CPU. `examples/pytorch/train.py` trains on a GPU, without a detour of the batch through host
-/// memory.
-fn device(words: &str) -> Result<Device, String> {
-    match words {
-        "auto" | "host" | "cpu" => Ok(Device::host()),
-        _ => Err("this network computes on the CPU; on a GPU: python examples/pytorch/train.py --device cuda:0".into()),
-    }
-}
-
-fn gds(words: &str) -> Result<Gds, String> {
-    match words.parse() {
-        Ok(Gds::Require) => Err("pictures are decoded by the host: no field can go straight to a GPU".into()),
-        Ok(gds) => Ok(gds),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
 fn decoder(image: Image) -> Image {
     image.dtype(DType::F32).layout(PixelLayout::Nchw).normalize(MEAN, STD)
 }
 
 /// The loader with io_uring past the page cache, to show the whole way; where that is refused, whatever works.
-fn open(make: impl Fn() -> LoaderBuilder, args: &Args, last: LastBatch) -> Anyhow<Loader> {
-    let make = || {
-        let loader = make().batch_size(args.batch).workers(args.workers).last_batch(last);
-        loader.device(args.device.clone()).gds(args.gds)
-    };
+fn open(make: impl Fn() -> LoaderBuilder, args: &Args) -> Anyhow<Loader> {
+    let make = || make().batch_size(args.batch).workers(args.workers);
     match make().reader(Mode::Uring).direct(Direct::Auto).build() {
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             println!("note: {error}");
@@ -185,14 +155,13 @@ fn tensors(batch: &Batch) -> Anyhow<(&[f32], &[i64])> {
     Ok((batch.field("image")?.as_slice()?, batch.field("label")?.as_slice()?))
 }
 
-/// The folder of the made set. Its name tells what it was made from, so that other numbers make a new one.
-fn made_shapes(args: &Args) -> Anyhow<PathBuf> {
-    let name = format!("target/feedline-shapes/{}-per-class", args.per_class);
-    // The checkout when cargo runs it, else the present folder.
+/// The folder of the made set. Its name tells what it was made from, so that another set gets another folder.
+fn made_shapes() -> Anyhow<PathBuf> {
+    // In the checkout if cargo runs it, else in the present folder.
     let root = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default();
-    let dir = Path::new(&root).join(name);
-    let bar = progress((args.per_class as usize * shapes::CLASSES.len()) as u64, "making pictures", "pictures");
-    let made = shapes::make_shapes(&dir, args.per_class as usize, 1, |done| bar.set_position(done));
+    let dir = Path::new(&root).join(format!("target/feedline-shapes/plain-{PER_CLASS}"));
+    let bar = progress((PER_CLASS * shapes::CLASSES.len()) as u64, "making pictures", "pictures");
+    let made = shapes::make_shapes(&dir, PER_CLASS, 1, |done| bar.set_position(done));
     bar.finish_and_clear();
     made.map_err(|error| format!("cannot make {}: {error}", dir.display()))?;
     Ok(dir)

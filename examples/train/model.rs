@@ -1,18 +1,18 @@
-//! A small convolutional network for the CPU: four convolutions with batch normalisation, the mean over all positions, and
-//! a linear layer. Matrix products are ndarray's; the gradients stand below, each next to its layer.
+//! A small convolutional network for the CPU: four convolutions, the mean over all positions, and a linear layer. Matrix
+//! products are ndarray's; the gradients stand below, each next to its layer.
 //!
 //! Activations are matrices with a row for each channel and position and a column for each picture. In this order a
 //! convolution is a gather of rows and one matrix product, and so is its gradient.
 
-use crate::shapes::Rng;
-use ndarray::{Array1, Array2, ArrayView2, Axis, ShapeError, Zip, s};
+use feedline::order::Draws;
+use ndarray::{Array2, ArrayView2, Axis, ShapeError, Zip, s};
 
 /// Width and height of the pictures the network takes.
 pub const SIDE: usize = 48;
 
 /// Output channels, kernel size and stride of each convolution. After them, the sides are 12, 6, 6 and 3.
 const CONVOLUTIONS: [(usize, usize, usize); 4] = [(32, 7, 4), (64, 3, 2), (64, 3, 1), (64, 3, 2)];
-const PEAK_LEARNING_RATE: f32 = 0.01;
+const PEAK_LEARNING_RATE: f32 = 0.003;
 
 /// Sums over some pictures.
 #[derive(Default)]
@@ -48,7 +48,7 @@ impl std::ops::AddAssign for Score {
 /// The network and its optimizer.
 pub struct Trainer {
     convolutions: Vec<Convolution>,
-    head: Linear,
+    head: Layer,
     step: usize,
     steps: usize,
 }
@@ -56,15 +56,15 @@ pub struct Trainer {
 impl Trainer {
     /// A new network, to be trained in `steps` steps.
     pub fn new(classes: usize, steps: usize, seed: u64) -> Self {
-        let mut rng = Rng::new(seed, 0);
+        let mut draws = Draws::new(seed, 0, 0, "weights");
         let (mut side, mut channels) = (SIDE, 3);
         let mut convolutions = Vec::new();
         for (outputs, kernel, stride) in CONVOLUTIONS {
-            convolutions.push(Convolution::new(channels, outputs, Window { kernel, stride, side }, &mut rng));
+            let layer = Layer::new(outputs, channels * kernel.pow(2), &mut draws);
+            convolutions.push(Convolution { layer, rows: Window { kernel, stride, side }.rows(channels) });
             (side, channels) = (side / stride, outputs);
         }
-        let head =
-            Linear { weight: Parameter::weight(classes, channels, &mut rng), bias: Parameter::new(classes, 0.0) };
+        let head = Layer::new(classes, channels, &mut draws);
         Trainer { convolutions, head, step: 0, steps }
     }
 
@@ -78,8 +78,8 @@ impl Trainer {
     /// One step; also the gradient of the loss with respect to `x`.
     fn learn(&mut self, mut x: Array2<f32>, labels: &[i64], adam: &Adam) -> (Score, Array2<f32>) {
         let mut tapes = Vec::new();
-        for convolution in &mut self.convolutions {
-            let (y, tape) = convolution.train(&x);
+        for convolution in &self.convolutions {
+            let (y, tape) = convolution.forward(&x);
             tapes.push(tape);
             x = y;
         }
@@ -94,10 +94,7 @@ impl Trainer {
 
     /// How well the network does on pictures it does not learn from.
     pub fn evaluate(&self, images: &[f32], labels: &[i64]) -> Result<Score, ShapeError> {
-        let mut x = columns(images, labels.len())?;
-        for convolution in &self.convolutions {
-            x = convolution.forward(&x);
-        }
+        let x = self.convolutions.iter().fold(columns(images, labels.len())?, |x, layer| layer.forward(&x).0);
         Ok(cross_entropy(self.head.forward(&pool(&x, self.channels())), labels).0)
     }
 
@@ -174,18 +171,7 @@ struct Parameter {
 }
 
 impl Parameter {
-    /// A column of `n` equal numbers.
-    fn new(n: usize, value: f32) -> Self {
-        Self::from(Array2::from_elem((n, 1), value))
-    }
-
-    /// He's initialisation: the values of a layer keep their variance through ReLU.
-    fn weight(outputs: usize, inputs: usize, rng: &mut Rng) -> Self {
-        let deviation = (2.0 / inputs as f32).sqrt();
-        Self::from(Array2::from_shape_fn((outputs, inputs), |_| deviation * rng.normal()))
-    }
-
-    fn from(value: Array2<f32>) -> Self {
+    fn new(value: Array2<f32>) -> Self {
         let zeros = Array2::zeros(value.dim());
         Parameter { value, moments: [zeros.clone(), zeros] }
     }
@@ -201,13 +187,20 @@ impl Parameter {
     }
 }
 
-/// The last layer: from the means of the channels to one number for each class.
-struct Linear {
+/// A weighted sum of all inputs for each output, and a bias.
+struct Layer {
     weight: Parameter,
     bias: Parameter,
 }
 
-impl Linear {
+impl Layer {
+    /// He's initialisation: the values of a layer keep their variance through ReLU.
+    fn new(outputs: usize, inputs: usize, draws: &mut Draws) -> Self {
+        let most = (6.0 / inputs as f64).sqrt();
+        let weight = Array2::from_shape_fn((outputs, inputs), |_| draws.range_f64(-most, most) as f32);
+        Self { weight: Parameter::new(weight), bias: Parameter::new(Array2::zeros((outputs, 1))) }
+    }
+
     fn forward(&self, x: &Array2<f32>) -> Array2<f32> {
         self.weight.value.dot(x) + &self.bias.value
     }
@@ -220,13 +213,9 @@ impl Linear {
     }
 }
 
-/// A convolution, batch normalisation and ReLU.
+/// A convolution and ReLU: a layer over the rows under its kernel.
 struct Convolution {
-    weight: Parameter,
-    gamma: Parameter,
-    beta: Parameter,
-    /// Running mean and variance of each output channel: they stand in for the batch's where nothing is learned.
-    running: [Array1<f32>; 2],
+    layer: Layer,
     /// The input row under the kernel for each input channel, place in the kernel and output position; none beyond the border.
     rows: Vec<Option<usize>>,
 }
@@ -235,63 +224,24 @@ struct Convolution {
 struct Tape {
     inputs: usize,
     under_kernel: Array2<f32>,
-    normalised: Array2<f32>,
-    deviation: Array2<f32>,
     positive: Array2<bool>,
 }
 
 impl Convolution {
-    const EPSILON: f32 = 1e-5;
-    const MOMENTUM: f32 = 0.1;
-
-    fn new(inputs: usize, outputs: usize, window: Window, rng: &mut Rng) -> Self {
-        Convolution {
-            weight: Parameter::weight(outputs, inputs * window.kernel.pow(2), rng),
-            gamma: Parameter::new(outputs, 1.0),
-            beta: Parameter::new(outputs, 0.0),
-            running: [Array1::zeros(outputs), Array1::ones(outputs)],
-            rows: window.rows(inputs),
-        }
-    }
-
-    fn forward(&self, x: &Array2<f32>) -> Array2<f32> {
-        let [mean, variance] = &self.running;
-        let z = self.weight.value.dot(&self.gather(x)) - mean.view().insert_axis(Axis(1));
-        let normalised = z / variance.mapv(|variance| (variance + Self::EPSILON).sqrt()).insert_axis(Axis(1));
-        let y = normalised * &self.gamma.value + &self.beta.value;
-        self.fold(y.mapv_into(|y| y.max(0.0)), x.ncols())
-    }
-
-    /// The forward pass with the batch's own mean and variance.
-    fn train(&mut self, x: &Array2<f32>) -> (Array2<f32>, Tape) {
+    fn forward(&self, x: &Array2<f32>) -> (Array2<f32>, Tape) {
         let under_kernel = self.gather(x);
-        let z = self.weight.value.dot(&under_kernel);
-        let (mean, variance) = (z.sum_axis(Axis(1)) / z.ncols() as f32, z.var_axis(Axis(1), 0.0));
-        let deviation = variance.mapv(|variance| (variance + Self::EPSILON).sqrt()).insert_axis(Axis(1));
-        let normalised = (z - mean.view().insert_axis(Axis(1))) / &deviation;
-        for (running, now) in self.running.iter_mut().zip([mean, variance]) {
-            *running += &((now - &*running) * Self::MOMENTUM);
-        }
-        let y = &normalised * &self.gamma.value + &self.beta.value;
+        let y = self.layer.forward(&under_kernel);
         let positive = y.mapv(|y| y > 0.0);
         let y = self.fold(y.mapv_into(|y| y.max(0.0)), x.ncols());
-        (y, Tape { inputs: x.nrows(), under_kernel, normalised, deviation, positive })
+        (y, Tape { inputs: x.nrows(), under_kernel, positive })
     }
 
     /// Learns from the gradient of the output and returns that of the input.
     fn backward(&mut self, tape: Tape, gradient: Array2<f32>, adam: &Adam) -> Array2<f32> {
         let mut gradient = gradient.into_shape_with_order(tape.positive.dim()).expect("as many numbers as the output");
         gradient.zip_mut_with(&tape.positive, |gradient, positive| *gradient *= f32::from(u8::from(*positive)));
-        let columns = gradient.ncols() as f32;
-        let beta = gradient.sum_axis(Axis(1)).insert_axis(Axis(1));
-        let gamma = (&gradient * &tape.normalised).sum_axis(Axis(1)).insert_axis(Axis(1));
-        let scale = &self.gamma.value / &tape.deviation;
-        let gradient = (gradient - &beta / columns - tape.normalised * &(&gamma / columns)) * scale;
-        let below = self.scatter(&self.weight.value.t().dot(&gradient), tape.inputs);
-        self.weight.update(&gradient.dot(&tape.under_kernel.t()), adam);
-        self.gamma.update(&gamma, adam);
-        self.beta.update(&beta, adam);
-        below
+        let below = self.layer.backward(&tape.under_kernel, &gradient, adam);
+        self.scatter(&below, tape.inputs)
     }
 
     /// From a row for each channel to one for each channel and position.
@@ -310,7 +260,7 @@ impl Convolution {
                 None => under_kernel.resize(under_kernel.len() + n, 0.0),
             }
         }
-        let shape = (self.weight.value.ncols(), under_kernel.len() / self.weight.value.ncols());
+        let shape = (self.layer.weight.value.ncols(), under_kernel.len() / self.layer.weight.value.ncols());
         Array2::from_shape_vec(shape, under_kernel).expect("a row for each weight")
     }
 
@@ -366,8 +316,8 @@ mod tests {
     use super::*;
 
     fn pictures(n: usize) -> Array2<f32> {
-        let mut rng = Rng::new(5, 1);
-        Array2::from_shape_fn((3 * SIDE * SIDE, n), |_| rng.normal())
+        let mut draws = Draws::new(5, 1, 0, "pictures");
+        Array2::from_shape_fn((3 * SIDE * SIDE, n), |_| draws.range_f64(-1.7, 1.7) as f32)
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! `cargo +nightly fuzz run image tests/fixtures/images -- -rss_limit_mb=512`
 #![no_main]
 
-use feedline::decode::{Image, Limits, Single};
+use feedline::decode::{Image, Limits};
+use feedline::unstable::Single;
 use feedline::tensor::EncodedField;
 use libfuzzer_sys::fuzz_target;
 use std::cell::RefCell;

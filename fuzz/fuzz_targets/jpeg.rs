@@ -14,7 +14,8 @@ mod recipe;
 #[path = "jpeg/turbo.rs"]
 mod turbo;
 
-use feedline::decode::{Image, Single};
+use feedline::decode::Image;
+use feedline::unstable::Single;
 use feedline::tensor::EncodedField;
 use libfuzzer_sys::fuzz_target;
 

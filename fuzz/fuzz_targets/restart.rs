@@ -4,7 +4,8 @@
 //! `cargo +nightly fuzz run restart -- -rss_limit_mb=512`
 #![no_main]
 
-use feedline::decode::{Image, Limits, Single};
+use feedline::decode::{Image, Limits};
+use feedline::unstable::Single;
 use feedline::tensor::EncodedField;
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 use libfuzzer_sys::fuzz_target;

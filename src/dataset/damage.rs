@@ -5,17 +5,6 @@
 use crate::error::{Error, ErrorKind, Stage};
 use std::path::{Path, PathBuf};
 
-/// Policy for damage found while indexing a shard. For samples that fail on a read see
-/// [`OnBadSample`](crate::OnBadSample).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnDamage {
-    /// The dataset does not open: the first damage becomes its error.
-    #[default]
-    Fail,
-    /// The dataset opens with the whole samples. Each damage is listed with the number of samples lost.
-    Skip,
-}
-
 /// Kind of damage, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

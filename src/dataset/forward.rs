@@ -9,49 +9,19 @@ macro_rules! forward {
     (@sources $self:ident $to:expr) => {
         fn sources(&$self) -> &std::sync::Arc<crate::storage::Sources> { $to.sources() }
     };
-    (@sample_bytes_max $self:ident $to:expr) => { fn sample_bytes_max(&$self) -> u64 { $to.sample_bytes_max() } };
-    (@field_bytes $self:ident $to:expr) => {
-        fn field_bytes(&$self, sample: u64, field: usize) -> crate::error::Result<Option<u64>> {
-            $to.field_bytes(sample, field)
-        }
-    };
-    (@field_bytes_max $self:ident $to:expr) => {
-        fn field_bytes_max(&$self, field: usize) -> crate::error::Result<u64> { $to.field_bytes_max(field) }
-    };
-    (@largest_sample $self:ident $to:expr) => { fn largest_sample(&$self) -> Option<u64> { $to.largest_sample() } };
+    (@sizes $self:ident $to:expr) => { fn sizes(&$self) -> crate::dataset::Sizes { $to.sizes() } };
     (@extents $self:ident $to:expr) => {
         fn extents<'a>(&'a $self, sample: u64, parts: &mut crate::dataset::Parts<'a>) -> crate::error::Result<()> {
             $to.extents(sample, parts)
         }
     };
-    (@check $self:ident $to:expr) => {
-        fn check(&$self, sample: u64, field: usize, bytes: &[u8]) -> crate::error::Result<()> {
-            $to.check(sample, field, bytes)
-        }
+    (@framed $self:ident $to:expr) => {
+        fn framed(&$self) -> Option<&dyn crate::dataset::Framed> { $to.framed() }
     };
-    (@open $self:ident $to:expr) => {
-        fn open<'a>(
-            &$self,
-            sample: u64,
-            field: usize,
-            bytes: &'a [u8],
-            buffer: &'a mut Vec<u8>,
-        ) -> crate::error::Result<&'a [u8]> {
-            $to.open(sample, field, bytes, buffer)
-        }
-    };
-    (@seek_points $self:ident $to:expr) => {
-        fn seek_points(&$self, sample: u64, field: usize) -> &[u8] { $to.seek_points(sample, field) }
-    };
-    (@opened_bytes_max $self:ident $to:expr) => { fn opened_bytes_max(&$self) -> u64 { $to.opened_bytes_max() } };
     (@chunked $self:ident $to:expr) => {
         fn chunked(&$self) -> Option<&dyn crate::dataset::Chunked> { $to.chunked() }
     };
-    (@member $self:ident $to:expr) => {
-        fn member(&$self, sample: u64, field: Option<usize>) -> Option<String> { $to.member(sample, field) }
-    };
     (@identity $self:ident $to:expr) => { fn identity(&$self) -> u64 { $to.identity() } };
-    (@index_bytes $self:ident $to:expr) => { fn index_bytes(&$self) -> usize { $to.index_bytes() } };
     (@describe $self:ident $to:expr) => { fn describe(&$self) -> String { $to.describe() } };
     (@starts $self:ident $to:expr) => { fn starts(&$self) -> &[u64] { $to.starts() } };
     (@is_whole $self:ident $to:expr) => { fn is_whole(&$self) -> bool { $to.is_whole() } };
@@ -78,15 +48,68 @@ macro_rules! forward {
     (@chunk_name $self:ident $to:expr) => { fn chunk_name(&$self, chunk: usize) -> String { $to.chunk_name(chunk) } };
 }
 
+/// `frames_of!(self, sample => (dataset, id); check open)` implements these methods of [`Framed`](super::Framed) by the
+/// frames of `dataset`, in which the sample is `id`.
+macro_rules! frames_of {
+    ($self:ident, $sample:ident => $to:expr; $($method:ident)+) => { $(frames_of!(@$method $self $sample $to);)+ };
+    (@check $self:ident $sample:ident $to:expr) => {
+        fn check(&$self, $sample: u64, field: usize, bytes: &[u8]) -> crate::error::Result<()> {
+            let (dataset, id) = $to;
+            crate::dataset::frames(dataset).check(id, field, bytes)
+        }
+    };
+    (@open $self:ident $sample:ident $to:expr) => {
+        fn open<'a>(
+            &$self,
+            $sample: u64,
+            field: usize,
+            bytes: &'a [u8],
+            buffer: &'a mut Vec<u8>,
+        ) -> crate::error::Result<&'a [u8]> {
+            let (dataset, id) = $to;
+            crate::dataset::frames(dataset).open(id, field, bytes, buffer)
+        }
+    };
+    (@field_bytes $self:ident $sample:ident $to:expr) => {
+        fn field_bytes(&$self, $sample: u64, field: usize) -> crate::error::Result<Option<u64>> {
+            let (dataset, id) = $to;
+            crate::dataset::frames(dataset).field_bytes(id, field)
+        }
+    };
+    (@member $self:ident $sample:ident $to:expr) => {
+        fn member(&$self, $sample: u64, field: Option<usize>) -> Option<String> {
+            let (dataset, id) = $to;
+            crate::dataset::member(dataset, id, field)
+        }
+    };
+    (@seek_points $self:ident $sample:ident $to:expr) => {
+        fn seek_points(&$self, $sample: u64, field: usize) -> &[u8] {
+            let (dataset, id) = $to;
+            crate::dataset::frames(dataset).seek_points(id, field)
+        }
+    };
+}
+
+/// `own!(schema sources)` implements these methods of [`Dataset`](super::Dataset) by the fields of the same names, and
+/// `framed` by the dataset itself.
+macro_rules! own {
+    ($($method:ident)+) => { $(own!(@$method);)+ };
+    (@schema) => { fn schema(&self) -> &[crate::tensor::EncodedField] { &self.schema } };
+    (@len) => { fn len(&self) -> u64 { self.len } };
+    (@sources) => { fn sources(&self) -> &std::sync::Arc<crate::storage::Sources> { &self.sources } };
+    (@sizes) => { fn sizes(&self) -> crate::dataset::Sizes { self.sizes } };
+    (@framed) => { fn framed(&self) -> Option<&dyn crate::dataset::Framed> { Some(self) } };
+}
+
 /// Implements `Debug` by [`describe`](super::Dataset::describe), the name used in reports.
 macro_rules! debug_by_describe {
     ($($name:ident $(<$of:ident>)?),+ $(,)?) => { $(
-        impl$(<$of: Dataset>)? std::fmt::Debug for $name$(<$of>)? {
+        impl$(<$of: crate::dataset::Dataset>)? std::fmt::Debug for $name$(<$of>)? {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(&Dataset::describe(self))
+                f.write_str(&crate::dataset::Dataset::describe(self))
             }
         }
     )+ };
 }
 
-pub(super) use {debug_by_describe, forward};
+pub(super) use {debug_by_describe, forward, frames_of, own};

@@ -1,6 +1,5 @@
 //! Entry points for fuzz targets and tests: parsers on bytes, datasets without a loader. Not part of the API.
 
-use super::format::{megatron, npy, safetensors};
 use super::{Dataset, Parts};
 use crate::error::Result;
 use crate::storage::{Blob, Extent};
@@ -57,30 +56,10 @@ pub fn feature(example: &[u8], name: &str, kind: u8, bytes_max: usize) -> Result
     }
 }
 
-/// Parses an `.npy` header. True if it is accepted.
-pub fn npy(bytes: &[u8]) -> bool {
-    npy::parse(&Blob::memory(Bytes::copy_from_slice(bytes))).is_ok()
-}
-
-/// Parses an `.npz` directory and the headers of its members.
-pub fn npz(bytes: &[u8]) -> bool {
-    npy::parse_npz(&Blob::memory(Bytes::copy_from_slice(bytes))).is_ok()
-}
-
-/// Parses a safetensors header.
-pub fn safetensors(bytes: &[u8]) -> bool {
-    safetensors::header(&Blob::memory(Bytes::copy_from_slice(bytes))).is_ok()
-}
-
-/// Parses a Megatron index after 8 bytes with the length of its `.bin`.
-pub fn megatron(bytes: &[u8]) -> bool {
-    let Some((len, index)) = bytes.split_first_chunk::<8>() else { return false };
-    megatron::read_index(
-        &Blob::memory(Bytes::copy_from_slice(index)),
-        u64::from_le_bytes(*len),
-        megatron::EndsKind::Documents,
-    )
-    .is_ok()
+/// Number of formats whose header this may be, each parsed as one of its own.
+pub fn headers(bytes: &[u8]) -> usize {
+    let blob = Blob::memory(Bytes::copy_from_slice(bytes));
+    super::format::HEADERS.iter().filter(|is_header| is_header(&blob)).count()
 }
 
 /// Loads an index file with a correct checksum. True if it is accepted.

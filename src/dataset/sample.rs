@@ -1,6 +1,7 @@
 //! Reads single samples and chunks by plain calls, without a loader: to look at data, to verify it, to make checksums.
 
-use super::{ChunkBuf, Dataset, Part, Parts, placed, within_opened};
+use super::contract::{Dataset, Framed, Sizes, frames, member};
+use super::{ChunkBuf, Part, Parts, placed, within_opened};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, caught, caught_in};
 use crate::storage::{Blob, Extent, SourceId};
@@ -12,6 +13,8 @@ const STEP: u64 = 1 << 20;
 /// Reads a dataset by plain calls; keeps the last file open and reuses its buffers.
 pub(super) struct Plain<'d> {
     dataset: &'d dyn Dataset,
+    framed: &'d dyn Framed,
+    sizes: Sizes,
     open: Option<(SourceId, Blob)>,
     bytes: Vec<u8>,
     opened: Vec<u8>,
@@ -21,15 +24,16 @@ pub(super) struct Plain<'d> {
 
 impl<'d> Plain<'d> {
     pub(super) fn new(dataset: &'d dyn Dataset) -> Self {
-        Self { dataset, open: None, bytes: Vec::new(), opened: Vec::new(), read: 0 }
+        let (framed, sizes) = (frames(dataset), dataset.sizes());
+        Self { dataset, framed, sizes, open: None, bytes: Vec::new(), opened: Vec::new(), read: 0 }
     }
 
     /// Calls `each` for every field of a sample, with its number and its bytes as a decoder gets them. Errors, also of
     /// `each`, name the sample and the place.
     pub(super) fn sample(&mut self, sample: u64, mut each: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
-        let (dataset, mut parts, mut before) = (self.dataset, Parts::new(), None);
+        let (dataset, framed, mut parts, mut before) = (self.dataset, self.framed, Parts::new(), None);
         parts.ask_all(dataset, sample)?;
-        parts.within(dataset.sample_bytes_max())?;
+        parts.within(self.sizes.sample_bytes_max)?;
         for (field, part) in parts.iter() {
             // Code of the dataset, and of the user's in `each`.
             let done = caught(Stage::Decode, || match (part, part.extent()) {
@@ -37,7 +41,7 @@ impl<'d> Plain<'d> {
                 (_, Some(extent)) if !part.shares(before.replace(part)) => {
                     self.fill(&extent)?;
                     if part.is_checked() {
-                        let check = || dataset.check(sample, field, &self.bytes);
+                        let check = || framed.check(sample, field, &self.bytes);
                         caught_in("the dataset's `check`", Stage::Decode, check)?;
                     }
                     self.open(sample, field, part, &mut each)
@@ -49,7 +53,7 @@ impl<'d> Plain<'d> {
                 if dataset.schema().len() > 1 {
                     error = error.with_field(&dataset.schema()[field].name);
                 }
-                if let Ok(Some(member)) = caught(Stage::Read, || Ok(dataset.member(sample, Some(field)))) {
+                if let Ok(Some(member)) = caught(Stage::Read, || Ok(member(dataset, sample, Some(field)))) {
                     error = error.with_member(member);
                 }
                 match part.extent() {
@@ -71,9 +75,11 @@ impl<'d> Plain<'d> {
         self.opened.clear();
         let given = match part {
             Part::Framed(_) => {
-                let given = opened(self.dataset, (sample, field), &self.bytes, &mut self.opened)?;
-                within_opened(given, &self.bytes, self.dataset.opened_bytes_max())?;
-                given
+                let (framed, bytes, buffer) = (self.framed, &self.bytes, &mut self.opened);
+                let opened = caught_in("the dataset's `open`", Stage::Decode, move || {
+                    framed.open(sample, field, bytes, buffer)
+                })?;
+                within_opened(opened, bytes, self.sizes.opened_bytes_max)?
             }
             _ => &self.bytes,
         };
@@ -153,29 +159,6 @@ impl<'d> Plain<'d> {
         self.read += extent.len;
         filled.map_err(|error| sources.at(error, extent))
     }
-}
-
-/// Bytes of a field by its extent; `None` for a framed field and for chunks.
-pub(super) fn field_bytes<D: Dataset + ?Sized>(dataset: &D, sample: u64, field: usize) -> Result<Option<u64>> {
-    if dataset.chunked().is_some() {
-        return Ok(None);
-    }
-    let mut parts = Parts::new();
-    dataset.extents(sample, &mut parts)?;
-    Ok(parts.iter().find(|(of, _)| *of == field).and_then(|(_, part)| match part {
-        Part::Framed(_) => None,
-        Part::Extent(extent) | Part::Checked(extent) => Some(extent.len),
-        Part::Inline(bytes) => Some(bytes.len() as u64),
-    }))
-}
-
-fn opened<'a>(
-    dataset: &dyn Dataset,
-    (sample, field): (u64, usize),
-    bytes: &'a [u8],
-    buffer: &'a mut Vec<u8>,
-) -> Result<&'a [u8]> {
-    caught_in("the dataset's `open`", Stage::Decode, move || dataset.open(sample, field, bytes, buffer))
 }
 
 /// Bytes of every field of a sample, as a decoder gets them.

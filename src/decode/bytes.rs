@@ -50,7 +50,7 @@ impl Bytes {
     ///
     /// The field is a `u8` vector of all bytes of the batch, with the start of each row
     /// ([`FieldView::offsets`](crate::FieldView::offsets)). Only these bytes are copied to a device. The dataset must
-    /// know their lengths ([`Dataset::field_bytes`](crate::dataset::Dataset::field_bytes)): this excludes chunks
+    /// know their lengths ([`DatasetExt::lengths`](crate::dataset::DatasetExt::lengths)): this excludes chunks
     /// (Parquet), and by default fields that are packed or framed in their file.
     ///
     /// A slot holds rows × `max` bytes, or [`batch_bytes`](Self::batch_bytes). A sample is an error

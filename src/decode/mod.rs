@@ -16,13 +16,14 @@ mod bytes;
 #[cfg(feature = "image")]
 mod image;
 mod raw;
-mod single;
+#[cfg_attr(not(feature = "unstable"), allow(dead_code, reason = "the crate alone reads no rows"))]
+pub(crate) mod single;
 
 #[cfg(feature = "image")]
 pub use self::image::{Filter, Image, Limits, PixelLayout};
 pub use bytes::Bytes;
 pub use raw::Raw;
-pub use single::Single;
+pub(crate) use single::Single;
 
 use crate::error::{Result, Stage, panicked};
 use crate::memory::Row;
@@ -89,7 +90,7 @@ impl<'a> Ctx<'a> {
         self
     }
 
-    /// With the seek points of the input, of [`Dataset::seek_points`](crate::dataset::Dataset::seek_points).
+    /// With the seek points of the input, of [`Framed::seek_points`](crate::dataset::Framed::seek_points).
     #[must_use]
     pub fn with_seek_points(mut self, points: &'a [u8]) -> Self {
         self.seek_points = points;
@@ -97,7 +98,7 @@ impl<'a> Ctx<'a> {
     }
 
     /// Seek points of the input; empty without any. They are what
-    /// [`Dataset::seek_points`](crate::dataset::Dataset::seek_points) gave.
+    /// [`Framed::seek_points`](crate::dataset::Framed::seek_points) gave.
     pub fn seek_points(&self) -> &'a [u8] {
         self.seek_points
     }
@@ -146,9 +147,9 @@ pub(crate) enum Running {
     /// A decoder, or none.
     #[default]
     Decoder,
-    /// [`Dataset::check`](crate::dataset::Dataset::check).
+    /// [`Framed::check`](crate::dataset::Framed::check).
     Check,
-    /// [`Dataset::open`](crate::dataset::Dataset::open).
+    /// [`Framed::open`](crate::dataset::Framed::open).
     Open,
     /// A transform.
     Map,
@@ -161,7 +162,7 @@ pub struct Scratch {
     pub(crate) running: Running,
     /// The dataset's field that it works on. After a panic the one that failed, until the next row.
     pub(crate) field: Option<usize>,
-    /// Bytes that a dataset unpacks from their frame; see `Dataset::open`.
+    /// Bytes that a dataset unpacks from their frame; see `Framed::open`.
     pub(crate) opened: Vec<u8>,
     /// Number of the worker that owns it, if a worker does.
     pub(crate) worker: Option<usize>,

@@ -8,17 +8,6 @@ use crate::tensor::{EncodedField, Field, Layout, Spec};
 use std::sync::{Arc, Mutex};
 
 /// A decoder with its own row and scratch memory.
-///
-/// ```
-/// use feedline::decode::{Raw, Single};
-/// use feedline::tensor::{DType, EncodedField, Field};
-///
-/// let field = EncodedField::raw(Field::fixed("x", DType::U8, [3]));
-/// let mut single = Single::new(Raw, &field)?;
-/// single.decode(&[1, 2, 3], 0, 0, 0)?;
-/// assert_eq!(single.bytes(0), [1, 2, 3]);
-/// # Ok::<(), feedline::Error>(())
-/// ```
 pub struct Single {
     decoder: Box<dyn Decoder>,
     spec: Spec,
@@ -72,7 +61,7 @@ impl Single {
         self.decode_seeking(input, &[], seed, epoch, id)
     }
 
-    /// Decodes one sample with its [seek points](crate::dataset::Dataset::seek_points). Errors: those of the decoder.
+    /// Decodes one sample with its [seek points](crate::dataset::Framed::seek_points). Errors: those of the decoder.
     pub fn decode_seeking(&mut self, input: &[u8], points: &[u8], seed: u64, epoch: u64, id: u64) -> Result<()> {
         // Dropping the last row frees the slot; a panic of the decoder returned it as failed.
         self.row = None;
@@ -104,11 +93,6 @@ impl Single {
     /// Length of an `UpTo` field after the last [`Single::decode`]; `None` for a fixed shape, or if it failed.
     pub fn len_of(&self, field: usize) -> Option<usize> {
         Some(self.row.as_ref()?.lens(field)?[0] as usize)
-    }
-
-    /// The decoder.
-    pub fn decoder(&self) -> &dyn Decoder {
-        &*self.decoder
     }
 }
 

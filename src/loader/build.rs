@@ -26,7 +26,7 @@ use crate::pipeline::planner::{IoSide, Planner};
 use crate::pipeline::queue::Queue;
 use crate::pipeline::recipe::Recipe;
 use crate::pipeline::runtime::{self, Runtime};
-use crate::pipeline::sample::{Promised, Samples};
+use crate::pipeline::sample::Samples;
 use crate::pipeline::substitute::SpareRoom;
 use crate::pipeline::task::Sample;
 use crate::pipeline::watchdog::Watch;
@@ -208,7 +208,7 @@ impl LoaderBuilder {
         if memory.slots.is_some_and(|slots| slots == 0 || slots > SLOTS_MAX) {
             return Err(config(&format!("{} must be 1 to {SLOTS_MAX}", Setting::Slots)));
         }
-        let largest = self.dataset.sample_bytes_max();
+        let largest = self.dataset.sizes().sample_bytes_max;
         if largest > SAMPLE_MAX {
             let message = format!("the largest sample has {largest} bytes; at most {SAMPLE_MAX} are possible");
             return Err(Error::new(ErrorKind::Limit, Stage::Build, message));
@@ -364,7 +364,8 @@ fn demand(dataset: &dyn Dataset, fields: &Fields, opened: &Opened, workers: usiz
     let (recipe, files) = (&fields.recipe, dataset.sources().total_bytes());
     // Each part of a sample may need its own pages, and the aligned bytes around it.
     let slack = recipe.handlers.len() * 3 * crate::tensor::PAGE;
-    let largest = usize::try_from(dataset.sample_bytes_max()).unwrap_or(usize::MAX);
+    let sizes = dataset.sizes();
+    let largest = usize::try_from(sizes.sample_bytes_max).unwrap_or(usize::MAX);
     let encoded_max = if files == 0 { 0 } else { largest.saturating_add(slack) };
     let mean = usize::try_from(files / dataset.len().max(1)).unwrap_or(usize::MAX);
     let in_place = recipe.all_in_place() && !dataset::opens_bytes(dataset);
@@ -378,11 +379,11 @@ fn demand(dataset: &dyn Dataset, fields: &Fields, opened: &Opened, workers: usiz
         encoded_mean: if in_place { 0 } else { mean.min(encoded_max) },
         cached: opened.cache.is_some() && !in_place,
         scratch: recipe.scratch_bytes(),
-        opened: usize::try_from(dataset.opened_bytes_max()).unwrap_or(usize::MAX),
+        opened: usize::try_from(sizes.opened_bytes_max).unwrap_or(usize::MAX),
         pending,
         pending_bytes: size_of::<Fetch>() + size_of::<Sample>() + Sample::heap_bytes(recipe.handlers.len()),
-        index_bytes: dataset.index_bytes(),
-        largest: dataset.largest_sample(),
+        index_bytes: sizes.index_bytes + dataset.sources().table_bytes(),
+        largest: sizes.largest_sample,
         ..Demand::default()
     }
 }
@@ -447,6 +448,7 @@ impl Assembly {
             cores: cores() as u32,
             slots: plan.slots as u32,
             buffers: (plan.device_batches > 0).then_some(plan.device_batches as u32),
+            chunks: self.chunk_starts.as_ref().map(|starts| starts.len() as u64 - 1),
         };
         let planned_amplification = first.order.amplification(&first.batches);
         let remote = self.opened.remote.clone();
@@ -531,16 +533,15 @@ impl Assembly {
         idle: Sender<Box<Sample>>,
     ) -> (Arc<Core>, Box<dyn Reader>) {
         let Self { dataset, chunk_starts, seed, meters, fields, opened, reserved, .. } = self;
-        let promised = Promised { sample_bytes: dataset.sample_bytes_max(), opened_bytes: dataset.opened_bytes_max() };
         let core = Core {
             samples: Samples {
                 sources: dataset.sources().clone(),
+                promised: dataset.sizes(),
                 dataset,
                 chunk_starts,
                 recipe: fields.recipe,
                 seed,
                 scratch_limit: reserved.plan.scratch_bytes,
-                promised,
                 watch: watch.clone(),
             },
             cache: opened.cache,

@@ -7,7 +7,7 @@ use crate::dataset::{Dataset, Part, Parts};
 use crate::device::{Backend, Copier, DeviceKind, DirectReader, DirectTrial, IdleMeter, Lane, Setup, Unreserved};
 use crate::error::{Result, Stage, caught};
 use crate::memory::{Filled, Pool};
-use crate::meter::{Meters, Role};
+use crate::meter::{Meters, PipelineStage};
 use crate::pipeline::planner::Planner;
 use crate::pipeline::recipe::{DirectField, Draft, How, Recipe};
 use crate::pipeline::route::{self, FieldCandidate, Route, RouteContext};
@@ -221,9 +221,9 @@ impl DeviceStage {
     fn spawn(self, core: Arc<Core>, (pool, pinning): (Pool, Sender<Infallible>), runtime: &mut Runtime) -> Result<()> {
         let Self { backend, copier, direct, full, bell, .. } = self;
         let (ready, slots) = (core.exchange.ready.clone(), pool.regions().len());
-        let mut spawn = |name, body: Box<dyn FnOnce() + Send>| runtime.spawn(name, Role::Direct, body);
+        let mut spawn = |name, body: Box<dyn FnOnce() + Send>| runtime.spawn(name, PipelineStage::Storage, body);
         let reads = direct.map(|plan| direct::DirectReads::start(plan, &core, bell.0, &mut spawn)).transpose()?;
         let transfer = Transfer { core, copier, reads, full: full.1, bell: bell.1, ready, slots, pageable: false };
-        runtime.spawn("feedline-copy".into(), Role::Copier, move || transfer.run(&*backend, pool, pinning))
+        runtime.spawn("feedline-copy".into(), PipelineStage::Copy, move || transfer.run(&*backend, pool, pinning))
     }
 }

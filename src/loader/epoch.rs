@@ -8,6 +8,7 @@
 use super::Report;
 use super::{Life, Live, Place, config};
 use crate::batch::{Batch, BatchInfo, Contents, Reorder};
+use crate::dataset::member;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::Ticket;
 use crate::meter::Consuming;
@@ -236,13 +237,13 @@ impl Epoch {
         let now = meters.clock.now();
         // Before the first batch no time counts as the user's work.
         if let (true, Some(handed_out)) = (meters.on && self.delivered > 0, self.handed_out.take()) {
-            meters.user_ns.add_alone(now.saturating_sub(handed_out));
+            meters.consumer.user_ns.add_alone(now.saturating_sub(handed_out));
         }
         if meters.on {
             meters.threads.consumes();
         }
         if self.delivered > 0 {
-            meters.consumer.enter(Consuming::Waiting as usize, now);
+            meters.consumer.states.enter(Consuming::Waiting, now);
         }
         if let Some(first) = self.asked {
             return (now, first);
@@ -264,9 +265,9 @@ impl Epoch {
             return (now, waited);
         }
         if self.delivered > 0 {
-            meters.consumer.enter(Consuming::Own as usize, now);
+            meters.consumer.states.enter(Consuming::Own, now);
         } else {
-            meters.first_wait_ns.add_alone(waited);
+            meters.consumer.first_ns.add_alone(waited);
         }
         (now, waited)
     }
@@ -337,7 +338,7 @@ impl Epoch {
         if self.delivered > 0 && core.meters.on {
             self.shared.mark_steady(false);
             if spans::wants_verdicts() {
-                let verdict = Verdict::of(&self.shared.snapshot());
+                let verdict = Verdict::of(&self.shared.measurements().1);
                 let starves = !matches!(verdict.cause, Cause::NotStarved | Cause::Unknown);
                 let advice = verdict.advice.first().map_or("", String::as_str);
                 spans::verdict(&verdict.cause.to_string(), advice, starves);
@@ -398,7 +399,7 @@ impl Epoch {
         let (holder, field) = (core.clone(), core.samples.field_of(&error));
         let member = move || match holder.samples.chunk_starts {
             Some(_) => None,
-            None => holder.samples.dataset.member(sample, field),
+            None => member(&*holder.samples.dataset, sample, field),
         };
         let member = caught(Stage::Read, || within(Duration::from_secs(1), "the dataset", member));
         match member.ok().flatten() {
@@ -417,13 +418,13 @@ impl Epoch {
                 if let Some(span) = &self.span {
                     span.starved(self.delivered, Duration::from_nanos(waited));
                 }
-                meters.waits.record(waited);
+                meters.consumer.waits.record(waited);
             }
             // Several waits, interrupted by the user's work, are drawn as one that ends now.
             batch.record(self.delivered == 0, now.saturating_sub(waited), now);
-            meters.batches.add_alone(1);
-            meters.samples.add_alone(batch.valid() as u64);
-            meters.bytes.add_alone(batch.bytes() as u64);
+            meters.consumer.batches.add_alone(1);
+            meters.consumer.samples.add_alone(batch.valid() as u64);
+            meters.consumer.bytes.add_alone(batch.bytes() as u64);
         }
         self.handed_out = Some(now);
         self.delivered += 1;

@@ -21,7 +21,7 @@ use crate::dataset::Dataset;
 use crate::device::{DirectReader, IdleMeter};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::{Ledger, LedgerWriter};
-use crate::meter::{CacheReads, Consumer, Handed, Network, ReadStats, Settings, Snapshot, Timeline};
+use crate::meter::{Consumer, Handed, Lookups, Settings, Snapshot, Timeline};
 use crate::order::{Batches, ChunkStarts, LastBatch, Order, Rank};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
@@ -365,7 +365,7 @@ impl Loader {
     /// Times cover the steady time of all iterators, from their first batches on. Batches received and histograms count
     /// from the beginning.
     pub fn snapshot(&self) -> Snapshot {
-        self.shared.snapshot()
+        self.shared.measurements().1
     }
 
     /// The last batches one by one, the fill of the queues, and the activity of each thread.
@@ -417,18 +417,16 @@ impl LoaderState {
     }
 
     fn measured(&self) -> Snapshot {
-        let mut snapshot = self.runtime.core().meters.snapshot(&self.facts.settings);
+        let core = self.runtime.core();
+        let lookups = |cache: &PageCache| Lookups { hits: cache.hits(), misses: cache.misses() };
+        let mut snapshot = core.meters.snapshot(&self.facts.settings);
         snapshot.consumer.gpu = self.idle.as_ref().map(|idle| idle.totals());
-        snapshot.storage.recovered = self.runtime.core().again.recovered();
-        (snapshot.storage.network, snapshot.storage.local_cache) = self.remote();
         snapshot.consumer.substituted = self.ledger().ledger().substituted;
-        snapshot
-    }
-
-    /// Counts of network and local cache.
-    fn remote(&self) -> (Option<Network>, Option<CacheReads>) {
+        snapshot.storage.recovered = core.again.recovered();
+        snapshot.storage.page_cache = core.cache.as_deref().map(lookups);
         let (network, cache) = self.facts.remote.as_ref().map(|counts| counts()).unzip();
-        (network.flatten(), cache.flatten())
+        (snapshot.storage.network, snapshot.storage.local_cache) = (network.flatten(), cache.flatten());
+        snapshot
     }
 
     /// Begins or ends the steady time of an iterator.
@@ -443,32 +441,32 @@ impl LoaderState {
         steady.since = begins.then_some(now);
     }
 
-    fn snapshot(&self) -> Snapshot {
+    /// Since the loader was built, and of the steady time. A forked child has none: it asks nothing that has a lock.
+    fn measurements(&self) -> (Snapshot, Snapshot) {
         if self.info.process.is_forked() {
-            return Snapshot::default();
+            return Default::default();
         }
         let mut steady = self.steady.hold();
-        let now = self.measured();
+        let mut now = self.measured();
+        if let (Some(copy), Some(reader)) = (&mut now.copy, &self.facts.direct) {
+            // Asks cuFile: not while the consumer waits for a batch.
+            copy.direct = Some(self.runtime.core().meters.copy.direct.read(reader.mode()));
+        }
         let stretch = steady.since.as_ref().map(|since| now.since(since));
-        let sum = match (stretch, &steady.sum) {
-            (Some(stretch), Some(sum)) => stretch.and(sum),
-            (Some(stretch), None) => stretch,
-            // Only histograms go on after the last steady time.
-            (None, Some(sum)) => sum.clone(),
-            (None, None) => now.since(&now),
-        };
+        let sum = stretch.into_iter().chain(steady.sum.clone()).reduce(|stretch, sum| stretch.and(&sum));
         // Counts start at the beginning; only times are limited to the steady time.
-        let mut snapshot = Snapshot { at_ns: now.at_ns, ..sum };
-        let Consumer { batches, samples, .. } = snapshot.consumer;
-        snapshot.consumer.steady = Some(Handed { batches, samples });
-        snapshot.consumer.batches = now.consumer.batches;
-        snapshot.consumer.samples = now.consumer.samples;
-        snapshot.consumer.bytes = now.consumer.bytes;
-        snapshot.consumer.substituted = now.consumer.substituted;
-        snapshot.storage.recovered = now.storage.recovered;
-        snapshot.consumer.first_ns = now.consumer.first_ns;
+        let mut snapshot = Snapshot { at_ns: now.at_ns, ..sum.unwrap_or_else(|| now.since(&now)) };
+        let Consumer { batches, samples, waited_ns, cpu_ns, delay_ns, .. } = snapshot.consumer;
+        let steadily = Some(Handed { batches, samples });
         // The GPU meter omits first steps itself, and sees the last steps after the iterator has ended.
-        snapshot.consumer.gpu = now.consumer.gpu;
+        snapshot.consumer = Consumer { steady: steadily, waited_ns, cpu_ns, delay_ns, ..now.consumer.clone() };
+        snapshot.storage.recovered = now.storage.recovered;
+        snapshot.decode.chunks = now.decode.chunks;
+        if let (Some(copy), Some(now)) = (&mut snapshot.copy, &now.copy) {
+            (copy.pinned_slots, copy.pageable_slots) = (now.pinned_slots, now.pageable_slots);
+            copy.why_pageable.clone_from(&now.why_pageable);
+            copy.direct.clone_from(&now.direct);
+        }
         if let Some(said) = &steady.said {
             snapshot.raise(said);
         }
@@ -476,52 +474,24 @@ impl LoaderState {
         let own = snapshot.steady_ns.saturating_sub(snapshot.consumer.waited_ns);
         snapshot.consumer.user_ns = own.max(steady.said.as_ref().map_or(0, |said| said.consumer.user_ns));
         steady.said = Some(snapshot.clone());
-        snapshot
+        (Snapshot { steady_ns: snapshot.steady_ns, consumer: snapshot.consumer.clone(), ..now }, snapshot)
     }
 
     fn report(&self) -> Report {
-        let core = self.runtime.core();
-        let meters = &core.meters;
-        let now = meters.clock.now();
-        let nanos = |counter: &crate::meter::Counter| Duration::from_nanos(counter.get());
-        let rank = self.jobs.rank;
-        // A forked child asks nothing that has a lock.
-        let forked = self.info.process.is_forked();
-        let (network, local_cache) = if forked { (None, None) } else { self.remote() };
-        let reads = if forked { ReadStats::default() } else { meters.reads() };
+        let (core, rank) = (self.runtime.core(), self.jobs.rank);
+        let (total, steady) = self.measurements();
         Report {
             dataset: core.samples.dataset.describe(),
             device: self.info.device.to_string(),
             numa: self.facts.numa.clone(),
             rank: (rank.world() > 1).then(|| rank.to_string()),
-            batches: meters.batches.get(),
-            samples: meters.samples.get(),
-            bytes: meters.bytes.get(),
-            starved: Duration::from_nanos(meters.waited_ns(now)),
-            first_batches: nanos(&meters.first_wait_ns),
-            user: nanos(&meters.user_ns),
-            decode_busy: Duration::from_nanos(meters.pool.read(now).0),
-            workers: core.to_workers.drains.count(),
             choice: self.facts.choice.clone().and(core.unregistered.get()),
-            chunks: core.samples.chunk_starts.as_ref().map(|starts| (meters.chunks.get(), starts.len() as u64 - 1)),
-            chunk_samples: meters.chunk_rows.get(),
-            planned_amplification: self.facts.planned_amplification,
-            local_cache,
-            cache: core.cache.as_deref().map(|cache: &PageCache| (cache.hits(), cache.misses())),
-            copies: (self.facts.plan.device_batches > 0 && !forked).then(|| meters.device.copies(now)),
             routes: self.facts.routes.clone(),
-            direct: self.facts.direct.as_ref().filter(|_| !forked).map(|reader| meters.device.direct(reader.mode())),
-            origin: self.facts.before.origin(
-                &reads,
-                meters.cached_bytes.get(),
-                meters.device.direct_bytes.get(),
-                network.as_ref().map_or(0, |network| network.bytes),
-            ),
-            reads,
-            network,
-            verdict: Verdict::of(&self.snapshot()),
+            planned_amplification: self.facts.planned_amplification,
+            origin: self.facts.before.origin(&total),
+            total,
+            verdict: Verdict::of(&steady),
             plan: self.facts.plan.clone(),
-            recovered: core.again.recovered(),
             bad: self.bad(),
             leaked: storage::leaked() + runtime::abandoned() + crate::device::leaked(),
         }

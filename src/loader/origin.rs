@@ -1,6 +1,6 @@
 //! Origin of a loader's bytes: storage or memory, by the kernel's count for this process.
 
-use crate::storage::ReadStats;
+use crate::meter::Snapshot;
 use serde::Serialize;
 use std::fmt;
 
@@ -68,12 +68,15 @@ impl Before {
         Self(moved())
     }
 
-    /// The origin up to now. `copied` bytes came from the page cache, `on_device` bytes from cuFile; those of the `network`
-    /// came from no file.
-    pub(super) fn origin(&self, reads: &ReadStats, copied: u64, on_device: u64, network: u64) -> Origin {
-        let direct = (reads.bytes_asked as f64 * reads.direct_share()) as u64;
+    /// The origin of the bytes of these measurements. Those of the network came from no file.
+    pub(super) fn origin(&self, total: &Snapshot) -> Origin {
+        let (storage, copied) = (&total.storage, total.storage.cached_bytes);
+        let asked = storage.counts.bytes_asked;
+        let direct = (asked as f64 * storage.counts.direct_share()) as u64;
+        let on_device = total.copy.as_ref().and_then(|copy| copy.direct.as_ref()).map_or(0, |direct| direct.bytes);
+        let network = storage.network.as_ref().map_or(0, |network| network.bytes);
         Origin {
-            delivered: reads.bytes_asked.saturating_add(copied).saturating_add(on_device).saturating_sub(network),
+            delivered: asked.saturating_add(copied).saturating_add(on_device).saturating_sub(network),
             copied,
             direct: direct.saturating_add(on_device),
             moved: self.0.zip(moved()).map(|(before, now)| now.saturating_sub(before)),

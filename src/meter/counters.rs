@@ -1,11 +1,11 @@
 //! The meters that stages write while they run: counters, areas, flows, states, histograms. No lock, no allocation.
 //!
 //! ```text
-//! Counter    how many, how much                          any thread adds
-//! Area       how many at once, over time (queue length)  any thread enters and leaves; exact, whatever the interleaving
-//! Flow       how many at once, and how long any          one writer
-//! States<N>  time of one thread in each of N states      one writer
-//! Histogram  how long each took                          any thread records; about 3 % wide buckets
+//! Counter       how many, how much                          any thread adds
+//! Area          how many at once, over time (queue length)  any thread enters and leaves; exact, whatever the interleaving
+//! Flow          how many at once, and how long any          one writer
+//! States<E, N>  time of one thread in each of N states      one writer
+//! Histogram     how long each took                          any thread records; about 3 % wide buckets
 //! ```
 //!
 //! At the time 0 nothing is measured and nothing is written. Counters and histograms get no time: a caller without a clock skips
@@ -16,7 +16,8 @@
 //!
 //! All are relaxed. Each is right by itself; two that are read in turn may be a moment apart.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 /// A relaxed counter: its sum is exact, its order with other values is not defined.
@@ -115,96 +116,98 @@ impl Area {
     }
 }
 
+/// Sums over the stretches of one thread's time: each has a state. One writer.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Stretches<const N: usize> {
+    /// State of the present stretch.
+    state: AtomicU64,
+    /// Its start; [`BETWEEN`] during a change.
+    since: AtomicU64,
+    sums: [AtomicU64; N],
+}
+
+/// In `since`: a change is in progress.
+const BETWEEN: u64 = u64::MAX;
+
+/// In state 0 from time 0 on.
+impl<const N: usize> Default for Stretches<N> {
+    fn default() -> Self {
+        Self { state: AtomicU64::new(0), since: AtomicU64::new(0), sums: [const { AtomicU64::new(0) }; N] }
+    }
+}
+
+impl<const N: usize> Stretches<N> {
+    /// From `now` on the state is another. `adds` gives what a stretch in a state, so many nanoseconds long, adds to the sums.
+    fn change(&self, state: u64, now: u64, adds: impl Fn(u64, u64) -> [u64; N]) {
+        if now == 0 {
+            return;
+        }
+        let (before, since) = (self.state.load(Ordering::Relaxed), self.since.load(Ordering::Relaxed));
+        put(&self.since, BETWEEN);
+        // A reader of the new sums then sees the mark.
+        fence(Ordering::Release);
+        for (sum, more) in self.sums.iter().zip(adds(before, now.saturating_sub(since))) {
+            put(sum, sum.load(Ordering::Relaxed) + more);
+        }
+        put(&self.state, state);
+        self.since.store(now, Ordering::Release);
+    }
+
+    /// The sums until `now`.
+    fn read(&self, now: u64, adds: impl Fn(u64, u64) -> [u64; N]) -> [u64; N] {
+        let state = || (self.state.load(Ordering::Acquire), self.since.load(Ordering::Acquire));
+        let all = |(state, since): (u64, u64)| {
+            let present = adds(state, now.saturating_sub(since));
+            (since, std::array::from_fn(|at| self.sums[at].load(Ordering::Acquire) + present[at]))
+        };
+        settled(state, all, |(since, _)| *since != BETWEEN).1
+    }
+}
+
 /// Operations in flight over time, of a thread that both starts them and sees them end.
 #[derive(Debug, Default)]
-#[repr(align(128))]
-pub(crate) struct Flow {
-    inside: AtomicU64,
-    since: AtomicU64,
-    /// Nanoseconds of all, added up.
-    area: Counter,
-    /// Nanoseconds with at least one.
-    busy: Counter,
-}
+pub(crate) struct Flow(Stretches<2>);
 
 impl Flow {
     /// From `now` on there are `inside`. Only its own thread calls this.
     pub(crate) fn change(&self, inside: u64, now: u64) {
-        if now == 0 {
-            return;
-        }
-        let (before, ns) = (self.inside(), now.saturating_sub(self.since.load(Ordering::Relaxed)));
-        put(&self.since, BETWEEN);
-        // A reader of the new sums then sees the mark.
-        fence(Ordering::Release);
-        self.area.add_alone(before.saturating_mul(ns));
-        self.busy.add_alone(if before > 0 { ns } else { 0 });
-        put(&self.inside, inside);
-        self.since.store(now, Ordering::Release);
-    }
-
-    /// How many there are.
-    fn inside(&self) -> u64 {
-        self.inside.load(Ordering::Relaxed)
+        self.0.change(inside, now, Self::adds);
     }
 
     /// Until `now`: nanoseconds of all, added up, and nanoseconds with at least one.
-    pub(crate) fn read(&self, now: u64) -> (u64, u64) {
-        let state = || (self.since.load(Ordering::Acquire), self.inside());
-        let sums = |(since, inside): (u64, u64)| {
-            let ns = now.saturating_sub(since);
-            let (area, busy) = (self.area.get() + inside.saturating_mul(ns), self.busy.get());
-            (since, (area, busy + if inside > 0 { ns } else { 0 }))
-        };
-        settled(state, sums, |(since, _)| *since != BETWEEN).1
+    pub(crate) fn read(&self, now: u64) -> [u64; 2] {
+        self.0.read(now, Self::adds)
+    }
+
+    fn adds(inside: u64, ns: u64) -> [u64; 2] {
+        [inside.saturating_mul(ns), if inside > 0 { ns } else { 0 }]
     }
 }
 
-/// In `since` of a [`States`] or [`Flow`]: a change is in progress.
-const BETWEEN: u64 = u64::MAX;
+/// A state of a thread, by number. That of the beginning is 0.
+pub(crate) trait Numbered {
+    fn number(self) -> usize;
+}
 
 /// The state of one thread, of `N`, and its time in each. One writer.
-#[derive(Debug)]
-#[repr(align(128))]
-pub(crate) struct States<const N: usize> {
-    ns: [AtomicU64; N],
-    now: AtomicUsize,
-    since: AtomicU64,
-}
+#[derive(Debug, Default)]
+pub(crate) struct States<E, const N: usize>(Stretches<N>, PhantomData<E>);
 
-/// In state 0 from time 0 on.
-impl<const N: usize> Default for States<N> {
-    fn default() -> Self {
-        Self { ns: [const { AtomicU64::new(0) }; N], now: AtomicUsize::new(0), since: AtomicU64::new(0) }
-    }
-}
-
-impl<const N: usize> States<N> {
+impl<E: Numbered, const N: usize> States<E, N> {
     /// From `now` on the thread is in `state`. Only that thread calls this.
-    pub(crate) fn enter(&self, state: usize, now: u64) {
-        if now == 0 {
-            return;
-        }
-        let before = self.now.load(Ordering::Relaxed);
-        let since = self.since.load(Ordering::Relaxed);
-        let sum = &self.ns[before];
-        put(&self.since, BETWEEN);
-        // A reader of the new sum then sees the mark.
-        fence(Ordering::Release);
-        put(sum, sum.load(Ordering::Relaxed) + now.saturating_sub(since));
-        self.now.store(state, Ordering::Relaxed);
-        self.since.store(now, Ordering::Release);
+    pub(crate) fn enter(&self, state: E, now: u64) {
+        self.0.change(state.number() as u64, now, Self::adds);
     }
 
-    /// Nanoseconds in each state until `now`.
-    pub(crate) fn read(&self, now: u64) -> [u64; N] {
-        let state = || (self.now.load(Ordering::Acquire), self.since.load(Ordering::Acquire));
-        let all = |(state, since): (usize, u64)| {
-            let mut ns = self.ns.each_ref().map(|ns| ns.load(Ordering::Acquire));
-            ns[state] += now.saturating_sub(since);
-            (since, ns)
-        };
-        settled(state, all, |(since, _)| *since != BETWEEN).1
+    /// Nanoseconds in these states until `now`.
+    pub(crate) fn read<const K: usize>(&self, states: [E; K], now: u64) -> [u64; K] {
+        let ns = self.0.read(now, Self::adds);
+        states.map(|state| ns[state.number()])
+    }
+
+    fn adds(state: u64, ns: u64) -> [u64; N] {
+        std::array::from_fn(|at| if at as u64 == state { ns } else { 0 })
     }
 }
 
@@ -418,8 +421,10 @@ pub struct Latency {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Planning;
     use super::*;
     use proptest::prelude::*;
+    use std::sync::atomic::AtomicUsize;
 
     proptest! {
         #[test]
@@ -530,7 +535,7 @@ mod tests {
         let change = |_| flow.change(2, clock.fetch_add(1, Ordering::SeqCst));
         while_it_changes(1, change, || {
             let now = clock.load(Ordering::SeqCst);
-            let (area, busy) = flow.read(now);
+            let [area, busy] = flow.read(now);
             area == 2 * busy && (now - 2..=clock.load(Ordering::SeqCst)).contains(&busy)
         });
     }
@@ -550,7 +555,7 @@ mod tests {
         for (inside, now) in [(3, 100), (8, 130), (0, 190), (1, 300)] {
             flow.change(inside, now);
         }
-        assert_eq!(flow.read(305), (3 * 30 + 8 * 60 + 5, 30 + 60 + 5));
+        assert_eq!(flow.read(305), [3 * 30 + 8 * 60 + 5, 30 + 60 + 5]);
     }
 
     #[test]
@@ -572,19 +577,19 @@ mod tests {
     #[test]
     fn states_count_no_time_twice_while_they_change() {
         let (states, now, ended) =
-            (States::<2>::default(), AtomicU64::new(1), std::sync::atomic::AtomicBool::new(false));
+            (States::<bool, 2>::default(), AtomicU64::new(1), std::sync::atomic::AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for turn in 0.. {
                     // A long stay each, so that one counted twice is seen.
-                    states.enter(turn % 2, now.fetch_add(1 << 20, Ordering::SeqCst) + (1 << 20));
+                    states.enter(turn % 2 == 1, now.fetch_add(1 << 20, Ordering::SeqCst) + (1 << 20));
                     if ended.load(Ordering::Relaxed) {
                         return;
                     }
                 }
             });
             let wrong = (0..200_000).find_map(|_| {
-                let all: u64 = states.read(now.load(Ordering::SeqCst)).iter().sum();
+                let all: u64 = states.read([false, true], now.load(Ordering::SeqCst)).iter().sum();
                 // Time may go on while it reads.
                 let most = now.load(Ordering::SeqCst);
                 (all > most).then_some((all, most))
@@ -596,11 +601,11 @@ mod tests {
 
     #[test]
     fn the_times_of_all_states_add_up_to_now() {
-        let states = States::<3>::default();
-        states.enter(1, 10);
-        states.enter(2, 25);
-        states.enter(0, 25);
-        assert_eq!(states.read(40), [25, 15, 0]);
+        let states = States::<Planning, 3>::default();
+        states.enter(Planning::Busy, 10);
+        states.enter(Planning::NoSlot, 25);
+        states.enter(Planning::Waiting, 25);
+        assert_eq!(states.read([Planning::Waiting, Planning::Busy, Planning::NoSlot], 40), [25, 15, 0]);
     }
 
     #[test]

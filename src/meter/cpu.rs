@@ -3,27 +3,13 @@
 //! Each thread enlists itself, and a report asks the kernel for its times: threads write nothing while they run. Threads of a reader
 //! (pread, maps) and of rayon's global pool are not enlisted; of the user's only those that call `next()` are.
 
+use super::PipelineStage;
 use super::snapshot::Cpu;
 use crate::cgroup;
 use crate::sync::Hold;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
-
-/// The purpose of a thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// Plans, submits reads and takes their completions.
-    Planner,
-    /// Decodes.
-    Worker,
-    /// Gives full slots to a device.
-    Copier,
-    /// Has rows read directly into device memory.
-    Direct,
-    /// Calls `next()`.
-    Consumer,
-}
 
 /// The threads of one loader. A thread takes the lock at its start, and a report takes it.
 #[derive(Debug, Default)]
@@ -33,15 +19,15 @@ pub(crate) struct Threads {
     consumer: AtomicU32,
 }
 
-/// Role, id, and the times before it was enlisted.
-type Enlisted = (Role, u32, (u64, u64));
+/// Stage, id, and the times before it was enlisted.
+type Enlisted = (PipelineStage, u32, (u64, u64));
 
 impl Threads {
-    /// The calling thread is one of these.
-    pub(crate) fn enlist(&self, role: Role) {
+    /// The calling thread is one of the stage's.
+    pub(crate) fn enlist(&self, stage: PipelineStage) {
         let (id, mut all) = (own_id(), self.all.hold());
-        if !all.iter().any(|(of, known, _)| (*of, *known) == (role, id)) {
-            all.push((role, id, scheduled(id).unwrap_or_default()));
+        if !all.iter().any(|(of, known, _)| (*of, *known) == (stage, id)) {
+            all.push((stage, id, scheduled(id).unwrap_or_default()));
         }
     }
 
@@ -51,16 +37,16 @@ impl Threads {
         let id = ID.with(|id| *id);
         if self.consumer.load(Ordering::Relaxed) != id {
             self.consumer.store(id, Ordering::Relaxed);
-            self.enlist(Role::Consumer);
+            self.enlist(PipelineStage::Consumer);
         }
     }
 
-    /// CPU time of all threads of a role, and their run delay: the time that they were runnable without a core. `None` without
+    /// CPU time of all threads of a stage, and their run delay: the time that they were runnable without a core. `None` without
     /// such a thread that lives, or when the kernel does not count.
-    pub(crate) fn times(&self, role: Role) -> Option<(u64, u64)> {
+    pub(crate) fn times(&self, stage: PipelineStage) -> Option<(u64, u64)> {
         let threads = self.all.hold();
         let times = |(of, id, before): &Enlisted| {
-            let (cpu, delay) = (*of == role).then(|| scheduled(*id)).flatten()?;
+            let (cpu, delay) = (*of == stage).then(|| scheduled(*id)).flatten()?;
             Some((cpu.saturating_sub(before.0), delay.saturating_sub(before.1)))
         };
         threads.iter().filter_map(times).reduce(|a, b| (a.0.saturating_add(b.0), a.1.saturating_add(b.1)))
@@ -157,18 +143,18 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn enlisted_threads_are_counted_by_role() {
+    fn enlisted_threads_are_counted_by_stage() {
         let threads = Threads::default();
-        assert_eq!(threads.times(Role::Worker), None);
-        threads.enlist(Role::Worker);
-        if std::fs::metadata("/proc/self/task").is_err() || threads.times(Role::Worker).is_none() {
+        assert_eq!(threads.times(PipelineStage::Decode), None);
+        threads.enlist(PipelineStage::Decode);
+        if std::fs::metadata("/proc/self/task").is_err() || threads.times(PipelineStage::Decode).is_none() {
             return println!("skipped: this kernel does not count it");
         }
-        let (before, began) = (threads.times(Role::Worker).unwrap().0, Instant::now());
-        while threads.times(Role::Worker).unwrap().0 < before + 5_000_000 {
+        let (before, began) = (threads.times(PipelineStage::Decode).unwrap().0, Instant::now());
+        while threads.times(PipelineStage::Decode).unwrap().0 < before + 5_000_000 {
             assert!(began.elapsed() < Duration::from_secs(60), "a thread that works is not counted");
         }
-        assert_eq!(threads.times(Role::Planner), None);
+        assert_eq!(threads.times(PipelineStage::Order), None);
     }
 
     #[test]

@@ -1,21 +1,23 @@
-//! Counts of readers and of copies to a device.
+//! Counts of readers, of stores and of direct reads.
 
 use super::Latency;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::time::Duration;
 
-/// Counts of a reader since it was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Counts of a reader.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct ReadStats {
-    /// Operations that ended, well or not.
+    /// Reads that ended, well or not.
+    #[serde(rename = "reads")]
     pub ops: u64,
     /// Those that ended with an error.
     pub failed: u64,
     /// Bytes of extents asked for.
     pub bytes_asked: u64,
     /// Bytes that reads brought: more than asked for where `O_DIRECT` must read wider.
+    #[serde(rename = "bytes")]
     pub bytes_moved: u64,
     /// Reads that brought less than asked for and were continued.
     pub short_reads: u64,
@@ -124,42 +126,8 @@ impl fmt::Display for Network {
     }
 }
 
-/// Counts of a loader's copies to its device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Copies {
-    /// Batches whose copy was given to the device.
-    pub batches: u64,
-    /// Bytes of them that crossed the bus.
-    pub bytes: u64,
-    /// Time in which the next copy waited for device memory that the consumer held, as
-    /// [`CopyStage::blocked_ns`](crate::profile::CopyStage::blocked_ns), since the loader was built.
-    pub blocked: Duration,
-    /// Pinned slots so far: the device copies from them without the CPU.
-    pub pinned_slots: u64,
-    /// Slots that could not be pinned; the driver copies from them through its own buffer, slower.
-    pub pageable_slots: u64,
-    /// The reason.
-    pub why_pageable: Option<String>,
-}
-
-impl fmt::Display for Copies {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gb = self.bytes as f64 / 1e9;
-        write!(f, "{} batches, {gb:.3} GB; ", self.batches)?;
-        if !self.blocked.is_zero() {
-            write!(f, "blocked {:.2} s by the consumer's use of the memory; ", self.blocked.as_secs_f64())?;
-        }
-        write!(f, "{} slots pinned", self.pinned_slots)?;
-        match &self.why_pageable {
-            Some(why) => write!(f, ", {} not ({why}): slower", self.pageable_slots),
-            None => Ok(()),
-        }
-    }
-}
-
 /// Counts of a loader's reads from files into device memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DirectReads {
     /// The way of the bytes by cuFile's own count: `p2p`, `nvidia-fs`, `compat` (through host memory), several, or unknown.

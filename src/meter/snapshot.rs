@@ -10,7 +10,7 @@
 //! batch of each iterator on. All but the histograms can be subtracted, see [`Snapshot::since`].
 
 use super::counters::Latency;
-use super::{CacheReads, Network};
+use super::{CacheReads, DirectReads, Network, ReadStats};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -174,11 +174,10 @@ pub struct StorageStage {
     pub depth: u32,
     /// Sum over time of the reads in flight: divide by the steady time for the mean.
     pub in_flight_ns: u64,
-    /// Reads that ended, well or not.
-    pub reads: u64,
-    /// Bytes that reads brought.
-    pub bytes: u64,
-    /// Bytes of them that bypassed the page cache, when known.
+    /// The reader's counts. Serialised beside the others, and not as a group.
+    #[serde(flatten)]
+    pub counts: ReadStats,
+    /// Bytes that bypassed the page cache, when known.
     pub direct_bytes: u64,
     /// Bytes that the process had devices read, with those of other files; `None` where the kernel does not count them.
     #[serde(default)]
@@ -187,13 +186,12 @@ pub struct StorageStage {
     pub cached_bytes: u64,
     /// Samples that reads brought straight into their rows: no worker touched them.
     pub in_place: u64,
-    /// Reads that were repeated or continued.
-    pub retries: u64,
-    /// Files or reads that went through the page cache because `O_DIRECT` was refused.
-    pub fallbacks: u64,
     /// Reads that failed and worked when they were tried again, since the beginning.
     #[serde(default)]
     pub recovered: u64,
+    /// Lookups of extents in the page cache before they are read; `None` where the reader does without.
+    #[serde(default)]
+    pub page_cache: Option<Lookups>,
     /// Durations of the reads, from their submission.
     pub latency: Latency,
     /// Requests to object stores, where there are any.
@@ -202,6 +200,23 @@ pub struct StorageStage {
     /// The local cache of objects, if there is one.
     #[serde(default)]
     pub local_cache: Option<CacheReads>,
+}
+
+/// Lookups in the page cache, in extents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Lookups {
+    /// Lookups that found all bytes.
+    pub hits: u64,
+    /// Lookups that did not.
+    pub misses: u64,
+}
+
+impl fmt::Display for Lookups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = self.hits + self.misses;
+        write!(f, "{} of {all} lookups before a read found its bytes in the page cache", self.hits)
+    }
 }
 
 /// The reader that brings the bytes. `Display` is its name for people.
@@ -299,8 +314,23 @@ pub struct DecodeStage {
     pub queued_ns: u64,
     /// Samples copied or decoded.
     pub samples: u64,
+    /// For datasets in chunks.
+    #[serde(default)]
+    pub chunks: Option<Chunks>,
     /// Durations of the pieces of work.
     pub latency: Latency,
+}
+
+/// Chunks of a dataset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Chunks {
+    /// Chunks opened, since the beginning.
+    pub opened: u64,
+    /// Samples of them; those of a chunk opened twice count twice.
+    pub samples: u64,
+    /// Chunks of the dataset.
+    pub count: u64,
 }
 
 /// The transfer thread and the copy stream. The rest of the time belongs to handing over.
@@ -329,8 +359,35 @@ pub struct CopyStage {
     pub bytes: u64,
     /// Batches in device memory at most.
     pub buffers: u32,
+    /// Pinned slots so far: the device copies from them without the CPU.
+    #[serde(default)]
+    pub pinned_slots: u64,
+    /// Slots that could not be pinned; the driver copies from them through its own buffer, slower.
+    #[serde(default)]
+    pub pageable_slots: u64,
+    /// The reason.
+    #[serde(default)]
+    pub why_pageable: Option<String>,
+    /// Direct reads into device memory so far; `None` if no field takes that route.
+    #[serde(default)]
+    pub direct: Option<DirectReads>,
     /// Durations of the copies on the bus, by the same events.
     pub latency: Latency,
+}
+
+impl fmt::Display for CopyStage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gb = self.bytes as f64 / 1e9;
+        write!(f, "{} batches, {gb:.3} GB; ", self.batches)?;
+        if self.blocked_ns > 0 {
+            write!(f, "blocked {:.2} s by the consumer's use of the memory; ", self.blocked_ns as f64 / 1e9)?;
+        }
+        write!(f, "{} slots pinned", self.pinned_slots)?;
+        match &self.why_pageable {
+            Some(why) => write!(f, ", {} not ({why}): slower", self.pageable_slots),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The batch slots.
@@ -349,89 +406,96 @@ pub struct Slots {
     pub held_ns: u64,
 }
 
-/// All numbers that grow, of two snapshots.
-macro_rules! numbers {
-    ($do:ident, $later:expr, $before:expr) => {
-        $do!(
-            $later, $before; at_ns, steady_ns, consumer.batches, consumer.samples, consumer.bytes, consumer.waited_ns,
-            consumer.first_ns, consumer.user_ns, order.busy_ns, order.no_slot_ns, storage.busy_ns, storage.blocked_ns,
-            storage.in_flight_ns, storage.reads, storage.bytes, storage.direct_bytes, storage.cached_bytes,
-            storage.in_place, storage.retries, storage.fallbacks, storage.recovered,
-            consumer.substituted, decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples,
-            slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns
-        );
-        if let (Some(now), Some(then)) = (&mut $later.storage.network, &$before.storage.network) {
-            $do!(now, then; requests, bytes, in_flight_ns, waiting_ns, retries, throttled, unversioned);
-        }
-        if let (Some(now), Some(then)) = (&mut $later.storage.local_cache, &$before.storage.local_cache) {
-            $do!(now, then; hits, misses, blocks, bytes, not_kept, removed);
-        }
-        $do!(
-            maybe $later, $before; decode.cpu_ns, decode.delay_ns, order.cpu_ns, order.delay_ns, consumer.cpu_ns,
-            consumer.delay_ns, storage.device_bytes
-        );
-        if let (Some(now), Some(then)) = (&mut $later.cpu, &$before.cpu) {
-            $do!(now, then; process_ns, loaders_ns, periods, throttled);
-            $do!(maybe now, then; others_ns);
-        }
-        if let (Some(now), Some(then)) = (&mut $later.consumer.steady, &$before.consumer.steady) {
-            $do!(now, then; batches, samples);
-        }
-        if let (Some(gpu), Some(then)) = (&mut $later.consumer.gpu, &$before.consumer.gpu) {
-            $do!(gpu, then; steps, span_ns, starved_ns, host_late_ns, dry_steps, unmeasured.no_stream, unmeasured.no_event);
-        }
-        if let (Some(copy), Some(then)) = (&mut $later.copy, &$before.copy) {
-            $do!(copy, then; busy_ns, ops_ns, starved_ns, blocked_ns, batches, bytes);
-            $do!(maybe copy, then; cpu_ns, delay_ns);
-        }
-    };
-}
-
-macro_rules! subtract {
-    (maybe $later:expr, $before:expr; $($($part:ident).+),*) => {
-        $(if let (Some(now), Some(then)) = (&mut $later.$($part).+, &$before.$($part).+) { *now = now.saturating_sub(*then) })*
-    };
-    ($later:expr, $before:expr; $($($part:ident).+),*) => {
-        $($later.$($part).+ = $later.$($part).+.saturating_sub($before.$($part).+);)*
-    };
-}
-
-macro_rules! add {
-    (maybe $later:expr, $before:expr; $($($part:ident).+),*) => {
-        $(if let (Some(now), Some(then)) = (&mut $later.$($part).+, &$before.$($part).+) { *now = now.saturating_add(*then) })*
-    };
-    ($later:expr, $before:expr; $($($part:ident).+),*) => {
-        $($later.$($part).+ = $later.$($part).+.saturating_add($before.$($part).+);)*
-    };
-}
-
-macro_rules! raise {
-    (maybe $later:expr, $before:expr; $($($part:ident).+),*) => {
-        $(if let (Some(now), Some(then)) = (&mut $later.$($part).+, &$before.$($part).+) { *now = (*now).max(*then) })*
-    };
-    ($later:expr, $before:expr; $($($part:ident).+),*) => {
-        $($later.$($part).+ = $later.$($part).+.max($before.$($part).+);)*
-    };
-}
-
 impl Snapshot {
+    /// Share of the steady time that the consumer's thread waited in `next()`: 0 … 1. On the host that is starvation; on a GPU the
+    /// stream may have work meanwhile, see [`Verdict::starved_share`](crate::profile::Verdict::starved_share).
+    pub fn waited_share(&self) -> f64 {
+        let waited = self.consumer.waited_ns;
+        let steady = waited.saturating_add(self.consumer.user_ns);
+        if steady > 0 { waited as f64 / steady as f64 } else { 0.0 }
+    }
+
+    /// For datasets in chunks: samples of opened chunks per sample delivered.
+    ///
+    /// Above 1, chunks were opened for only some of their samples: by several ranks, or again in another lane. Chunks
+    /// open ahead of the consumer count too, so the value is meaningful after about one epoch. Summed over ranks it
+    /// applies to the whole run.
+    pub fn read_amplification(&self) -> Option<f64> {
+        let (chunks, delivered) = (self.decode.chunks?, self.consumer.samples);
+        (delivered > 0).then(|| chunks.samples as f64 / delivered as f64)
+    }
+
     /// Keeps every number from falling below an earlier snapshot: a number read while it changes can be off by a moment.
     pub(crate) fn raise(&mut self, before: &Self) {
-        numbers!(raise, self, before);
+        self.combine(before, u64::max);
     }
 
     /// The measurements after `before`, an earlier snapshot of the same loader. Histograms stay those of the whole time, for their
     /// quantiles cannot be subtracted.
     pub fn since(&self, before: &Self) -> Self {
         let mut later = self.clone();
-        numbers!(subtract, later, before);
+        later.combine(before, u64::saturating_sub);
         later
     }
 
     /// Both together, with the histograms of this one.
     pub(crate) fn and(&self, other: &Self) -> Self {
         let mut both = self.clone();
-        numbers!(add, both, other);
+        both.combine(other, u64::saturating_add);
         both
+    }
+
+    /// Replaces every number that grows by that of both snapshots.
+    #[rustfmt::skip]
+    fn combine(&mut self, other: &Self, of: fn(u64, u64) -> u64) {
+        macro_rules! all {
+            ($to:expr, $from:expr; $($($part:ident).+),*) => {
+                $($to.$($part).+ = of($to.$($part).+, $from.$($part).+);)*
+            };
+        }
+        macro_rules! maybe {
+            ($to:expr, $from:expr; $($($part:ident).+),*) => {
+                $(if let (Some(to), Some(from)) = (&mut $to.$($part).+, $from.$($part).+) { *to = of(*to, from) })*
+            };
+        }
+        macro_rules! group {
+            ($($group:ident).+; $($($part:ident).+),*) => {
+                if let (Some(to), Some(from)) = (&mut self.$($group).+, &other.$($group).+) {
+                    all!(to, from; $($($part).+),*);
+                }
+            };
+        }
+        all!(
+            self, other; at_ns, steady_ns, consumer.batches, consumer.samples, consumer.bytes, consumer.substituted,
+            consumer.waited_ns, consumer.first_ns, consumer.user_ns, order.busy_ns, order.no_slot_ns, storage.busy_ns,
+            storage.blocked_ns, storage.in_flight_ns, storage.direct_bytes, storage.cached_bytes, storage.in_place,
+            storage.recovered, decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples,
+            slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns
+        );
+        all!(
+            self.storage.counts, other.storage.counts; ops, failed, bytes_asked, bytes_moved, short_reads, retries,
+            direct_reads, buffered_reads, fallbacks, opens, enters
+        );
+        maybe!(
+            self, other; decode.cpu_ns, decode.delay_ns, order.cpu_ns, order.delay_ns, consumer.cpu_ns,
+            consumer.delay_ns, storage.device_bytes
+        );
+        group!(consumer.steady; batches, samples);
+        group!(
+            consumer.gpu; steps, span_ns, starved_ns, host_late_ns, dry_steps, unmeasured.no_stream,
+            unmeasured.no_event
+        );
+        group!(storage.network; requests, bytes, in_flight_ns, waiting_ns, retries, throttled, unversioned);
+        group!(storage.local_cache; hits, misses, blocks, bytes, not_kept, removed);
+        group!(storage.page_cache; hits, misses);
+        group!(decode.chunks; opened, samples);
+        group!(cpu; process_ns, loaders_ns, periods, throttled);
+        if let (Some(to), Some(from)) = (&mut self.cpu, &other.cpu) {
+            maybe!(to, from; others_ns);
+        }
+        group!(copy; busy_ns, ops_ns, starved_ns, blocked_ns, batches, bytes);
+        if let (Some(to), Some(from)) = (&mut self.copy, &other.copy) {
+            maybe!(to, from; cpu_ns, delay_ns);
+        }
     }
 }

@@ -221,7 +221,7 @@ impl Direct {
                 }
                 None => {
                     // The row's bytes are not stored unchanged in a file, so cuFile has nothing to read.
-                    self.core.meters.device.note_by_host("not stored unchanged in a file, unlike the first one");
+                    self.core.meters.copy.direct.note_by_host("not stored unchanged in a file, unlike the first one");
                     self.by_host(task, step, *row, bounce)?;
                     *row + 1
                 }
@@ -275,13 +275,13 @@ impl Direct {
     fn read_run(&self, task: &Task, step: &DirectStep, run: &Stretch, bounce: &mut Bounce) -> Result<()> {
         match self.by_cufile(task, step, run) {
             Ok(()) => {
-                self.core.meters.device.reads.add(1);
-                self.core.meters.device.direct_bytes.add(run.extent.len);
+                self.core.meters.copy.direct.reads.add(1);
+                self.core.meters.copy.direct.bytes.add(run.extent.len);
                 Ok(())
             }
             Err(why) if self.gds == Gds::Require => Err(self.required(task, step, run, why)),
             Err(why) => {
-                self.core.meters.device.note_by_host(&why);
+                self.core.meters.copy.direct.note_by_host(&why);
                 run.rows.clone().try_for_each(|row| self.by_host(task, step, row, bounce))
             }
         }
@@ -352,7 +352,7 @@ impl Direct {
 
     /// Reads a row through the host: when cuFile cannot read it, or its bytes are not stored unchanged in a file.
     fn by_host(&self, task: &Task, step: &DirectStep, row: u32, bounce: &mut Bounce) -> Result<()> {
-        self.core.meters.device.host_rows.add(1);
+        self.core.meters.copy.direct.host_rows.add(1);
         let id = task.reading.ids[row as usize];
         let named = |error: Error| self.core.samples.named_by_id(error, id);
         let place = match step.gather {

@@ -14,7 +14,7 @@ type Spawn = Box<dyn Fn() + Send + Sync>;
 
 /// Tasks that empty the queues; at most `count` run at a time.
 pub(crate) struct Drains {
-    count: usize,
+    pub(crate) count: usize,
     /// Number of drains that run or are about to run.
     active: AtomicUsize,
     /// Makes a thread call [`drain`](Self::drain), now or later.
@@ -29,10 +29,6 @@ impl Drains {
     /// Sets how a drain starts. Before that, `wake` has no effect.
     pub(crate) fn spawn_by(&self, spawn: impl Fn() + Send + Sync + 'static) {
         let _ = self.spawn.set(Box::new(spawn));
-    }
-
-    pub(crate) fn count(&self) -> usize {
-        self.count
     }
 
     /// Number of drains that run or are about to run.

@@ -143,7 +143,7 @@ impl ToWorkers {
     }
 
     fn put<T>(&self, queue: &Queue<T>, item: T, runs: usize) {
-        self.meters.queued.enter(1, self.meters.clock.now());
+        self.meters.decode.queued.enter(1, self.meters.clock.now());
         queue.push(item);
         self.drains.wake(runs);
     }

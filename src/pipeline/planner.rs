@@ -100,7 +100,7 @@ impl Planner {
         let meters = &core.meters;
         self.now = meters.clock.now();
         let mut woke = self.now;
-        meters.planner.enter(Planning::Busy as usize, self.now);
+        meters.planner.enter(Planning::Busy, self.now);
         while !self.ending {
             core.watch.planner.begin(Doing::Planning, None);
             self.listen();
@@ -108,11 +108,11 @@ impl Planner {
             self.advance_chunks();
             self.issue();
             self.now = meters.clock.now();
-            meters.reading.change(self.reads.reader.in_flight() as u64, self.now);
-            meters.no_room.enter(usize::from(self.no_room), self.now);
+            meters.storage.reading.change(self.reads.reader.in_flight() as u64, self.now);
+            meters.storage.no_room.enter(self.no_room, self.now);
             if !self.unplanned {
                 let state = if self.lacks_slots() { Planning::NoSlot } else { Planning::Waiting };
-                meters.planner.enter(state as usize, self.now);
+                meters.planner.enter(state, self.now);
             }
             meters.rings.planner.note(woke, self.now, Work::Plan);
             // Every event since then rings the bell, so `wait` returns. Nothing more can be done before it does.
@@ -121,7 +121,7 @@ impl Planner {
             self.reads.reader.wait(&mut self.completions, looks_once.then_some(Duration::ZERO));
             self.now = meters.clock.now();
             woke = self.now;
-            meters.planner.enter(Planning::Busy as usize, self.now);
+            meters.planner.enter(Planning::Busy, self.now);
             self.complete();
         }
         self.end();
@@ -248,7 +248,7 @@ impl Planner {
         // The report comes first, so that the receiver of a batch finds all its reads in it.
         core.meters.note_reads(|| self.reads.reader.stats());
         let mut completions = std::mem::take(&mut self.completions);
-        core.meters.reading.change(self.reads.reader.in_flight() as u64, self.now);
+        core.meters.storage.reading.change(self.reads.reader.in_flight() as u64, self.now);
         for completion in completions.drain(..) {
             self.reads.complete(completion, self.now);
         }

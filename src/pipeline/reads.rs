@@ -238,7 +238,7 @@ impl Reads {
         let fetch = self.flying[entry].as_mut().expect("a completion belongs to a fetch in flight");
         fetch.complete(piece, completion.buf, completion.result);
         if self.core.meters.on {
-            self.core.meters.read_latency.record(now.saturating_sub(fetch.since));
+            self.core.meters.storage.latency.record(now.saturating_sub(fetch.since));
         }
         if fetch.remaining == 0 {
             self.finish(entry, now);
@@ -278,7 +278,7 @@ impl Reads {
                 return self.fail(fetch, error);
             }
             run.rows.finish_row();
-            self.core.meters.read_in_place.add_alone(1);
+            self.core.meters.storage.in_place.add_alone(1);
         }
         self.recycle(fetch);
     }

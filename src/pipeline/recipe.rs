@@ -311,7 +311,10 @@ fn packed_fields(dataset: &dyn Dataset, handlers: &[Handler], fields: &[Field]) 
             return bad(format!("field `{}` cannot be packed: {why}", handler.name));
         }
         let last = dataset.len().saturating_sub(1);
-        if [0, last / 2, last].into_iter().any(|sample| matches!(dataset.field_bytes(sample, number), Ok(None))) {
+        if [0, last / 2, last]
+            .into_iter()
+            .any(|sample| matches!(dataset::field_bytes(dataset, sample, number), Ok(None)))
+        {
             let why = "the dataset's `field_bytes` gives no lengths of it";
             return bad(format!("field `{}` cannot be packed: {why}", handler.name));
         }

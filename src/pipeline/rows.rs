@@ -100,7 +100,7 @@ pub(super) fn cached(core: &Core, extent: &Extent, to: &mut [u8]) -> Cached {
 pub(super) fn note_cached(core: &Core, bytes: &mut u64) {
     let bytes = std::mem::take(bytes);
     if bytes > 0 && core.meters.on {
-        core.meters.cached_bytes.add(bytes);
+        core.meters.storage.cached_bytes.add(bytes);
     }
 }
 

@@ -4,7 +4,7 @@ use super::Core;
 use super::planner::Planner;
 use super::workers::Workers;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::meter::{Meters, Role};
+use crate::meter::{Meters, PipelineStage};
 use crate::setting::Setting;
 use crate::sync::Hold;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -97,7 +97,7 @@ fn pool_by(
             }
             let meters = meters.clone();
             let body = move || {
-                meters.threads.enlist(Role::Worker);
+                meters.threads.enlist(PipelineStage::Decode);
                 // Dropped early, because the pool can outlive the loader: the user's own transform may drop the loader.
                 drop(meters);
                 thread.run()
@@ -120,13 +120,18 @@ impl Runtime {
     /// is dropped here and the workers are joined.
     pub(crate) fn start(core: Arc<Core>, mut io: Planner, workers: Handles) -> Result<Self> {
         let mut runtime = Self { core: Some(core), io: None, others: Vec::new(), workers };
-        runtime.io = Some(spawn_guarded(runtime.core(), "feedline-io".into(), Role::Planner, move || io.run())?);
+        runtime.io = Some(spawn_guarded(runtime.core(), "feedline-io".into(), PipelineStage::Order, move || io.run())?);
         Ok(runtime)
     }
 
     /// Starts a thread that ends with the loader, after the I/O thread.
-    pub(crate) fn spawn(&mut self, name: String, role: Role, body: impl FnOnce() + Send + 'static) -> Result<()> {
-        self.others.push(spawn_guarded(self.core(), name, role, body)?);
+    pub(crate) fn spawn<F: FnOnce() + Send + 'static>(
+        &mut self,
+        name: String,
+        of: PipelineStage,
+        body: F,
+    ) -> Result<()> {
+        self.others.push(spawn_guarded(self.core(), name, of, body)?);
         Ok(())
     }
 
@@ -172,13 +177,13 @@ pub(crate) fn placed(core: &Arc<Core>, stalled: Error) -> Error {
 fn spawn_guarded(
     core: &Arc<Core>,
     name: String,
-    role: Role,
+    of: PipelineStage,
     body: impl FnOnce() + Send + 'static,
 ) -> Result<JoinHandle<()>> {
     let (core, called) = (core.clone(), name.clone());
-    let stage = if role == Role::Copier { Stage::Device } else { Stage::Read };
+    let stage = if of == PipelineStage::Copy { Stage::Device } else { Stage::Read };
     let body = move || {
-        core.meters.threads.enlist(role);
+        core.meters.threads.enlist(of);
         if let Err(error) = caught(stage, || {
             body();
             Ok(())

@@ -12,7 +12,7 @@
 use super::recipe::{How, Recipe};
 use super::task::{Job, Piece, Place, Run, Sample};
 use super::watchdog::{Doing, Watch};
-use crate::dataset::{Chunked, Dataset, Part, Parts, lie, placed, within_opened};
+use crate::dataset::{Chunked, Dataset, Framed, Part, Parts, Sizes, field_bytes, lie, placed, unframed, within_opened};
 use crate::decode::{Ctx, Running, Scratch};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::{ChunkBuf, Rows};
@@ -29,23 +29,18 @@ pub(crate) struct Samples {
     pub(crate) seed: u64,
     /// Heap bytes that decoders may use on each worker.
     pub(crate) scratch_limit: usize,
-    pub(crate) promised: Promised,
+    /// As of `build()`, when memory was planned by them.
+    pub(crate) promised: Sizes,
     pub(crate) watch: Arc<Watch>,
-}
-
-/// Bounds that the dataset gave when the loader was built, and memory was planned by them.
-pub(crate) struct Promised {
-    pub(crate) sample_bytes: u64,
-    pub(crate) opened_bytes: u64,
 }
 
 /// The bytes of one field, as the dataset's source holds them.
 pub(crate) struct Given<'b> {
     pub(crate) field: usize,
     pub(crate) bytes: &'b [u8],
-    /// The bytes go through `Dataset::check`; once, if several fields share them.
+    /// The bytes go through `Framed::check`; once, if several fields share them.
     pub(crate) checked: bool,
-    /// The bytes go through `Dataset::open`.
+    /// The bytes go through `Framed::open`.
     pub(crate) framed: bool,
     /// Origin of the bytes, for errors.
     pub(crate) extent: Option<Extent>,
@@ -87,7 +82,7 @@ impl Samples {
     /// source.
     pub(crate) fn parts<'d>(&'d self, id: u64, parts: &mut Parts<'d>) -> Result<()> {
         parts.ask(&*self.dataset, &self.sources, self.recipe.handlers.len(), id)?;
-        parts.within(self.promised.sample_bytes)
+        parts.within(self.promised.sample_bytes_max)
     }
 
     /// Places the rows of packed fields by the lengths in the index. A row without a length gets no bytes; filling it
@@ -99,7 +94,7 @@ impl Samples {
         for row in 0..rows.len() {
             let id = if row < count { job.order.id(job.batches.position(batch, row)).ok() } else { None };
             for (number, field) in &self.recipe.packed {
-                let ask = || id.map_or(Ok(None), |id| self.dataset.field_bytes(id, *number));
+                let ask = || id.map_or(Ok(None), |id| field_bytes(&*self.dataset, id, *number));
                 rows.place(*field, row, caught(Stage::Read, ask).ok().flatten().unwrap_or(0));
             }
         }
@@ -243,8 +238,10 @@ impl Samples {
         scratch: &mut Scratch,
         given: impl Iterator<Item = Result<Given<'b>>>,
     ) -> Result<()> {
+        // Asked once for a row.
+        let framed = self.dataset.framed();
         for given in given {
-            self.fill_field(job, id, rows, scratch, given?)?;
+            self.fill_field(job, id, rows, scratch, framed, given?)?;
         }
         self.finish(job, id, rows, scratch)
     }
@@ -256,7 +253,15 @@ impl Samples {
     }
 
     /// Turns the bytes of one dataset field into the fields of its handler.
-    fn fill_field(&self, job: &Job, id: u64, rows: &mut Rows, scratch: &mut Scratch, given: Given<'_>) -> Result<()> {
+    fn fill_field(
+        &self,
+        job: &Job,
+        id: u64,
+        rows: &mut Rows,
+        scratch: &mut Scratch,
+        framed: Option<&dyn Framed>,
+        given: Given<'_>,
+    ) -> Result<()> {
         let handler = &self.recipe.handlers[given.field];
         scratch.field = Some(given.field);
         // With the bytes that the code got.
@@ -268,17 +273,21 @@ impl Samples {
                 None => error,
             }
         };
-        if given.checked {
+        if let Some(framed) = framed.filter(|_| given.checked) {
             scratch.running = Running::Check;
-            self.dataset.check(id, given.field, given.bytes).map_err(|error| site(error, given.bytes))?;
+            framed.check(id, given.field, given.bytes).map_err(|error| site(error, given.bytes))?;
         }
         // The decoder borrows the rest of the scratch meanwhile.
         let mut opened = std::mem::take(&mut scratch.opened);
         opened.clear();
         scratch.running = Running::Open;
-        let bytes = match given.framed {
-            true => self.open(id, &given, &mut opened).map_err(|error| site(error, given.bytes))?,
-            false => given.bytes,
+        let bytes = match framed {
+            _ if !given.framed => given.bytes,
+            None => return unframed(),
+            Some(framed) => framed
+                .open(id, given.field, given.bytes, &mut opened)
+                .and_then(|bytes| within_opened(bytes, given.bytes, self.promised.opened_bytes_max))
+                .map_err(|error| site(error, given.bytes))?,
         };
         scratch.running = Running::Decoder;
         let mut row = rows.row();
@@ -291,7 +300,7 @@ impl Samples {
                 handler.outputs.clone().for_each(|field| row.clear_len(field));
                 let mut ctx = Ctx::new(self.seed, job.epoch, id, handler.outputs.clone(), scratch)
                     .with_scratch_limit(self.scratch_limit)
-                    .with_seek_points(self.dataset.seek_points(id, given.field));
+                    .with_seek_points(framed.map_or(&[], |framed| framed.seek_points(id, given.field)));
                 let mut own = row.only(mask(&handler.outputs));
                 let is_packed = self.recipe.packed.iter().any(|(number, _)| *number == given.field);
                 let decoded = match is_packed && own.stands_in() {
@@ -301,7 +310,7 @@ impl Samples {
                 };
                 decoded.map_err(|error| {
                     // A row of a packed field has no room if its length could not be had: then that is the error.
-                    let length = || self.dataset.field_bytes(id, given.field);
+                    let length = || field_bytes(&*self.dataset, id, given.field);
                     site(caught(Stage::Read, length).err().filter(|_| is_packed).unwrap_or(error), bytes)
                 })
             }
@@ -317,13 +326,6 @@ impl Samples {
             Some(field) => error.with_field(&self.recipe.handlers[field].name),
             None => error,
         }
-    }
-
-    /// Lets the dataset open a field's bytes.
-    fn open<'a>(&self, id: u64, given: &Given<'a>, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        let opened = self.dataset.open(id, given.field, given.bytes, buffer)?;
-        within_opened(opened, given.bytes, self.promised.opened_bytes)?;
-        Ok(opened)
     }
 
     /// Maps and marks a row with complete fields.

@@ -34,6 +34,7 @@ use super::sample::Samples;
 use super::task::{Piece, Run, Sample};
 use super::watchdog::Doing;
 use super::worker::Worker;
+use crate::dataset::member;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::{BadSample, RowPlace};
 use crate::memory::ChunkBuf;
@@ -210,7 +211,7 @@ impl Search<'_> {
             let ticket = run.rows.ticket();
             // The dataset itself may have failed.
             let field = samples.field_of(error);
-            let member = caught(Stage::Read, || Ok(samples.dataset.member(id, field))).ok().flatten();
+            let member = caught(Stage::Read, || Ok(member(&*samples.dataset, id, field))).ok().flatten();
             let place = RowPlace { epoch: ticket.epoch, batch: ticket.batch, row: run.rows.first() };
             Ok(BadSample::new(place, id, error, member))
         })

@@ -78,9 +78,9 @@ pub(crate) struct Sample {
 pub(crate) struct Piece {
     /// Number of the field in the dataset's schema; 0 in a chunk.
     pub(crate) field: usize,
-    /// The bytes go through `Dataset::check`, so storage must not write them into the row.
+    /// The bytes go through `Framed::check`, so storage must not write them into the row.
     pub(crate) checked: bool,
-    /// The bytes also go through `Dataset::open`.
+    /// The bytes also go through `Framed::open`.
     pub(crate) framed: bool,
     /// Place in the dataset's sources. For index bytes only the length has a meaning.
     pub(crate) extent: Option<Extent>,

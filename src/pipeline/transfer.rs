@@ -128,9 +128,9 @@ impl Transfer {
         if !self.core.to_io.is_ending() {
             self.core.watch.device.begin(Doing::Copying, None);
             match self.copier.pin(slot.region()) {
-                Ok(()) => self.core.meters.device.pinned_slots.add(1),
+                Ok(()) => self.core.meters.copy.pinned_slots.add(1),
                 Err(error) => {
-                    self.core.meters.device.note_pageable(&error);
+                    self.core.meters.copy.note_pageable(&error);
                     self.pageable = true;
                 }
             }
@@ -191,20 +191,20 @@ impl Transfer {
     /// Releases the slots whose copies are done, and reports the progress of copies to the meters and to the watchdog.
     fn look(&mut self, said: &mut Said, flights: &Flights, room: bool) -> Result<()> {
         let (meters, mut landed) = (&self.core.meters, false);
-        let (device, now) = (&meters.device, meters.clock.now());
+        let (copies, now) = (&meters.copy, meters.clock.now());
         let mut enter = |state: Copying, at: u64| {
             // Time that was already reported stays as it is.
             said.since = said.since.max(at);
-            device.states.enter(state as usize, said.since);
+            copies.states.enter(state, said.since);
         };
         let gone = self.copier.let_go_done(now, &mut |on_bus| {
             landed = true;
             let Some(on_bus) = on_bus else { return };
             let OnBus { copy, ops_ns } = on_bus;
             enter(Copying::Busy, copy.start);
-            device.bus_ns.add_alone(copy.end - copy.start);
-            device.ops_ns.add_alone(ops_ns);
-            device.latency.record(copy.end - copy.start);
+            copies.bus_ns.add_alone(copy.end - copy.start);
+            copies.ops_ns.add_alone(ops_ns);
+            copies.latency.record(copy.end - copy.start);
             if let Some(ring) = &meters.rings.copies {
                 ring.note(copy.start.max(ring.end()), copy.end, Work::Copy);
             }
@@ -310,8 +310,8 @@ impl Transfer {
         }
         match self.copier.copy(slot, buffer, self.core.meters.clock.now()) {
             Copied::Started(on_device, bytes) => {
-                self.core.meters.device.copies.add(1);
-                self.core.meters.device.bytes.add(bytes as u64);
+                self.core.meters.copy.batches.add(1);
+                self.core.meters.copy.bytes.add(bytes as u64);
                 self.hand_out(Contents::Device(on_device));
             }
             Copied::Failed(slot, error) => {

@@ -78,7 +78,7 @@ impl Workers {
             while let Some(what) = self.step(worker, before) {
                 let now = meters.clock.now();
                 if meters.on {
-                    meters.work_latency.record(now.saturating_sub(before));
+                    meters.decode.latency.record(now.saturating_sub(before));
                     meters.rings.worked(index, before, now, what);
                 }
                 before = now;
@@ -101,10 +101,10 @@ impl Workers {
         // An entry of many rows leaves the queue with its last rows.
         let took = |rows: u64, left: bool| {
             if meters.on {
-                meters.worked.add(rows);
+                meters.decode.samples.add(rows);
             }
             if left {
-                meters.queued.leave(1, now);
+                meters.decode.queued.leave(1, now);
             }
         };
         if let Some(slot) = queues.take_map() {
@@ -115,7 +115,7 @@ impl Workers {
         } else if let Some((ToFill { run, held }, left)) = queues.take_rows() {
             let Some(held) = held else {
                 took(0, left);
-                meters.worked.add(rows::look_up(core, run, worker).into());
+                meters.decode.samples.add(rows::look_up(core, run, worker).into());
                 return Some(Work::LookUp);
             };
             took(run.len().into(), left);
@@ -166,8 +166,8 @@ fn open(core: &Core, opening: Opening, mut sample: Box<Sample>, error: Option<Er
         }
         Err(error) => return opening.fail(samples, &sample, error),
     }
-    core.meters.chunks.add(1);
-    core.meters.chunk_rows.add(samples.rows_of_chunk(opening.chunk()));
+    core.meters.decode.chunks.add(1);
+    core.meters.decode.chunk_rows.add(samples.rows_of_chunk(opening.chunk()));
     opening.open(samples, &mut sample, &worker.chunk, &mut worker.scratch);
 }
 

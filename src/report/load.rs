@@ -31,19 +31,18 @@
 //! of fewer samples than the consumer's, and their loads are scaled up to the consumer's.
 
 use super::depth::{Headroom, network_share};
-use crate::meter::{DecodeStage, Snapshot, StorageStage};
+use crate::meter::{DecodeStage, PipelineStage, Snapshot, StorageStage};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The limit of a loader; also the names of the stages.
+/// The limit of a loader: a [stage](PipelineStage), or something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Cause {
     /// Not starved: the consumer's own work takes the time.
     NotStarved,
-    /// The consumer's own work, although it waits now and then: no stage is slower than the consumer. Also the consumer as a
-    /// stage.
+    /// The consumer's own work, although it waits now and then: no stage is slower than the consumer.
     Consumer,
     /// Reads from storage.
     Storage,
@@ -69,31 +68,49 @@ pub enum Cause {
     Unknown,
 }
 
+impl From<PipelineStage> for Cause {
+    fn from(stage: PipelineStage) -> Self {
+        match stage {
+            PipelineStage::Order => Self::Order,
+            PipelineStage::Storage => Self::Storage,
+            PipelineStage::Decode => Self::Decode,
+            PipelineStage::Copy => Self::Copy,
+            PipelineStage::Consumer => Self::Consumer,
+        }
+    }
+}
+
+impl Cause {
+    /// The stage, if the cause is one.
+    pub(super) fn stage(self) -> Option<PipelineStage> {
+        PipelineStage::UPSTREAM.into_iter().find(|stage| Self::from(*stage) == self)
+    }
+}
+
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(stage) = self.stage() {
+            return stage.fmt(f);
+        }
         f.write_str(match self {
-            Self::NotStarved | Self::Consumer => "the consumer",
-            Self::Storage => "storage",
-            Self::Decode => "decode",
-            Self::Copy => "copies to the device",
-            Self::Order => "order/index",
             Self::MemoryBudget => "the prefetch buffers",
             Self::HandOver => "handing over",
             Self::PageCache => "reads from memory",
             Self::OtherPrograms => "other programs on the cores",
             Self::OwnThreads => "other threads of this process on the cores",
             Self::CpuQuota => "the CPU quota",
-            Self::Unknown => "nothing known",
+            Self::NotStarved => return PipelineStage::Consumer.fmt(f),
+            _ => "nothing known",
         })
     }
 }
 
-/// The load of one stage. Stages without work are not listed.
+/// The load of one stage: as measured, or as predicted for a change. Stages without work are not listed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StageLoad {
-    /// The stage; the consumer is [`Cause::Consumer`].
-    pub stage: Cause,
+    /// The stage.
+    pub stage: PipelineStage,
     /// Share of the stage's time in work: 0 … 1.
     pub utilisation: f64,
     /// Nanoseconds of the whole stage per batch: with all its workers, or all reads that were in flight.
@@ -173,7 +190,7 @@ impl Loads {
             steady_ns: steady,
             batches: handed.batches as f64,
             items_per_s: handed.samples as f64 / steady * 1e9,
-            starved: starved(snapshot, told as f64),
+            starved: starved(snapshot),
             copy: share(copy.busy_ns.saturating_add(copy.ops_ns)).min(1.0) / flow(copy.batches, handed.batches),
             decode: (working / workers).max(on_cores).min(1.0) / prepared,
             storage: share(storage.busy_ns).min(1.0) / prepared,
@@ -200,7 +217,7 @@ impl Loads {
     /// The highest load, at least 1. It is above 1 where samples had been prepared before the first batch and a stage could not
     /// keep up with the rate.
     pub(super) fn over(&self) -> f64 {
-        STAGES.into_iter().map(|stage| self.load(stage)).fold(1.0, f64::max)
+        PipelineStage::UPSTREAM.into_iter().map(|stage| self.load(stage)).fold(1.0, f64::max)
     }
 
     /// The rate in samples per second that can be kept up: without samples that were ready before the first batch.
@@ -213,8 +230,8 @@ impl Loads {
     }
 
     /// A stage's load to compare with others: for storage, the middle of its bounds.
-    pub(super) fn likely(&self, stage: Cause) -> f64 {
-        if stage == Cause::Storage { 0.5 * self.storage * (1.0 + self.depth_filled) } else { self.load(stage) }
+    pub(super) fn likely(&self, stage: PipelineStage) -> f64 {
+        if stage == PipelineStage::Storage { 0.5 * self.storage * (1.0 + self.depth_filled) } else { self.load(stage) }
     }
 
     /// Share of the time without room: the planner had no slot while it did not compute, or rows or full slots had no room.
@@ -235,46 +252,38 @@ impl Loads {
         self.starved.map_or(0.0, |starved| 1.0 - starved)
     }
 
-    pub(super) fn load(&self, stage: Cause) -> f64 {
+    pub(super) fn load(&self, stage: PipelineStage) -> f64 {
         match stage {
-            Cause::Consumer => self.consumer(),
-            Cause::Copy => self.copy,
-            Cause::Decode => self.decode,
-            Cause::Storage => self.storage,
-            Cause::Order => self.order,
-            _ => 0.0,
+            PipelineStage::Consumer => self.consumer(),
+            PipelineStage::Copy => self.copy,
+            PipelineStage::Decode => self.decode,
+            PipelineStage::Storage => self.storage,
+            PipelineStage::Order => self.order,
         }
     }
 
-    /// Samples per second at which a stage is saturated; `None` when it did nothing.
-    pub(super) fn ceiling(&self, stage: Cause) -> Option<f64> {
-        let load = self.load(stage);
-        (load > 0.0).then(|| (self.items_per_s / load).min(f64::MAX))
-    }
-
     /// Whether a stage's ceiling is a lower bound.
-    pub(super) fn at_least(&self, stage: Cause) -> bool {
-        stage == Cause::Storage && self.depth_filled < FILLED
+    pub(super) fn at_least(&self, stage: PipelineStage) -> bool {
+        stage == PipelineStage::Storage && self.depth_filled < FILLED
     }
 
     /// All stages with work, from the consumer upstream.
     pub(super) fn stages(&self) -> Vec<StageLoad> {
-        let stage = |stage| {
-            let ceiling_items_per_s = self.ceiling(stage)?;
-            Some(StageLoad {
-                stage,
-                utilisation: self.load(stage).min(1.0),
-                demand_ns_per_batch: self.load(stage) * self.steady_ns / self.batches,
-                ceiling_items_per_s,
-                at_least: self.at_least(stage),
-            })
+        self.with_work(PipelineStage::UPSTREAM.map(|stage| (stage, self.load(stage))))
+    }
+
+    /// Those with work of the stages, which have these loads at the measured rate.
+    pub(super) fn with_work(&self, loads: [(PipelineStage, f64); 5]) -> Vec<StageLoad> {
+        let stage = |(stage, load): (PipelineStage, f64)| StageLoad {
+            stage,
+            utilisation: load.min(1.0),
+            demand_ns_per_batch: (load * self.steady_ns / self.batches).min(f64::MAX),
+            ceiling_items_per_s: (self.items_per_s / load).min(f64::MAX),
+            at_least: self.at_least(stage),
         };
-        STAGES.into_iter().filter_map(stage).collect()
+        loads.into_iter().filter(|(_, load)| *load > 0.0).map(stage).collect()
     }
 }
-
-/// From the consumer upstream.
-pub(super) const STAGES: [Cause; 5] = [Cause::Consumer, Cause::Copy, Cause::Decode, Cause::Storage, Cause::Order];
 
 /// Reads count as filling the depth from this share of it on.
 pub(super) const FILLED: f64 = 0.9;
@@ -337,18 +346,17 @@ fn taken(snapshot: &Snapshot, lost: f64, capacity: f64) -> Option<Cause> {
 /// Whether the bytes that readers brought lay in memory. File systems of the network have no devices.
 fn from_memory(storage: &StorageStage) -> bool {
     let devices = storage.device_bytes.map(|bytes| bytes.max(storage.direct_bytes));
-    let buffered = storage.bytes > 0 && network_share(storage) == 0.0;
-    buffered && devices.is_some_and(|bytes| (bytes as f64) < FROM_DEVICES * storage.bytes as f64)
+    let buffered = storage.counts.bytes_moved > 0 && network_share(storage) == 0.0;
+    buffered && devices.is_some_and(|bytes| (bytes as f64) < FROM_DEVICES * storage.counts.bytes_moved as f64)
 }
 
 /// On a GPU the wait of its stream, as a share of the measured steps; on the host the wait of `next()`.
-fn starved(snapshot: &Snapshot, told: f64) -> Option<f64> {
-    let consumer = &snapshot.consumer;
-    match &consumer.gpu {
+fn starved(snapshot: &Snapshot) -> Option<f64> {
+    match &snapshot.consumer.gpu {
         Some(gpu) if gpu.steps > 0 && gpu.span_ns > 0 => {
             Some(ratio(gpu.starved_ns as f64, gpu.span_ns as f64).min(1.0))
         }
-        None if snapshot.copy.is_none() => Some(ratio(consumer.waited_ns as f64, told).min(1.0)),
+        None if snapshot.copy.is_none() => Some(snapshot.waited_share()),
         _ => None,
     }
 }
@@ -368,6 +376,6 @@ fn on_cpu(decode: &DecodeStage) -> (f64, f64) {
 }
 
 /// 0 for nothing of nothing.
-fn ratio(part: f64, whole: f64) -> f64 {
+pub(super) fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }

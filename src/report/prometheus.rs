@@ -128,13 +128,13 @@ const METRICS: &[Metric] = &[
     ("storage_blocked_seconds_total", "Reads waited for room for their bytes.", |s| Some(Ns(s.storage.blocked_ns))),
     ("storage_depth_reads", "Reads in flight at most.", |s| Some(Count(s.storage.depth.into()))),
     ("storage_in_flight_seconds_total", "Time that all reads were in flight, added up: its rate is their mean number.", |s| Some(Ns(s.storage.in_flight_ns))),
-    ("storage_reads_total", "Reads.", |s| Some(Count(s.storage.reads))),
-    ("storage_bytes_total", "Bytes that reads brought.", |s| Some(Count(s.storage.bytes))),
+    ("storage_reads_total", "Reads.", |s| Some(Count(s.storage.counts.ops))),
+    ("storage_bytes_total", "Bytes that reads brought.", |s| Some(Count(s.storage.counts.bytes_moved))),
     ("storage_direct_bytes_total", "Bytes of them that bypassed the page cache.", |s| Some(Count(s.storage.direct_bytes))),
     ("storage_cached_bytes_total", "Bytes copied from the page cache instead of read.", |s| Some(Count(s.storage.cached_bytes))),
     ("storage_in_place_samples_total", "Samples read straight into their rows.", |s| Some(Count(s.storage.in_place))),
-    ("storage_fallbacks_total", "Files or reads that O_DIRECT was refused for.", |s| Some(Count(s.storage.fallbacks))),
-    ("storage_retries_total", "Reads repeated or continued.", |s| Some(Count(s.storage.retries))),
+    ("storage_fallbacks_total", "Files or reads that O_DIRECT was refused for.", |s| Some(Count(s.storage.counts.fallbacks))),
+    ("storage_retries_total", "Reads repeated or continued.", |s| Some(Count(s.storage.counts.retries.saturating_add(s.storage.counts.short_reads)))),
     ("storage_recovered_total", "Reads that failed and worked when they were tried again.", |s| Some(Count(s.storage.recovered))),
     ("network_requests_total", "Requests to object stores that ended.", |s| Some(Count(s.storage.network.as_ref()?.requests))),
     ("network_bytes_total", "Bytes that they brought.", |s| Some(Count(s.storage.network.as_ref()?.bytes))),
@@ -258,7 +258,7 @@ mod tests {
         let mut snapshot = Snapshot { at_ns: 12_345_678_901, ..Snapshot::default() };
         snapshot.consumer.batches = 7;
         snapshot.consumer.waited_ns = 1_500_000_000;
-        snapshot.storage.bytes = 1 << 40;
+        snapshot.storage.counts.bytes_moved = 1 << 40;
         snapshot.slots.full_ns = 1;
         let values = read(&prometheus(&[(Names::new("train", 3), &snapshot)]));
         let table = [

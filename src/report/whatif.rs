@@ -25,8 +25,8 @@
 //!   each worker, or one or two slots, stages wait for the last row of each batch. A caveat says so where slots are few.
 
 use super::depth::{Headroom, network_share};
-use super::load::{Cause, FILLED, Loads, STAGES};
-use crate::meter::{Latency, Snapshot};
+use super::load::{Cause, FILLED, Loads, StageLoad, ratio};
+use crate::meter::{Latency, PipelineStage, Snapshot};
 use crate::setting::Setting;
 use serde::{Deserialize, Serialize};
 
@@ -64,9 +64,8 @@ pub struct Prediction {
     pub at_most: bool,
     /// The limit after the change.
     pub bound_by: Cause,
-    /// The most samples per second of each stage, from the consumer ([`Cause::Consumer`]) upstream. Stages without work are not
-    /// listed.
-    pub stages: Vec<(Cause, f64)>,
+    /// The stages with work, from the consumer upstream.
+    pub stages: Vec<StageLoad>,
     /// The assumptions, a sentence each.
     pub caveats: Vec<String>,
 }
@@ -124,7 +123,7 @@ impl WhatIf {
             slots,
             depth: f64::from(snapshot.storage.depth.max(1)),
             rows: loads.samples_per_batch().max(1.0) * evenness(&decode.latency),
-            caching: snapshot.storage.bytes as f64 / CACHE_SPEED / loads.steady_ns,
+            caching: snapshot.storage.counts.bytes_moved as f64 / CACHE_SPEED / loads.steady_ns,
             network: network_share(&snapshot.storage),
             loads,
         };
@@ -152,30 +151,30 @@ impl WhatIf {
         let now = self.time(self.measured(), self.serial);
         let then = self.time(loads, serial);
         let rate = self.loads.sustained();
-        let stages: Vec<(Cause, f64)> =
-            loads.iter().filter(|(_, load)| *load > 0.0).map(|(stage, load)| (*stage, finite(rate / load))).collect();
+        let mut stages = self.loads.with_work(loads.map(|(stage, load)| (stage, load * self.loads.over())));
         let mut items_per_s = if then > 0.0 { finite(rate * now / then) } else { rate };
-        let least = stages.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1));
-        if let Some((_, ceiling)) = least {
-            items_per_s = items_per_s.min(ceiling);
-        }
-        if let (Some((_, ceiling)), true) = (least, change.local_cache && self.network > 0.0) {
-            // The bound assumes that stages never wait for each other.
-            items_per_s = ceiling;
+        let least = least(&stages);
+        if let Some(StageLoad { ceiling_items_per_s: ceiling, .. }) = least {
+            // The upper bound assumes that stages never wait for each other.
+            let waits = !(change.local_cache && self.network > 0.0);
+            items_per_s = if waits { items_per_s.min(ceiling) } else { ceiling };
         }
         if change.cached {
             // The speed of workers' copies is a guess. Bytes that they do not copy are read as now, so the rate is not less.
             items_per_s = items_per_s.max(self.with(&Change { cached: false, ..change.clone() }).items_per_s);
         }
         let bound_by = match least {
-            Some((stage, ceiling)) if items_per_s >= SERIAL * ceiling => stage,
+            Some(load) if items_per_s >= SERIAL * load.ceiling_items_per_s => load.stage.into(),
             _ if self.rest > SERIAL * then => Cause::HandOver,
             Some(_) => Cause::MemoryBudget,
             None => Cause::HandOver,
         };
+        for load in &mut stages {
+            load.utilisation = ratio(items_per_s, load.ceiling_items_per_s).min(1.0);
+        }
         // Also when storage merely slows down the limiting stage.
-        let storage = loads.iter().find(|(stage, _)| *stage == Cause::Storage).map_or(0.0, |(_, load)| *load);
-        let seen_less = self.loads.at_least(Cause::Storage) && storage > 0.6 * then;
+        let storage = loads.iter().find(|(stage, _)| *stage == PipelineStage::Storage).map_or(0.0, |(_, load)| *load);
+        let seen_less = self.loads.at_least(PipelineStage::Storage) && storage > 0.6 * then;
         if seen_less {
             let filled = 100.0 * self.loads.depth_filled;
             caveats.push(format!(
@@ -196,10 +195,10 @@ impl WhatIf {
     }
 
     /// The loads at the rate that can be kept up.
-    fn measured(&self) -> [(Cause, f64); 5] {
-        STAGES.map(|stage| {
+    fn measured(&self) -> [(PipelineStage, f64); 5] {
+        PipelineStage::UPSTREAM.map(|stage| {
             let load = match stage {
-                Cause::Decode if self.loads.decode > 0.0 => {
+                PipelineStage::Decode if self.loads.decode > 0.0 => {
                     let parallel = self.parallel(self.workers, self.slots);
                     (self.loads.working / parallel / self.loads.prepared).max(self.loads.decode)
                 }
@@ -209,7 +208,7 @@ impl WhatIf {
         })
     }
 
-    fn changed(&self, change: &Change, caveats: &mut Vec<String>) -> [(Cause, f64); 5] {
+    fn changed(&self, change: &Change, caveats: &mut Vec<String>) -> [(PipelineStage, f64); 5] {
         let mut factor = |what: &str, by: Option<f64>| match by {
             None => 1.0,
             Some(by) if by > 0.0 && by.is_finite() => by,
@@ -230,11 +229,11 @@ impl WhatIf {
         }
         self.measured().map(|(stage, load)| {
             let changed = match stage {
-                Cause::Consumer => load / consumer,
+                PipelineStage::Consumer => load / consumer,
                 // Reads of the network are few or many; their share of the time is not known.
-                Cause::Storage if change.cached || local => 0.0,
-                Cause::Storage => load / storage,
-                Cause::Decode => self.decode(load, change, caveats),
+                PipelineStage::Storage if change.cached || local => 0.0,
+                PipelineStage::Storage => load / storage,
+                PipelineStage::Decode => self.decode(load, change, caveats),
                 _ => load,
             };
             (stage, finite(changed))
@@ -317,7 +316,7 @@ impl WhatIf {
     }
 
     /// The time per batch, as a multiple of the measured one.
-    fn time(&self, loads: [(Cause, f64); 5], serial: f64) -> f64 {
+    fn time(&self, loads: [(PipelineStage, f64); 5], serial: f64) -> f64 {
         let (most, sum) = most_and_sum(&loads.map(|(_, load)| load));
         most + serial * (sum - most) + self.rest
     }
@@ -325,6 +324,11 @@ impl WhatIf {
 
 fn most_and_sum(loads: &[f64; 5]) -> (f64, f64) {
     (loads.iter().copied().fold(0.0, f64::max), loads.iter().sum())
+}
+
+/// The stage with the least ceiling.
+pub(super) fn least(stages: &[StageLoad]) -> Option<StageLoad> {
+    stages.iter().copied().min_by(|a, b| a.ceiling_items_per_s.total_cmp(&b.ceiling_items_per_s))
 }
 
 /// Mean time of a row as a share of a long row's: 1 when all take the same.
@@ -352,7 +356,7 @@ mod tests {
         (s.consumer.batches, s.consumer.samples, s.consumer.bytes) = (100, 1600, 1_600_000);
         (s.consumer.user_ns, s.consumer.waited_ns) = (ns(consumer), ns(1.0 - consumer));
         (s.decode.workers, s.decode.cores, s.decode.samples, s.decode.busy_ns) = (4, 64, 1600, 4 * ns(decode));
-        (s.storage.reads, s.storage.bytes, s.storage.depth) = (1600, 1_600_000, 16);
+        (s.storage.counts.ops, s.storage.counts.bytes_moved, s.storage.depth) = (1600, 1_600_000, 16);
         (s.storage.busy_ns, s.storage.in_flight_ns) = (ns(storage), 16 * ns(storage));
         (s.order.busy_ns, s.slots.count) = (ns(order), slots);
         s
@@ -434,7 +438,7 @@ mod tests {
                 snapshot.consumer.steady = Some(Handed { batches: 100, samples });
                 let model = WhatIf::from(&snapshot).unwrap();
                 let now = model.with(&Change::default());
-                let least = now.stages.iter().map(|(_, ceiling)| *ceiling).fold(f64::INFINITY, f64::min);
+                let least = least(&now.stages).unwrap().ceiling_items_per_s;
                 assert!(now.items_per_s <= least * 1.000001, "{ready} {now:?}");
             }
         }
@@ -446,7 +450,7 @@ mod tests {
             let model = WhatIf::from(&snapshot).unwrap();
             let rate = |change: Change| {
                 let then = model.with(&change);
-                let least = then.stages.iter().map(|(_, ceiling)| *ceiling).fold(f64::INFINITY, f64::min);
+                let least = least(&then.stages).unwrap().ceiling_items_per_s;
                 assert!(then.items_per_s <= least, "{then:?}");
                 then.items_per_s
             };
@@ -465,11 +469,14 @@ mod tests {
         let model = WhatIf::from(&measured([0.05, 1.0, 0.06, 0.01], 6)).unwrap();
         let now = model.with(&Change::default());
         assert_eq!(now.bound_by, Cause::Decode);
-        let stages = |then: &Prediction| then.stages.iter().map(|(stage, _)| *stage).collect::<Vec<_>>();
+        let stages = |then: &Prediction| then.stages.iter().map(|load| load.stage).collect::<Vec<_>>();
         let cached = model.with(&Change { cached: true, ..Change::default() });
-        assert!(!stages(&cached).contains(&Cause::Storage), "{cached:?}");
+        assert!(!stages(&cached).contains(&PipelineStage::Storage), "{cached:?}");
         let decoded = model.with(&Change { gpu_decode: true, ..Change::default() });
-        assert!(!stages(&decoded).contains(&Cause::Decode) && decoded.bound_by == Cause::Storage, "{decoded:?}");
+        assert!(
+            !stages(&decoded).contains(&PipelineStage::Decode) && decoded.bound_by == Cause::Storage,
+            "{decoded:?}"
+        );
         assert!(decoded.items_per_s > 10.0 * now.items_per_s && !decoded.caveats.is_empty(), "{decoded:?}");
         for by in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             let then = model.with(&Change { storage_factor: Some(by), consumer_factor: Some(by), ..Change::default() });

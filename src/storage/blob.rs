@@ -14,7 +14,7 @@
 //! Memory is allocated only for bytes that the file has. Every error names the path, and the range if it concerns one.
 
 use super::files::{OPEN_FLAGS, check_regular, open, open_error, unopened, with_cstr};
-use super::meta::{Meta, is_url};
+use super::metadata::{Meta, is_url};
 use super::{Extent, SourceId, Sources, remote, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use bytes::Bytes;

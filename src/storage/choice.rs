@@ -1,14 +1,14 @@
 //! The choice of a reader and its reasons: made once, by `build`, from the machine's features.
 
-use super::cache::{Announcer, Cache, Fill};
+use super::cache::{Announcer, Cache, CachedBlocks, Fill, FillSetup};
 use super::fault_hook::FaultHook;
 use super::files::{Files, PROBES_MAX, Probe, Seen, probe, seen};
-use super::mixed::Mixed;
 use super::mmap::Mmap;
 use super::mounts::{Mounts, Slow};
 use super::pread::Pread;
-use super::remote::Meter;
-use super::threads::Threaded;
+use super::remote::{Meter, Remote};
+use super::router::{Route, Router, plan_routes};
+use super::threads::{BlockingRead, Threaded};
 use super::uring::{Uring, refusal};
 use super::{Again, DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX, Waker};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -92,135 +92,199 @@ impl fmt::Display for Choice {
 /// system refuses it (names the file), and for [`Mode::Uring`] if io_uring is refused (says why).
 pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     check_limits(options)?;
-    let (objects, files) = sources.kinds();
-    let Some(cache) = &options.cache else {
-        return if objects { open_objects(sources, files, options) } else { open_files(sources, options) };
-    };
-    let slow = cache.mounts().slow_folders(&sources, usize::MAX);
-    if objects || !slow.is_empty() {
-        return open_cached(sources, (cache, &slow), options);
+    let facts = Facts::of(sources, options);
+    let Facts { ref sources, cache, .. } = facts;
+    let (meter, blocks) = (Arc::new(Meter::new()), cache.map(|cache| Arc::new(CachedBlocks::new(sources, cache))));
+    let main = facts.open_main(&meter, blocks.clone())?;
+    let waker = main.reader.waker();
+    let setup = cache.zip(blocks.clone()).map(|(cache, blocks)| FillSetup {
+        sources,
+        blocks,
+        options,
+        cache,
+        meter: &meter,
+        waker: &waker,
+    });
+    let fill = setup.map(Fill::start).transpose()?;
+    let announcer = fill.as_ref().filter(|_| options.locality == Locality::Blocks).map(Fill::announcer);
+    let mut others = Vec::<(Route, Box<dyn Reader>)>::new();
+    if !facts.staged.is_empty() {
+        // What the cache does not hold is read from the mount itself.
+        let mounts = Pread::new(facts.table(sources.clone(), 1, main.seen.clone()));
+        others.push((Route::Mount, Box::new(facts.start_threads(mounts, DEPTH_MOUNT, Some(waker.clone()))?)));
     }
-    let mut opened = open_files(sources, options)?;
-    opened.choice.why.push("all data lies on local disks, so nothing is kept in the cache".into());
-    Ok(opened)
-}
-
-/// Objects without a cache. `files`: some sources are files.
-fn open_objects(sources: Arc<Sources>, files: bool, options: &ReaderOptions) -> Result<Opened> {
-    let meter = Arc::new(Meter::new());
-    let network = meter.clone();
-    let remote: Option<RemoteCounts> = Some(Arc::new(move || (Some(network.read()), None)));
-    if !files {
-        let reader = start_objects((&sources, options), meter, None, None)?;
-        let used = ReaderInUse::of(ReaderKind::Network, false);
-        let choice = Choice { reader: used, direct: false, cached_first: false, why: Vec::new() };
-        return Ok(Opened {
-            reader,
-            cache: None,
-            choice,
-            again: Again::new(sources, options, None),
-            announcer: None,
-            remote,
-        });
+    let objects = facts.objects && main.used.kind != ReaderKind::Network;
+    if objects {
+        others.push((Route::Object, facts.start_objects(meter.clone(), Some(waker), fill.as_ref())?));
     }
-    let mut opened = open_files(sources.clone(), options)?;
-    let objects = start_objects((&sources, options), meter, Some(opened.reader.waker()), None)?;
-    opened.reader = Box::new(Mixed::new(sources, opened.reader, objects, None));
-    opened.choice.reader.objects = true;
-    Ok(Opened { remote, ..opened })
-}
-
-/// Objects, and files on network mounts, through a cache; other files beside them.
-fn open_cached(sources: Arc<Sources>, (cache, slow): (&Cache, &[Slow]), options: &ReaderOptions) -> Result<Opened> {
-    let options = &ReaderOptions { depth: depth_for(slow, options), ..options.clone() };
-    let sources = Arc::new(sources.with_mounts(slow.iter().map(|slow| slow.first)));
-    let (kept, meter) = (Fill::table(&sources, cache), Arc::new(Meter::new()));
-    let mut opened = open_files(Arc::new(sources.with_cache(kept.clone())), options)?;
-    let waker = opened.reader.waker();
-    let fill = Fill::start((sources.clone(), kept.clone()), options, cache, (meter.clone(), waker.clone()))?;
-    opened.announcer = (options.locality == Locality::Blocks).then(|| fill.announcer());
-    let objects = sources.kinds().0;
-    let start = || start_objects((&sources, options), meter.clone(), Some(waker.clone()), Some(&fill));
-    let origin = match (objects, slow.is_empty()) {
-        (true, true) => start()?,
-        (true, false) => {
-            let files = start_mounts((&sources, options), opened.again.seen(), waker.clone())?;
-            Box::new(Mixed::new(sources.clone(), files, start()?, None))
-        }
-        (false, _) => start_mounts((&sources, options), opened.again.seen(), waker)?,
+    let choice = Choice {
+        reader: ReaderInUse { objects, cached: cache.is_some(), ..main.used },
+        direct: main.direct,
+        cached_first: main.page_cache.is_some(),
+        why: facts.reasons(main.why),
     };
-    opened.reader = Box::new(Mixed::new(sources.clone(), opened.reader, origin, Some(fill)));
-    let used = &mut opened.choice.reader;
-    (used.cached, used.objects) = (true, objects);
-    let why = &mut opened.choice.why;
-    why.extend(slow.first().map(|slow| format!("{} is kept in the cache", slow.words())));
-    why.extend(cache.own_mount().map(|name| format!("the cache itself lies on {name}; a local disk is faster")));
+    let network = facts.objects.then_some(meter);
+    let remote = (network.is_some() || blocks.is_some()).then(|| -> RemoteCounts {
+        Arc::new(move || (network.as_ref().map(|meter| meter.read()), blocks.as_ref().map(|blocks| blocks.counts())))
+    });
     // Retries read the objects themselves.
-    opened.again = Again::new(sources, options, opened.again.seen());
-    opened.remote = Some(Arc::new(move || (objects.then(|| meter.read()), Some(kept.counts()))));
-    Ok(opened)
-}
-
-/// What starts a reader: the sources, and the options.
-type Start<'a> = (&'a Arc<Sources>, &'a ReaderOptions);
-
-/// The reader of files on network mounts, for what the cache does not hold. `waker`: wakes the driver, which sleeps in
-/// another reader.
-fn start_mounts((sources, options): Start<'_>, seen: Option<Seen>, waker: Waker) -> Result<Box<dyn Reader>> {
-    let files = Files::new(sources.clone(), 1, options.fds).through(FaultHook::of(options)).seeing(seen);
-    Ok(Box::new(start_threads(Pread::new(files), DEPTH_MOUNT, options, Some(waker))?))
-}
-
-/// The reader of objects. `fill`: the cache that keeps what it reads.
-#[cfg(feature = "remote")]
-fn start_objects(
-    (sources, options): Start<'_>,
-    meter: Arc<Meter>,
-    waker: Option<Waker>,
-    fill: Option<&Fill>,
-) -> Result<Box<dyn Reader>> {
-    let reader = super::remote::Remote::start(sources.clone(), options, meter, waker)?;
-    Ok(Box::new(match fill {
-        Some(fill) => reader.keeping(fill.taker()),
-        None => reader,
-    }))
-}
-
-#[cfg(not(feature = "remote"))]
-fn start_objects(_: Start<'_>, _: Arc<Meter>, _: Option<Waker>, _: Option<&Fill>) -> Result<Box<dyn Reader>> {
-    Err(config("data in object stores needs the feature `remote`; build feedline with it".into()))
-}
-
-fn open_files(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
-    let mut why = Vec::new();
-    let slow = Mounts::new(None).slow_folders(&sources, PROBES_MAX);
-    let options = &ReaderOptions { depth: depth_for(&slow, options), ..options.clone() };
-    let align = choose_align(&sources, &slow, options, &mut why)?;
-    let threads = if slow.is_empty() { THREADS_DEFAULT } else { DEPTH_MOUNT };
-    let seen = seen(&sources, options.fds);
-    let files = || Files::new(sources.clone(), align, options.fds).through(FaultHook::of(options)).seeing(seen.clone());
-    let pread = || start_threads(Pread::new(files()), threads, options, None);
-    let (kind, reader): (_, Box<dyn Reader>) = match options.mode {
-        Mode::Pread => (ReaderKind::Pread, Box::new(pread()?)),
-        Mode::Mmap => (ReaderKind::Mmap, Box::new(start_threads(Mmap::new(files()), threads, options, None)?)),
-        Mode::Uring | Mode::Auto => match start_uring(files(), options) {
-            Ok(reader) => {
-                why.push(format!("io_uring: {}", reader.flavour()));
-                (ReaderKind::Uring, Box::new(reader))
-            }
-            Err(errno) if options.mode == Mode::Uring => return Err(unsupported(refusal(errno)).with_source(errno)),
-            Err(errno) => {
-                why.push(format!("{}, so pread threads", refusal(errno)));
-                (ReaderKind::Pread, Box::new(pread()?))
-            }
-        },
+    let again = Again::new(sources.clone(), options, main.seen);
+    let reader = match others.is_empty() {
+        true => main.reader,
+        false => Box::new(Router::new(plan_routes(sources), main.reader, others, fill)),
     };
-    let cache = || Arc::new(PageCache::new(sources.clone(), options.fds).through(FaultHook::of(options), seen.clone()));
-    let cache = (options.mode == Mode::Auto).then(cache);
-    let used = ReaderInUse { mount: !slow.is_empty(), ..ReaderInUse::of(kind, options.mode != Mode::Auto) };
-    let choice = Choice { reader: used, direct: align > 1, cached_first: cache.is_some(), why };
-    let again = Again::new(sources.clone(), options, seen.clone());
-    Ok(Opened { reader, cache, choice, again, announcer: None, remote: None })
+    Ok(Opened { reader, cache: main.page_cache, choice, again, announcer, remote })
+}
+
+/// What decides which readers there are.
+struct Facts<'a> {
+    options: &'a ReaderOptions,
+    /// With the folders on mounts that the cache stages.
+    sources: Arc<Sources>,
+    /// Some sources are objects.
+    objects: bool,
+    /// Some sources are files.
+    files: bool,
+    /// Folders on network mounts whose files the cache stages.
+    staged: Vec<Slow>,
+    /// Folders on network mounts that the reader of files reads itself.
+    slow: Vec<Slow>,
+    /// The cache, if any of the sources can be kept in it.
+    cache: Option<&'a Cache>,
+    /// The depth as set, or the default for network mounts.
+    depth: Option<u32>,
+}
+
+/// The reader that the driver sleeps in, and the reasons for it.
+struct MainReader {
+    reader: Box<dyn Reader>,
+    used: ReaderInUse,
+    /// Reads bypass the page cache.
+    direct: bool,
+    page_cache: Option<Arc<PageCache>>,
+    seen: Option<Seen>,
+    why: Vec<String>,
+}
+
+impl<'a> Facts<'a> {
+    fn of(sources: Arc<Sources>, options: &'a ReaderOptions) -> Self {
+        let (objects, files) = sources.kinds();
+        let slow = match &options.cache {
+            Some(cache) => cache.mounts().slow_folders(&sources, usize::MAX),
+            None => Mounts::new(None).slow_folders(&sources, PROBES_MAX),
+        };
+        let cache = options.cache.as_ref().filter(|_| objects || !slow.is_empty());
+        let depth = options.depth.or((!slow.is_empty()).then_some(DEPTH_MOUNT));
+        let (staged, slow) = if cache.is_some() { (slow, Vec::new()) } else { (Vec::new(), slow) };
+        let sources = match staged.is_empty() {
+            true => sources,
+            false => Arc::new(sources.with_mounts(staged.iter().map(|slow| slow.first))),
+        };
+        Self { options, sources, objects, files, staged, slow, cache, depth }
+    }
+
+    /// `why`, and the reasons that concern the cache.
+    fn reasons(&self, mut why: Vec<String>) -> Vec<String> {
+        if let Some(cache) = self.cache {
+            why.extend(self.staged.first().map(|slow| format!("{} is kept in the cache", slow.words())));
+            let own = cache.own_mount();
+            why.extend(own.map(|name| format!("the cache itself lies on {name}; a local disk is faster")));
+        } else if self.options.cache.is_some() {
+            why.push("all data lies on local disks, so nothing is kept in the cache".into());
+        }
+        why
+    }
+
+    /// Opens the reader of files. Without any file, nor a cache, the reader of objects is the only one.
+    fn open_main(&self, meter: &Arc<Meter>, blocks: Option<Arc<CachedBlocks>>) -> Result<MainReader> {
+        if self.objects && !self.files && self.cache.is_none() {
+            let reader = self.start_objects(meter.clone(), None, None)?;
+            let used = ReaderInUse::of(ReaderKind::Network, false);
+            return Ok(MainReader { reader, used, direct: false, page_cache: None, seen: None, why: Vec::new() });
+        }
+        let options = self.options;
+        let sources = match blocks {
+            Some(blocks) => Arc::new(self.sources.with_cache(blocks)),
+            None => self.sources.clone(),
+        };
+        let mut why = Vec::new();
+        let align = self.choose_align(&sources, &mut why)?;
+        let threads = if self.slow.is_empty() { THREADS_DEFAULT } else { DEPTH_MOUNT };
+        let seen = seen(&sources, options.fds);
+        let files = || self.table(sources.clone(), align, seen.clone());
+        let pread = || self.start_threads(Pread::new(files()), threads, None);
+        let (kind, reader): (_, Box<dyn Reader>) = match options.mode {
+            Mode::Pread => (ReaderKind::Pread, Box::new(pread()?)),
+            Mode::Mmap => (ReaderKind::Mmap, Box::new(self.start_threads(Mmap::new(files()), threads, None)?)),
+            Mode::Uring | Mode::Auto => match self.start_uring(files()) {
+                Ok(reader) => {
+                    why.push(format!("io_uring: {}", reader.flavour()));
+                    (ReaderKind::Uring, Box::new(reader))
+                }
+                Err(errno) if options.mode == Mode::Uring => return Err(unsupported(refusal(errno)).with_source(errno)),
+                Err(errno) => {
+                    why.push(format!("{}, so pread threads", refusal(errno)));
+                    (ReaderKind::Pread, Box::new(pread()?))
+                }
+            },
+        };
+        let page_cache = || PageCache::new(sources.clone(), options.fds).through(FaultHook::of(options), seen.clone());
+        let page_cache = (options.mode == Mode::Auto).then(|| Arc::new(page_cache()));
+        let used = ReaderInUse { mount: !self.slow.is_empty(), ..ReaderInUse::of(kind, options.mode != Mode::Auto) };
+        Ok(MainReader { reader, used, direct: align > 1, page_cache, seen, why })
+    }
+
+    fn table(&self, sources: Arc<Sources>, align: usize, seen: Option<Seen>) -> Files {
+        Files::new(sources, align, self.options.fds).through(FaultHook::of(self.options)).seeing(seen)
+    }
+
+    /// The reader of objects. `fill`: the cache that keeps what it reads.
+    fn start_objects(&self, meter: Arc<Meter>, waker: Option<Waker>, fill: Option<&Fill>) -> Result<Box<dyn Reader>> {
+        Remote::start(self.sources.clone(), self.options, meter, waker, fill.map(Fill::taker))
+    }
+
+    fn start_uring(&self, files: Files) -> Result<Uring, Errno> {
+        match self.options.deny_uring {
+            Some(errno) => Err(Errno::from_raw_os_error(errno)),
+            None => {
+                let default = if files.align() > 1 { DEPTH_DEFAULT } else { DEPTH_BUFFERED };
+                Uring::new(files, self.depth.unwrap_or(default) as usize, self.options.registered)
+            }
+        }
+    }
+
+    fn start_threads<W: BlockingRead>(&self, work: W, default: u32, waker: Option<Waker>) -> Result<Threaded<W>> {
+        let threads = if self.options.threads == 0 { default } else { self.options.threads };
+        let depth = self.depth.unwrap_or(DEPTH_DEFAULT);
+        Threaded::start(work, depth as usize, threads.min(depth) as usize, waker)
+    }
+
+    /// The alignment of reads; 1 for reads through the page cache.
+    fn choose_align(&self, sources: &Sources, why: &mut Vec<String>) -> Result<usize> {
+        let ReaderOptions { mode, direct, .. } = *self.options;
+        if direct == Direct::Off || mode == Mode::Mmap {
+            return Ok(1);
+        }
+        if direct == Direct::Auto
+            && let Some(shared) = self.slow.iter().find(|slow| !slow.mount.direct)
+        {
+            why.push(format!("buffered reads, since {}", shared.words()));
+            return Ok(1);
+        }
+        if mode == Mode::Auto && direct == Direct::Auto && fits_memory(sources.total_bytes(), why) {
+            return Ok(1);
+        }
+        match probe(sources) {
+            Probe { refused: None, align } => Ok(align),
+            Probe { refused: Some((path, reason)), .. } if direct == Direct::On => {
+                Err(unsupported(format!("no O_DIRECT: {reason}")).with_path(path))
+            }
+            Probe { refused: Some((path, reason)), .. } => {
+                why.push(format!("buffered reads, since {reason} ({})", path.display()));
+                Ok(1)
+            }
+        }
+    }
 }
 
 fn config(message: String) -> Error {
@@ -243,58 +307,6 @@ fn check_limits(options: &ReaderOptions) -> Result<()> {
         return Err(config("mmap cannot use O_DIRECT: it reads through the page cache; use another reader".into()));
     }
     Ok(())
-}
-
-fn start_uring(files: Files, options: &ReaderOptions) -> Result<Uring, Errno> {
-    match options.deny_uring {
-        Some(errno) => Err(Errno::from_raw_os_error(errno)),
-        None => {
-            let default = if files.align() > 1 { DEPTH_DEFAULT } else { DEPTH_BUFFERED };
-            Uring::new(files, options.depth.unwrap_or(default) as usize, options.registered)
-        }
-    }
-}
-
-fn start_threads<W: super::threads::Work>(
-    work: W,
-    default: u32,
-    options: &ReaderOptions,
-    waker: Option<Waker>,
-) -> Result<Threaded<W>> {
-    let threads = if options.threads == 0 { default } else { options.threads };
-    let depth = options.depth.unwrap_or(DEPTH_DEFAULT);
-    Threaded::start(work, depth as usize, threads.min(depth) as usize, waker)
-}
-
-/// The depth as set, or the default for network mounts.
-fn depth_for(slow: &[Slow], options: &ReaderOptions) -> Option<u32> {
-    options.depth.or((!slow.is_empty()).then_some(DEPTH_MOUNT))
-}
-
-/// The alignment of reads; 1 for reads through the page cache.
-fn choose_align(sources: &Sources, slow: &[Slow], options: &ReaderOptions, why: &mut Vec<String>) -> Result<usize> {
-    if options.direct == Direct::Off || options.mode == Mode::Mmap {
-        return Ok(1);
-    }
-    if options.direct == Direct::Auto
-        && let Some(shared) = slow.iter().find(|slow| !slow.mount.direct)
-    {
-        why.push(format!("buffered reads, since {}", shared.words()));
-        return Ok(1);
-    }
-    if options.mode == Mode::Auto && options.direct == Direct::Auto && fits_memory(sources.total_bytes(), why) {
-        return Ok(1);
-    }
-    match probe(sources) {
-        Probe { refused: None, align } => Ok(align),
-        Probe { refused: Some((path, reason)), .. } if options.direct == Direct::On => {
-            Err(unsupported(format!("no O_DIRECT: {reason}")).with_path(path))
-        }
-        Probe { refused: Some((path, reason)), .. } => {
-            why.push(format!("buffered reads, since {reason} ({})", path.display()));
-            Ok(1)
-        }
-    }
 }
 
 /// Whether a second epoch would run from memory, so that the first one should fill the page cache.

@@ -17,7 +17,7 @@ pub(crate) use plain::{FaultHook, Injection};
 
 #[cfg(not(feature = "unstable"))]
 mod plain {
-    use super::super::attempt::Attempt;
+    use super::super::fault_point::Attempt;
     use super::super::progress::Next;
     use super::super::{ReaderOptions, SourceId};
     use rustix::io::Errno;

@@ -21,7 +21,7 @@
 //! The order of operations is the order of the calls. With one reader thread, or with a ring, it is the same in every
 //! run, as long as the loader makes the same requests.
 
-use super::attempt::{Attempt, Call};
+use super::fault_point::{Attempt, Call};
 use super::progress::Next;
 use super::{Extent, ReaderOptions, SourceId};
 use crate::sync::Hold;

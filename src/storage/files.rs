@@ -8,9 +8,10 @@
 //! An opened file is a regular file of the indexed length; anything else is an error that says what it is. A name that
 //! came from a file is opened beneath its folder (`resolve_beneath`).
 
-use super::attempt::{Attempt, Call};
 use super::fault_hook::FaultHook;
+use super::fault_point::{Attempt, Call};
 use super::progress::{Next, footprint};
+use super::reader::has_room;
 use super::{Extent, Footprint, SourceId, Sources, add, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
@@ -171,12 +172,7 @@ impl Files {
             let message = format!("the extent ends past the file's indexed length of {len} bytes");
             return Err(Error::new(ErrorKind::Truncated, Stage::Read, message));
         }
-        let needed = self.footprint(extent).bytes;
-        if room < needed {
-            let message = format!("the buffer has {room} bytes, but the read needs {needed}");
-            return Err(Error::new(ErrorKind::Config, Stage::Read, message));
-        }
-        Ok(())
+        has_room(room, self.footprint(extent).bytes)
     }
 
     /// Adds the place in the data to an error.

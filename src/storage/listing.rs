@@ -1,8 +1,8 @@
 //! The sources of a dataset: a file, a folder, or a pattern such as `train-{0000..0127}.tar` or `*.parquet`; lengths,
 //! versions.
 
-use super::meta::is_url;
-pub(crate) use super::meta::{FileKind, Meta};
+use super::metadata::is_url;
+pub(crate) use super::metadata::{FileKind, Meta};
 use super::remote;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::collections::BTreeMap;

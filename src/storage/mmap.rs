@@ -8,10 +8,10 @@
 
 #![allow(unsafe_code)]
 
-use super::attempt::{Attempt, Call};
+use super::fault_point::{Attempt, Call};
 use super::files::{File, Files};
 use super::progress::{Failure, Next, Progress, RETRIES_MAX, Step};
-use super::threads::Work;
+use super::threads::BlockingRead;
 use super::{Counters, Extent, Footprint, ReadStats, add};
 use crate::error::{Error, Result, Stage};
 use memmap2::{Advice, MmapOptions, MmapRaw};
@@ -167,15 +167,13 @@ fn copy_once(map: &MmapRaw, start: usize, dst: &mut [u8]) -> Result<usize, Errno
     usize::try_from(count).map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
 }
 
-impl Work for Mmap {
+impl BlockingRead for Mmap {
     const NAME: &'static str = "mmap";
 
     fn read(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
         self.files.check(extent, buf.len()).map_err(|error| self.files.at_site(error, extent))?;
         let dst = &mut buf[..extent.len as usize];
-        if let Some(bytes) = self.files.sources().bytes_of(extent.source) {
-            dst.copy_from_slice(&bytes[extent.offset as usize..][..dst.len()]);
-        } else if !dst.is_empty() {
+        if !self.files.sources().copy_resident(extent, dst) {
             self.read_file(extent, dst, counters).map_err(|error| self.files.at_site(error, extent))?;
         }
         Ok(0)

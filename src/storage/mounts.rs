@@ -4,7 +4,7 @@
 //! first file of each folder ──stat──► device ──statfs, once per device──► kind of file system ──► Mount, or a local disk
 //! ```
 //!
-//! With a cache, such files are staged like objects: `cache::origin` reads their blocks, `mixed` the rest from the files
+//! With a cache, such files are staged like objects: `cache::upstream` reads their blocks, `router` the rest from the files
 //! themselves. Without one, the readers alone know: `choice` opens more reads at once, and no O_DIRECT where [`Mount`]
 //! says so. The kinds are those of `statfs` (`linux/magic.h`, and the file systems' own headers).
 

@@ -5,11 +5,11 @@
 //! after it would move the same bytes twice. So `cachestat` is asked first, until many hits in a row. If the kernel
 //! does not answer `cachestat`, probes become rarer while they do not pay.
 
-use super::attempt::Call;
 use super::fault_hook::FaultHook;
+use super::fault_point::Call;
 use super::files::{Files, Seen};
 use super::progress::{Next, RETRIES_MAX};
-use super::{Extent, Sources, add, sys};
+use super::{Extent, Sources, add, syscalls};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use rustix::fd::AsFd;
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
@@ -103,19 +103,15 @@ impl PageCache {
 
     fn copied(&self, extent: &Extent, dst: &mut [u8]) -> Result<bool> {
         let dst = &mut dst[..extent.len as usize];
-        match self.files.sources().bytes_of(extent.source) {
-            Some(bytes) => {
-                dst.copy_from_slice(&bytes[extent.offset as usize..][..dst.len()]);
-                Ok(true)
-            }
-            None if dst.is_empty() => Ok(true),
-            // If the cache's file cannot be read, the network has the bytes. It alone is looked at: a mount may not answer.
-            None if self.files.sources().is_staged(extent.source) => {
-                let sources = self.files.sources().clone();
-                Ok(sources.read_cached(extent, || self.look(extent, dst).unwrap_or(false)))
-            }
-            None => self.look(extent, dst),
+        let sources = self.files.sources();
+        if sources.copy_resident(extent, dst) {
+            return Ok(true);
         }
+        if sources.is_staged(extent.source) {
+            // If the cache's file cannot be read, the network has the bytes. It alone is looked at: a mount may not answer.
+            return Ok(sources.read_cached(extent, || self.look(extent, dst).unwrap_or(false)));
+        }
+        self.look(extent, dst)
     }
 
     fn look(&self, extent: &Extent, dst: &mut [u8]) -> Result<bool> {
@@ -174,7 +170,7 @@ impl PageCache {
     fn seems_cached(&self, fd: rustix::fd::BorrowedFd<'_>, extent: &Extent) -> bool {
         let page = rustix::param::page_size() as u64;
         let pages = (extent.offset + extent.len).div_ceil(page) - extent.offset / page;
-        match sys::cached_pages(fd, extent.offset, extent.len) {
+        match syscalls::cached_pages(fd, extent.offset, extent.len) {
             Ok(cached) => cached >= pages,
             Err(_) => {
                 self.blind.store(true, Ordering::Relaxed);

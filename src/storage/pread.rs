@@ -1,9 +1,9 @@
 //! Threads that call `pread`: the reader that works everywhere.
 
-use super::attempt::Call;
+use super::fault_point::Call;
 use super::files::Files;
 use super::progress::{Progress, Step};
-use super::threads::Work;
+use super::threads::BlockingRead;
 use super::{Counters, Extent, Footprint, ReadStats, add};
 use crate::error::{Error, ErrorKind, Result, Stage};
 
@@ -50,16 +50,12 @@ pub(super) fn check_aligned(buf: &[u8], direct: bool, align: usize) -> Result<()
     Ok(())
 }
 
-impl Work for Pread {
+impl BlockingRead for Pread {
     const NAME: &'static str = "pread";
 
     fn read(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
         self.files.check(extent, buf.len()).map_err(|error| self.files.at_site(error, extent))?;
-        if let Some(bytes) = self.files.sources().bytes_of(extent.source) {
-            buf[..extent.len as usize].copy_from_slice(&bytes[extent.offset as usize..][..extent.len as usize]);
-            return Ok(0);
-        }
-        if extent.len == 0 {
+        if self.files.sources().copy_resident(extent, buf) {
             return Ok(0);
         }
         read_file(&self.files, extent, buf, counters).map_err(|error| self.files.at_site(error, extent))

@@ -1,11 +1,12 @@
 //! The contract of a reader: `submit` takes operations, `wait` returns completions. See the module's invariants.
 
-use super::{Direct, Extent, Mode, ReadStats, Waker};
-use crate::error::{Error, Result};
+use super::{Direct, Extent, Mode, ReadStats, SourceId, Waker};
+use crate::error::{Error, ErrorKind, Result, Stage};
 #[cfg(feature = "unstable")]
 use crate::memory::ByteRing;
 use crate::memory::IoBuf;
 use crate::order::Locality;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -82,6 +83,45 @@ pub struct ReadOp {
     pub extent: Extent,
     /// The destination, at least [`Reader::footprint`] bytes.
     pub buf: IoBuf,
+}
+
+impl ReadOp {
+    /// The completion of this read.
+    pub(super) fn end(self, result: Result<usize>) -> Completion {
+        Completion { tag: self.tag, buf: self.buf, result }
+    }
+
+    /// The completion of a read that was cancelled before it began.
+    pub(super) fn cancelled(self) -> Completion {
+        let Extent { offset, len, .. } = self.extent;
+        self.end(Err(Error::new(ErrorKind::Cancelled, Stage::Read, "").with_range(offset, len)))
+    }
+}
+
+/// Bytes on their way to the disk are at their limit.
+pub(crate) struct NoRoom;
+
+/// Keeps what requests to stores bring.
+#[cfg_attr(not(feature = "remote"), allow(dead_code, reason = "for the reader of objects"))]
+pub(crate) trait Keep: Send + Sync {
+    /// The range to ask for in place of this one, if its bytes are to be kept: it begins and ends as the keeper needs it.
+    /// Then [`keep`](Self::keep) follows. `Err`: there is no room now.
+    fn wants(&self, source: SourceId, offset: u64, len: u64) -> std::result::Result<Option<Range<u64>>, NoRoom>;
+
+    /// A range is read without being kept, for lack of room.
+    fn pass(&self);
+
+    /// Takes the bytes of such a range that came, and are right: all of them, or a beginning.
+    fn keep(&self, source: SourceId, range: Range<u64>, bytes: Vec<u8>);
+}
+
+/// Errors: [`ErrorKind::Config`] for a buffer that is too small for a read.
+pub(super) fn has_room(room: usize, needed: usize) -> Result<()> {
+    if room >= needed {
+        return Ok(());
+    }
+    let message = format!("the buffer has {room} bytes, but the read needs {needed}");
+    Err(Error::new(ErrorKind::Config, Stage::Read, message))
 }
 
 /// A completed read.

@@ -78,11 +78,6 @@ impl Again {
         files.through(self.files.fault_hook().clone()).seeing(self.files.seen())
     }
 
-    /// The identity of each file at its first open.
-    pub(crate) fn seen(&self) -> Option<Seen> {
-        self.files.seen()
-    }
-
     /// Number of failed reads that succeeded on a retry.
     pub(crate) fn recovered(&self) -> u64 {
         self.recovered.load(Ordering::Relaxed)
@@ -133,8 +128,7 @@ impl Again {
 
     fn once(&self, extent: &Extent, buf: &mut [u8], past_cache: bool) -> Result<()> {
         let checked = self.files.check(extent, buf.len());
-        if let (Ok(()), Some(bytes)) = (&checked, self.files.sources().bytes_of(extent.source)) {
-            buf[..extent.len as usize].copy_from_slice(&bytes[extent.offset as usize..][..extent.len as usize]);
+        if checked.is_ok() && self.files.sources().copy_resident(extent, buf) {
             return Ok(());
         }
         if checked.is_ok() && self.files.sources().is_remote(extent.source) {

@@ -1,9 +1,9 @@
 //! The places of bytes: files by path and expected length, objects by URL and version, or memory of the process. A
 //! table, not open descriptors.
 
-use super::cache::Kept;
-use super::meta::{Meta, is_url};
-use super::{remote, resolve_beneath};
+use super::cache::CachedBlocks;
+use super::metadata::{Meta, is_url};
+use super::{add, remote, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use bytes::Bytes;
 use std::ops::Range;
@@ -61,7 +61,7 @@ pub struct Sources {
     /// The folders on network mounts whose files a cache stages, ascending.
     mounts: Vec<u32>,
     /// The files of a cache, in the table of its reader.
-    kept: Option<Arc<Kept>>,
+    cached: Option<Arc<CachedBlocks>>,
 }
 
 #[derive(Clone, Copy)]
@@ -238,6 +238,16 @@ impl Sources {
         self.entries[id.index()].len
     }
 
+    /// Copies an extent that needs no read, empty or of a memory source, to the start of `dst`; false for any other one.
+    pub(crate) fn copy_resident(&self, extent: &Extent, dst: &mut [u8]) -> bool {
+        if let Some(bytes) = self.bytes_of(extent.source) {
+            let len = extent.len as usize;
+            dst[..len].copy_from_slice(&bytes[extent.offset as usize..][..len]);
+            return true;
+        }
+        extent.len == 0
+    }
+
     /// The bytes of a memory source.
     pub fn bytes_of(&self, id: SourceId) -> Option<&[u8]> {
         self.owned(id).map(|bytes| &bytes[..])
@@ -341,21 +351,21 @@ impl Sources {
     }
 
     /// The same table for a reader of files: what a cache holds has the path of the cache's file.
-    pub(crate) fn with_cache(&self, kept: Arc<Kept>) -> Self {
-        Self { kept: Some(kept), ..self.clone() }
+    pub(crate) fn with_cache(&self, blocks: Arc<CachedBlocks>) -> Self {
+        Self { cached: Some(blocks), ..self.clone() }
     }
 
     /// Whether objects may have files in a cache.
     pub(crate) fn has_cache(&self) -> bool {
-        self.kept.is_some()
+        self.cached.is_some()
     }
 
     /// Reads a staged source's bytes by `read` if a cache holds them all; true if that succeeds.
     pub(crate) fn read_cached(&self, extent: &Extent, read: impl FnOnce() -> bool) -> bool {
-        let Some(kept) = &self.kept else { return false };
-        let hit = kept.has(extent.source.index(), extent.offset, extent.len) && read();
+        let Some(blocks) = &self.cached else { return false };
+        let hit = blocks.has(extent.source.index(), extent.offset, extent.len) && read();
         if hit {
-            kept.hit(1);
+            add(&blocks.counts.hits, 1);
         }
         hit
     }
@@ -407,7 +417,7 @@ impl Sources {
     /// enough.
     pub fn path_into(&self, id: SourceId, out: &mut Vec<u8>) {
         out.clear();
-        if self.kept.as_ref().is_some_and(|kept| kept.path_into(id.index(), out)) {
+        if self.cached.as_ref().is_some_and(|blocks| blocks.path_into(id.index(), out)) {
             return;
         }
         let entry = self.entries[id.index()];

@@ -3,7 +3,7 @@
 //! buffer. The threads inherit the CPUs of the thread that opens the reader, so open it on a NUMA node to place them
 //! there.
 
-use super::done::Done;
+use super::completions::Completions;
 use super::{
     Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, add, count_leaked,
 };
@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// One read by a thread that may block.
-pub(super) trait Work: Send + Sync + 'static {
+pub(super) trait BlockingRead: Send + Sync + 'static {
     /// The reader's name; threads are `feedline-NAME-N`.
     const NAME: &'static str;
     /// Reads `extent` and returns its offset in `buf`.
@@ -44,34 +44,34 @@ pub(super) struct Threaded<W> {
 struct ThreadsState<W> {
     work: W,
     counters: Counters,
-    queue: Mutex<Queue>,
-    /// A job came, or the reader ends.
+    queue: Mutex<ReadQueue>,
+    /// A read came, or the reader ends.
     changed: Condvar,
-    done: Done,
+    done: Completions,
 }
 
-struct Queue {
-    jobs: VecDeque<ReadOp>,
+struct ReadQueue {
+    ops: VecDeque<ReadOp>,
     stop: bool,
-    /// Number of threads that wait for a job.
+    /// Number of threads that wait for a read.
     idle: usize,
     /// Number of threads that have not ended.
     alive: usize,
 }
 
-impl<W: Work> Threaded<W> {
+impl<W: BlockingRead> Threaded<W> {
     /// Starts `threads` threads for at most `depth` reads in flight. `other`: wakes the driver, which may sleep in another
     /// reader.
     ///
     /// Errors: [`ErrorKind::Io`] if the system refuses a thread.
     pub(super) fn start(work: W, depth: usize, threads: usize, other: Option<Waker>) -> Result<Self> {
-        let queue = Queue { jobs: VecDeque::with_capacity(depth), stop: false, idle: 0, alive: 0 };
+        let queue = ReadQueue { ops: VecDeque::with_capacity(depth), stop: false, idle: 0, alive: 0 };
         let shared = Arc::new(ThreadsState {
             work,
             counters: Counters::default(),
             queue: Mutex::new(queue),
             changed: Condvar::new(),
-            done: Done::new(depth, other),
+            done: Completions::new(depth, other),
         });
         let mut reader = Self {
             shared,
@@ -85,17 +85,11 @@ impl<W: Work> Threaded<W> {
             let shared = reader.shared.clone();
             shared.queue.hold().alive += 1;
             let builder = std::thread::Builder::new().name(format!("feedline-{}-{number}", W::NAME));
-            match builder.spawn(move || shared.run()) {
-                Ok(thread) => reader.threads.push(thread),
-                Err(error) => {
-                    reader.shared.queue.hold().alive -= 1;
-                    return Err(Error::os(
-                        Stage::Build,
-                        format!("cannot start a thread of the {} reader", W::NAME),
-                        error,
-                    ));
-                }
-            }
+            let thread = builder.spawn(move || shared.run()).map_err(|error| {
+                reader.shared.queue.hold().alive -= 1;
+                Error::os(Stage::Build, format!("cannot start a thread of the {} reader", W::NAME), error)
+            });
+            reader.threads.push(thread?);
         }
         Ok(reader)
     }
@@ -106,15 +100,15 @@ impl<W: Work> Threaded<W> {
         }
         let mut queue = self.shared.queue.hold();
         let wanted = self.pending.len().min(queue.idle);
-        queue.jobs.extend(self.pending.drain(..));
+        queue.ops.extend(self.pending.drain(..));
         drop(queue);
         (0..wanted).for_each(|_| self.shared.changed.notify_one());
     }
 }
 
-impl<W: Work> Sealed for Threaded<W> {}
+impl<W: BlockingRead> Sealed for Threaded<W> {}
 
-impl<W: Work> Reader for Threaded<W> {
+impl<W: BlockingRead> Reader for Threaded<W> {
     fn depth(&self) -> usize {
         self.depth
     }
@@ -146,12 +140,8 @@ impl<W: Work> Reader for Threaded<W> {
     }
 
     fn cancel(&mut self) {
-        let queued = std::mem::take(&mut self.shared.queue.hold().jobs);
-        let cancelled = self.pending.drain(..).chain(queued).map(|op| {
-            let error = Error::new(ErrorKind::Cancelled, Stage::Read, "").with_range(op.extent.offset, op.extent.len);
-            Completion { tag: op.tag, buf: op.buf, result: Err(error) }
-        });
-        self.shared.done.extend(cancelled);
+        let queued = std::mem::take(&mut self.shared.queue.hold().ops);
+        self.shared.done.extend(self.pending.drain(..).chain(queued).map(ReadOp::cancelled));
     }
 
     fn waker(&self) -> Waker {
@@ -165,7 +155,7 @@ impl<W: Work> Reader for Threaded<W> {
     }
 }
 
-impl<W: Work> ThreadsState<W> {
+impl<W: BlockingRead> ThreadsState<W> {
     fn run(&self) {
         while let Some(op) = self.next() {
             let completion = self.finish(op);
@@ -182,7 +172,7 @@ impl<W: Work> ThreadsState<W> {
             if queue.stop {
                 return None;
             }
-            if let Some(op) = queue.jobs.pop_front() {
+            if let Some(op) = queue.ops.pop_front() {
                 return Some(op);
             }
             queue.idle += 1;
@@ -210,7 +200,7 @@ impl<W> Drop for Threaded<W> {
         let deadline = Instant::now() + self.deadline;
         let mut queue = self.shared.queue.hold();
         queue.stop = true;
-        let unsent = queue.jobs.drain(..).len();
+        let unsent = queue.ops.drain(..).len();
         self.in_flight -= unsent + self.pending.len();
         self.shared.changed.notify_all();
         while queue.alive > 0 {
@@ -241,7 +231,7 @@ mod tests {
     /// Offset 0 waits for a message, offset 1 panics.
     struct Stuck(Mutex<Receiver<()>>);
 
-    impl Work for Stuck {
+    impl BlockingRead for Stuck {
         const NAME: &'static str = "stuck";
         fn read(&self, extent: &Extent, _: &mut [u8], _: &Counters) -> Result<usize> {
             assert!(extent.offset == 0, "on purpose");

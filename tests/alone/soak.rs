@@ -113,7 +113,7 @@ fn run(loader: &Loader, bytes: &[u8], time: Duration, done: &mut Done) {
         }
         epoch += 1;
     }
-    done.recovered += loader.report().recovered;
+    done.recovered += loader.report().total.storage.recovered;
     assert_eq!(loader.report().leaked, 0);
 }
 

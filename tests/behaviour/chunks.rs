@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use bytes::Bytes;
-use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Parts};
+use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Parts, Sizes};
 use feedline::decode::Scratch;
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
@@ -70,8 +70,8 @@ impl Dataset for Toy {
     fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
-    fn sample_bytes_max(&self) -> u64 {
-        RECORD as u64 + 1
+    fn sizes(&self) -> Sizes {
+        Sizes::new(RECORD as u64 + 1)
     }
     fn extents<'a>(&'a self, _: u64, _: &mut Parts<'a>) -> Result<()> {
         panic!("a chunked dataset is never asked for samples");
@@ -241,7 +241,8 @@ fn a_windowed_order_opens_every_chunk_once_per_epoch() {
     let loader = build(Loader::builder(toy.clone()).order(Order::windowed(1, 4)).batch_size(25));
     let ids = check(&loader, &toy, &bytes, 0);
     assert_eq!(toy.opened.load(Ordering::Relaxed), 20);
-    assert_eq!(loader.report().chunks, Some((20, 20)));
+    let chunks = loader.report().total.decode.chunks.unwrap();
+    assert_eq!((chunks.opened, chunks.count), (20, 20));
     // The first 200 positions are the samples of four chunks, mixed.
     let chunks: Vec<u64> = ids[..200].iter().map(|id| id / 50).collect();
     assert_eq!(chunks.iter().collect::<HashSet<_>>().len(), 4);
@@ -276,7 +277,7 @@ fn chunks_in_memory_are_opened_without_a_read() {
         let loader =
             build(Loader::builder(memory).order(Order::windowed(1, 3)).batch_size(9).reader(mode).direct(direct));
         assert_eq!(sorted(check(&loader, &toy, &bytes, 0)), all(145));
-        assert_eq!(loader.report().reads.ops, 0);
+        assert_eq!(loader.report().total.storage.counts.ops, 0);
     }
 }
 
@@ -410,8 +411,8 @@ impl Dataset for Liar {
     fn sources(&self) -> &Arc<Sources> {
         self.toy.sources()
     }
-    fn sample_bytes_max(&self) -> u64 {
-        self.toy.sample_bytes_max()
+    fn sizes(&self) -> Sizes {
+        self.toy.sizes()
     }
     fn extents<'a>(&'a self, _: u64, _: &mut Parts<'a>) -> Result<()> {
         panic!("a chunked dataset is never asked for samples");

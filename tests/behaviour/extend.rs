@@ -2,7 +2,7 @@
 
 use crate::common::formats::tar_member;
 use crate::common::*;
-use feedline::dataset::{Dataset, DatasetExt, Parts, Tar};
+use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Sizes, Tar};
 use feedline::decode::{Bytes, Ctx, Decoder};
 use feedline::order::{Sampler, identity_of};
 use feedline::storage::{Extent, SourceId, Sources};
@@ -24,6 +24,7 @@ enum Mistake {
     DecoderTakesTwice,
     LongerThanPromised,
     OpensMoreThanPromised,
+    HasNoFrames,
 }
 
 /// Texts of 8 bytes; two fields share each, in a frame.
@@ -57,11 +58,8 @@ impl Dataset for Texts {
         &self.sources
     }
     /// The extent that both fields share counts once.
-    fn sample_bytes_max(&self) -> u64 {
-        8
-    }
-    fn opened_bytes_max(&self) -> u64 {
-        8
+    fn sizes(&self) -> Sizes {
+        Sizes { opened_bytes_max: 8, ..Sizes::new(8) }
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         assert!(!self.errs(sample, Mistake::ExtentsPanics), "a bug");
@@ -71,6 +69,12 @@ impl Dataset for Texts {
         parts.framed(1, extent);
         Ok(())
     }
+    fn framed(&self) -> Option<&dyn Framed> {
+        (self.mistake != Mistake::HasNoFrames).then_some(self)
+    }
+}
+
+impl Framed for Texts {
     fn check(&self, sample: u64, _: usize, _: &[u8]) -> Result<()> {
         assert!(!self.errs(sample, Mistake::CheckPanics), "a bug");
         Ok(())
@@ -125,6 +129,20 @@ impl Decoder for Scribbler {
             Mistake::DecoderTakesTwice if ctx.id() == 5 => fields.take::<u8>(text).map(|_| ()),
             _ => Ok(()),
         }
+    }
+}
+
+#[test]
+fn framed_bytes_without_frames_are_an_error() {
+    let dir = Dir::new();
+    let texts = Arc::new(Texts::new(&dir, Mistake::HasNoFrames));
+    let builder = Loader::builder(texts.clone()).decode_field("text", Bytes::up_to(8));
+    let loader = build(builder.keep(["text"]).batch_size(1));
+    let part = texts.clone().subset([0]).unwrap();
+    let plain = [texts.read_sample(0).unwrap_err(), part.read_sample(0).unwrap_err()];
+    for error in plain.into_iter().chain([pull(&loader, 0).unwrap_err()]) {
+        assert!(error.to_string().contains("gave a framed part, but its `framed` is `None`"), "{error}");
+        assert_eq!((error.kind(), error.site().sample), (ErrorKind::User, Some(0)));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The promises of a loader. Records are the data, `std::fs::read` is the oracle.
 
 use crate::common::*;
-use feedline::dataset::{Dataset, DatasetExt, Parts, Records};
+use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Records, Sizes};
 use feedline::decode::{Ctx, Decoder};
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
@@ -74,7 +74,7 @@ fn memory_sources_need_no_storage() {
     let bytes = noise(640, 5);
     let loader = build(Loader::builder(in_memory(10, 64)).batch_size(3));
     assert!(pull(&loader, 0).unwrap() == expected(&bytes, 64, &(0..10).collect::<Vec<_>>()));
-    assert_eq!(loader.report().reads.ops, 0);
+    assert_eq!(loader.report().total.storage.counts.ops, 0);
 }
 
 #[test]
@@ -196,7 +196,8 @@ fn a_wait_that_timed_out_loses_nothing_and_counts() {
     let loader = build(builder);
     let mut epoch = loader.epoch(0).unwrap();
     let mut held = vec![epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap()];
-    let before = loader.report().starved;
+    let waited = || Duration::from_nanos(loader.report().total.consumer.waited_ns);
+    let before = waited();
     for _ in 0..4 {
         // No batch can come while every slot is held.
         assert!(epoch.next_within(Duration::from_millis(15)).is_pending());
@@ -204,7 +205,7 @@ fn a_wait_that_timed_out_loses_nothing_and_counts() {
     assert_eq!((epoch.position(), epoch.len()), (2, 10));
     held.pop();
     assert_eq!(epoch.next().unwrap().unwrap().ids(), [10, 11, 12, 13, 14]);
-    assert!(loader.report().starved - before >= Duration::from_millis(60), "{}", loader.report());
+    assert!(waited() - before >= Duration::from_millis(60), "{}", loader.report());
     held.clear();
     assert_eq!(epoch.map(|batch| batch.unwrap().len()).sum::<usize>(), 45);
 }
@@ -230,7 +231,7 @@ fn unfinished_and_failed_waits_are_counted() {
         assert_eq!(epoch.next().unwrap().unwrap_err().kind(), ErrorKind::BatchesHeld);
     });
     assert!(waited() >= before + LIMIT);
-    assert_eq!(waited(), loader.report().starved, "nobody waits");
+    assert_eq!(waited(), Duration::from_nanos(loader.report().total.consumer.waited_ns), "nobody waits");
 }
 
 #[test]
@@ -248,7 +249,13 @@ fn a_loader_without_meters_measures_nothing() {
         consumer.steady = None;
         assert_eq!((consumer, snapshot.order), (Consumer::default(), OrderStage::default()));
         let (storage, decode, slots) = (snapshot.storage, snapshot.decode, snapshot.slots);
-        let numbers = [storage.busy_ns, storage.in_flight_ns, storage.reads, storage.bytes, storage.cached_bytes];
+        let numbers = [
+            storage.busy_ns,
+            storage.in_flight_ns,
+            storage.counts.ops,
+            storage.counts.bytes_moved,
+            storage.cached_bytes,
+        ];
         assert_eq!((numbers, storage.latency, decode.latency), ([0; 5], Latency::default(), Latency::default()));
         assert_eq!([decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples], [0; 5]);
         assert_eq!([slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns], [0; 4]);
@@ -462,8 +469,8 @@ impl Dataset for Many {
     fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
-    fn sample_bytes_max(&self) -> u64 {
-        532
+    fn sizes(&self) -> Sizes {
+        Sizes::new(532)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         let odd = sample == 13;
@@ -488,6 +495,12 @@ impl Dataset for Many {
         }
         Ok(())
     }
+    fn framed(&self) -> Option<&dyn Framed> {
+        Some(self)
+    }
+}
+
+impl Framed for Many {
     fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         assert_eq!(field, 0);
         // A payload of another length for each sample; the first four bytes are its header.
@@ -703,8 +716,13 @@ fn the_report_counts_delivered_batches_and_names_the_reader() {
     let loader = build(Loader::builder(records(&path, 4096)).batch_size(16).reader(mode).direct(direct));
     pull(&loader, 0).unwrap();
     let report = loader.report();
-    assert_eq!((report.batches, report.samples, report.bytes), (4, 64, 64 * 4096));
-    assert_eq!((report.reads.ops, report.reads.direct_reads), (64, 64));
+    let (consumer, storage) = (&report.total.consumer, &report.total.storage);
+    assert_eq!((consumer.batches, consumer.samples, consumer.bytes), (4, 64, 64 * 4096));
+    assert_eq!((storage.counts.ops, storage.counts.direct_reads), (64, 64));
+    assert_eq!(*consumer, loader.snapshot().consumer, "the same numbers");
+    let json = serde_json::to_value(&report.total).unwrap();
+    assert_eq!((&json["storage"]["reads"], &json["storage"]["bytes"]), (&64.into(), &(64 * 4096).into()));
+    assert_eq!(serde_json::from_value::<feedline::profile::Snapshot>(json).unwrap(), report.total);
     let text = report.to_string();
     let name = if mode == Mode::Uring { "io_uring" } else { "pread" };
     for word in ["delivered 4 batches, 64 samples", name, "batch slots", "verdict"] {
@@ -801,9 +819,9 @@ fn a_panic_in_build_or_preview_is_an_error() {
         fn sources(&self) -> &Arc<Sources> {
             self.0.sources()
         }
-        fn sample_bytes_max(&self) -> u64 {
+        fn sizes(&self) -> Sizes {
             assert!(!self.1, "a bug");
-            4
+            Sizes::new(4)
         }
         fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
             self.0.extents(sample, parts)
@@ -876,8 +894,8 @@ impl Dataset for Halves {
     fn sources(&self) -> &Arc<Sources> {
         &self.0
     }
-    fn sample_bytes_max(&self) -> u64 {
-        8
+    fn sizes(&self) -> Sizes {
+        Sizes { opened_bytes_max: 5, ..Sizes::new(8) }
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         let extent = Extent { source: SourceId::at(0), offset: sample * 8, len: 8 };
@@ -886,9 +904,12 @@ impl Dataset for Halves {
         parts.framed(2, extent);
         Ok(())
     }
-    fn opened_bytes_max(&self) -> u64 {
-        5
+    fn framed(&self) -> Option<&dyn Framed> {
+        Some(self)
     }
+}
+
+impl Framed for Halves {
     fn open<'a>(&self, _: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         assert!(buffer.is_empty() && bytes.len() == 8);
         if field == 0 {
@@ -925,7 +946,7 @@ fn fields_cut_from_one_extent_are_read_once_by_every_reader() {
                 assert_eq!(batch.field("back").unwrap().row::<u8>(row).unwrap(), back, "{mode:?} {direct:?}");
             }
         }
-        let reads = loader.report().reads.ops;
+        let reads = loader.report().total.storage.counts.ops;
         assert!(reads <= 40, "{reads} reads of 40 samples by {mode:?} {direct:?}");
     }
 }
@@ -945,7 +966,7 @@ fn a_dataset_in_memory_needs_no_read_and_no_file() {
             assert_eq!(memory.bytes(), 700 * 40);
             let loader = make(Arc::new(memory));
             assert!(pull(&loader, 0).unwrap() == expected, "{mode:?} {direct:?}");
-            assert_eq!(loader.report().reads.ops, 0);
+            assert_eq!(loader.report().total.storage.counts.ops, 0);
         }
     }
     let gone = dir.write("gone", &noise(80, 1));
@@ -976,14 +997,20 @@ impl Dataset for Captions {
     fn sources(&self) -> &Arc<Sources> {
         &self.0
     }
-    fn sample_bytes_max(&self) -> u64 {
-        40
+    fn sizes(&self) -> Sizes {
+        Sizes::new(40)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         parts.extent(0, Extent { source: SourceId::at(0), offset: sample, len: sample });
         parts.framed(1, Extent { source: SourceId::at(0), offset: 0, len: 8 });
         Ok(())
     }
+    fn framed(&self) -> Option<&dyn Framed> {
+        Some(self)
+    }
+}
+
+impl Framed for Captions {
     fn open<'a>(&self, _: u64, _: usize, _: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         panic!("a field that is not kept is not opened")
     }

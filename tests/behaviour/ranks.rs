@@ -70,7 +70,11 @@ fn check(run: &Run, ranks: Ranks, draws: &mut Draws, what: &str) {
         let found = parts(epochs);
         let right = [run.parts(&cut, 0, rank), run.parts(&cut, 1, rank)].concat();
         same(&found, &right, &format!("{what}, rank {rank}"));
-        assert_eq!(loader.report().samples, found.iter().map(|part| part.valid as u64).sum::<u64>(), "{what}");
+        assert_eq!(
+            loader.report().total.consumer.samples,
+            found.iter().map(|part| part.valid as u64).sum::<u64>(),
+            "{what}"
+        );
         with_samples += found.iter().flat_map(|part| &part.rows).filter(|row| row.id != u64::MAX).count() as u64;
         all.extend(found.into_iter().filter(|part| part.epoch == 0).flat_map(|part| part.rows));
     }
@@ -228,8 +232,9 @@ fn amplification(run: &Run, ranks: Ranks, draws: &mut Draws) -> (f64, f64) {
     for loader in ranks.build(run, draws) {
         same(&parts(loader.epoch(0).unwrap()), &run.parts(&ranks.cut(), 0, loader.rank().number()), "amplification");
         let report = loader.report();
-        assert_eq!(report.read_amplification().unwrap(), report.chunk_samples as f64 / report.samples as f64);
-        (opened, samples) = (opened + report.chunk_samples, samples + report.samples);
+        let (chunks, received) = (report.total.decode.chunks.unwrap(), report.total.consumer.samples);
+        assert_eq!(report.total.read_amplification().unwrap(), chunks.samples as f64 / received as f64);
+        (opened, samples) = (opened + chunks.samples, samples + received);
         planned.push(report.planned_amplification.unwrap());
     }
     assert!(planned.iter().all(|one| *one == planned[0]), "{planned:?}");

@@ -652,12 +652,17 @@ fn steps_deliver_the_exact_number_of_batches() {
                 same(&parts(batches), &right[done..done + steps], &format!("{mode:?}, {steps} steps after {done}"));
                 done += steps;
                 a_moment();
-                let (report, samples) = (loader.report(), 4 * done as u64);
-                assert_eq!((run.mapped.load(Ordering::Relaxed), report.samples), (samples, samples), "{mode:?}");
-                assert!(report.reads.ops <= samples, "{} reads for {samples}", report.reads.ops);
-                assert!(report.cache.is_none_or(|(hits, misses)| hits + misses <= samples), "{:?}", report.cache);
+                let (total, samples) = (loader.report().total, 4 * done as u64);
+                let (reads, lookups) = (total.storage.counts.ops, total.storage.page_cache);
+                assert_eq!(
+                    (run.mapped.load(Ordering::Relaxed), total.consumer.samples),
+                    (samples, samples),
+                    "{mode:?}"
+                );
+                assert!(reads <= samples, "{reads} reads for {samples}");
+                assert!(lookups.is_none_or(|found| found.hits + found.misses <= samples), "{lookups:?}");
                 if direct == Direct::On && mode == Mode::Uring {
-                    assert_eq!(report.reads.ops + report.cache.map_or(0, |(hits, _)| hits), samples);
+                    assert_eq!(reads + lookups.map_or(0, |found| found.hits), samples);
                 }
                 assert_eq!(loader.state().unwrap().steps(), done as u64);
             }
@@ -688,7 +693,8 @@ fn steps_open_no_chunk_of_later_batches() {
             same(&parts(loader.steps(steps as u64).unwrap()), &right[..steps], "steps");
             a_moment();
             assert_eq!(toy.opened() - before, opened, "{steps} steps of {:?}", run.naive);
-            assert_eq!(loader.report().chunks, Some((opened, 30)));
+            let chunks = loader.report().total.decode.chunks.unwrap();
+            assert_eq!((chunks.opened, chunks.count), (opened, 30));
         }
     }
 }

@@ -4,7 +4,7 @@
 use crate::common::formats::tar_member;
 use crate::common::{Dir, noise};
 use crate::common::{child, here, in_child, run};
-use feedline::dataset::{Concat, Dataset, DatasetExt, Images, Megatron, Parts, Records, Tar, TfRecord, Tokens};
+use feedline::dataset::{Concat, Dataset, DatasetExt, Images, Megatron, Parts, Records, Sizes, Tar, TfRecord, Tokens};
 use feedline::storage::Sources;
 use feedline::tensor::{DType, EncodedField};
 use feedline::unstable::Fingerprint;
@@ -517,8 +517,8 @@ impl Dataset for Toy {
     fn sources(&self) -> &Arc<Sources> {
         self.0.sources()
     }
-    fn sample_bytes_max(&self) -> u64 {
-        self.0.sample_bytes_max()
+    fn sizes(&self) -> Sizes {
+        self.0.sizes()
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         self.0.extents(sample, parts)

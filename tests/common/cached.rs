@@ -6,7 +6,7 @@ use feedline::profile::CacheReads;
 use std::time::{Duration, Instant};
 
 pub fn counts(loader: &Loader) -> CacheReads {
-    loader.report().local_cache.unwrap()
+    loader.report().total.storage.local_cache.unwrap()
 }
 
 /// Epochs until so many blocks are there.

@@ -22,6 +22,7 @@ pub mod standin;
 pub mod sweep;
 pub mod synthetic;
 pub mod toys;
+pub mod workloads;
 
 pub use child::*;
 

@@ -10,7 +10,7 @@
 
 use super::{ALL_LAST, Dir, READERS, noise, reader};
 use bytes::Bytes;
-use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Parts, Records};
+use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Parts, Records, Sizes};
 use feedline::decode::Scratch;
 use feedline::order::{Draws, Sampler};
 use feedline::storage::{Extent, SourceId, Sources};
@@ -68,8 +68,8 @@ impl Dataset for Toy {
     fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
-    fn sample_bytes_max(&self) -> u64 {
-        RECORD as u64
+    fn sizes(&self) -> Sizes {
+        Sizes::new(RECORD as u64)
     }
     fn extents<'a>(&'a self, _: u64, _: &mut Parts<'a>) -> Result<()> {
         panic!("a chunked dataset is never asked for samples");

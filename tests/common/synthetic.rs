@@ -82,7 +82,7 @@ pub fn measured(machine: &Machine, batches: usize) -> (Snapshot, Timeline) {
     snapshot.storage.busy_ns = part(machine.read);
     snapshot.storage.blocked_ns = steady / 50;
     (snapshot.storage.depth, snapshot.storage.in_flight_ns) = (DEPTH, part(machine.read) * 27);
-    (snapshot.storage.reads, snapshot.storage.bytes) = (samples, samples * 112_000);
+    (snapshot.storage.counts.ops, snapshot.storage.counts.bytes_moved) = (samples, samples * 112_000);
     snapshot.storage.latency = latency((0..5000).map(|_| draws.about(machine.read / 8) as f64).collect());
     let (decode, all) = (&mut snapshot.decode, steady * u64::from(WORKERS));
     (decode.workers, decode.cores, decode.samples) = (WORKERS, WORKERS, count * u64::from(ROWS));

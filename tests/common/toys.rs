@@ -1,7 +1,7 @@
 //! A toy dataset for several test binaries.
 
 use bytes::Bytes;
-use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
+use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts, Sizes};
 use feedline::decode::Scratch;
 use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
@@ -47,8 +47,8 @@ impl Dataset for Chunks {
     fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
-    fn sample_bytes_max(&self) -> u64 {
-        self.record as u64
+    fn sizes(&self) -> Sizes {
+        Sizes::new(self.record as u64)
     }
     fn extents<'a>(&'a self, _: u64, _: &mut Parts<'a>) -> Result<()> {
         panic!("a chunked dataset is never asked for samples");

@@ -399,7 +399,7 @@ fn objects_and_files_on_a_mount_share_a_cache() {
         bucket.server.script(|request| is_read(request).then_some(Fault::Close));
         same(&Got::epoch(&loader, 0), &expected, "full");
         bucket.server.script(|_| None);
-        assert!(loader.report().network.is_some() && bucket.files("").len() == 2);
+        assert!(loader.report().total.storage.network.is_some() && bucket.files("").len() == 2);
         drop(loader);
         std::fs::remove_dir_all(bucket.dir.path("cache")).unwrap();
     }

@@ -11,6 +11,7 @@ use feedline::{ErrorKind, Loader, Order};
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 /// Bytes of both objects.
@@ -99,6 +100,56 @@ fn a_damaged_block_is_named_and_fetched_again() {
     same(&Got::epoch(&loader, 0), &expected, "again");
     assert_eq!(bucket.cache().entries().unwrap()[1].whole, BLOCKS / 2);
     assert!(bucket.cache().verify(go_on).unwrap().is_empty());
+}
+
+/// The blocks of the first object that a verification by this process names.
+fn damaged(cache: &Cache) -> Vec<u64> {
+    cache.verify(go_on).unwrap().iter().map(|error| error.site().offset.unwrap() / BLOCK).collect()
+}
+
+/// The same by another process.
+fn damaged_elsewhere(bucket: &Bucket) -> String {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "cache_tools::part", "--ignored", "--nocapture"])
+        .env("CACHE_DIR", bucket.dir.path("cache"));
+    let output = command.output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{said}");
+    said.lines().find_map(|line| line.strip_prefix("damaged: ")).unwrap().to_string()
+}
+
+#[test]
+#[ignore = "a part of another test, which starts it as a process of its own"]
+fn part() {
+    let cache = Cache::at(std::env::var("CACHE_DIR").unwrap()).block_bytes(BLOCK);
+    println!("\ndamaged: {:?}", damaged(&cache));
+}
+
+#[test]
+fn damage_after_a_clean_verification_is_found_by_this_process_and_by_others() {
+    for order in [Order::sequential(), Order::shuffled(3)] {
+        for running in [true, false] {
+            let bucket = Bucket::new();
+            let loader = bucket.loader(order.clone(), bucket.cache());
+            fill(&loader);
+            let loader = running.then_some(loader);
+            let entry = bucket.cache().entries().unwrap().swap_remove(0);
+            let last = BLOCKS / 2 - 1;
+            let damage = |blocks: &[u64]| blocks.iter().for_each(|block| damage(&entry.path, block * BLOCK + 9));
+            for _ in 0..2 {
+                assert_eq!((damaged(&bucket.cache()), damaged_elsewhere(&bucket)), (vec![], "[]".to_string()));
+            }
+            damage(&[0, 4, last]);
+            assert_eq!(damaged(&bucket.cache()), [0, 4, last], "running: {running}");
+            assert_eq!(damaged_elsewhere(&bucket), "[]", "named once");
+            damage(&[1, 2]);
+            assert_eq!(damaged_elsewhere(&bucket), "[1, 2]", "running: {running}");
+            damage(&[3]);
+            assert_eq!((damaged(&bucket.cache()), damaged(&bucket.cache())), (vec![3], vec![]));
+            drop(loader);
+        }
+    }
 }
 
 #[test]

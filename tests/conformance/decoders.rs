@@ -2,8 +2,9 @@
 #![cfg(feature = "image")]
 #![allow(missing_docs)]
 
-use feedline::decode::{Ctx, Decoder, Filter, Image, Limits, PixelLayout, Raw, Single};
+use feedline::decode::{Ctx, Decoder, Filter, Image, Limits, PixelLayout, Raw};
 use feedline::tensor::{DType, EncodedField, Encoding, Field};
+use feedline::unstable::Single;
 use feedline::{Error, ErrorKind, Result, Row, Stage};
 use std::path::Path;
 

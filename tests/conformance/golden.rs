@@ -7,7 +7,7 @@
 use crate::common::Dir;
 use crate::common::formats::tar_member;
 use crate::common::got::{Got, same};
-use feedline::dataset::{Dataset, DatasetExt, Records, Tar, TarBuilder};
+use feedline::dataset::{Dataset, DatasetExt, Framed, Records, Tar, TarBuilder};
 use feedline::decode::Image;
 use feedline::prepare::{Check, Format, Plan, Shards, Tasks};
 use feedline::{Loader, Stop};

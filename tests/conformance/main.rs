@@ -9,6 +9,7 @@ mod cache;
 #[cfg(feature = "remote")]
 mod cache_tools;
 mod checked;
+mod contract;
 mod datasets;
 mod decoders;
 mod finish;

@@ -63,7 +63,7 @@ fn raw_shards_of_streaming_have_the_values_it_reads() {
     compare(mds.schema(), &all(&mds).unwrap(), &fixture("values.json"));
     let fixed = Mds::open(fixture("fixed")).unwrap();
     compare(fixed.schema(), &all(&fixed).unwrap(), &fixture("fixed.json"));
-    assert_eq!(fixed.sample_bytes_max(), 21);
+    assert_eq!(fixed.sizes().sample_bytes_max, 21);
     assert!(fixed.describe().starts_with("9 samples in 3 MDS shards of "), "{}", fixed.describe());
     let expected = [
         EncodedField::raw(Field::fixed("x", DType::F32, [3])),

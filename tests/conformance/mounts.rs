@@ -269,7 +269,7 @@ fn files_on_local_disks_are_not_kept() {
     let loader = mount.builder(&order).cache(cache).build().unwrap();
     same(&Got::epoch(&loader, 0), &mount.expected(&order), "local");
     let report = loader.report();
-    assert!(report.local_cache.is_none() && !mount.dir.path("cache").exists());
+    assert!(report.total.storage.local_cache.is_none() && !mount.dir.path("cache").exists());
     assert!(report.choice.why.join("; ").contains("nothing is kept in the cache"), "{}", report.choice);
     // Beside files on a mount, and by a link that leads from one to a local disk.
     let local = mount.dir.write("local.bin", &noise(RECORD * 50, 5));

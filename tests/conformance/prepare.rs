@@ -99,8 +99,9 @@ fn decode(bytes: &[u8]) -> image::RgbImage {
 /// The same by the crate's own decoder, which checks more strictly for damage.
 #[cfg(feature = "image")]
 fn decode_strictly(bytes: &[u8], (width, height): (u32, u32)) -> Vec<u8> {
-    use feedline::decode::{Filter, Image, Single};
+    use feedline::decode::{Filter, Image};
     use feedline::tensor::EncodedField;
+    use feedline::unstable::Single;
     let image = Image::resize(width, height).filter(Filter::Nearest);
     let mut single = Single::new(image, &EncodedField::image("image")).unwrap();
     single.decode(bytes, 0, 0, 0).unwrap();

@@ -3,9 +3,10 @@
 
 use crate::common::formats::{tar_member, tf_record};
 use crate::common::*;
-use feedline::dataset::{Concat, Dataset, DatasetExt, Images, Tar, TfRecord};
-use feedline::decode::{Image, Single};
+use feedline::dataset::{Concat, Dataset, DatasetExt, Framed, Images, Tar, TfRecord};
+use feedline::decode::Image;
 use feedline::tensor::{EncodedField, Encoding};
+use feedline::unstable::Single;
 use feedline::{ErrorKind, Loader, OnBadSample, Order, Result};
 use jpeg_encoder::{ColorType, Encoder};
 use std::path::Path;
@@ -138,7 +139,11 @@ fn points_follow_their_samples_into_parts_and_sums() {
     let whole = Arc::new(whole);
     let same = |dataset: &dyn Dataset, ids: &[usize]| {
         for (id, origin) in ids.iter().enumerate() {
-            assert!(dataset.seek_points(id as u64, 0) == points[*origin], "{}: {id}", dataset.describe());
+            assert!(
+                dataset.framed().unwrap().seek_points(id as u64, 0) == points[*origin],
+                "{}: {id}",
+                dataset.describe()
+            );
         }
     };
     let all: Vec<usize> = (0..COUNT).collect();

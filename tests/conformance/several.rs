@@ -3,7 +3,9 @@
 use crate::common::numeric::{Row, cases, check, fixture, load, one};
 use crate::common::sweep;
 use crate::common::{Dir, noise};
-use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Concat, Dataset, DatasetExt, Mix, Npy, Parts, Records, Tokens};
+use feedline::dataset::{
+    ChunkBuf, ChunkBytes, Chunked, Concat, Dataset, DatasetExt, Mix, Npy, Parts, Records, Sizes, Tokens,
+};
 use feedline::order::Sampler;
 use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
@@ -74,6 +76,10 @@ fn incompatible_parts_are_named() {
     assert_eq!(Concat::new(Vec::<Any>::new()).unwrap_err().kind(), ErrorKind::Config);
     let error = Concat::new([records(6, "x"), Arc::new(Chunks::new(2)) as Any]).unwrap_err();
     assert!(error.to_string().contains("only one has chunks"), "{error}");
+    // As many samples as its chunks have, in another order.
+    let turned = Chunks::new(2).subset([3, 2, 1, 0]).unwrap();
+    let error = Concat::new([Arc::new(Chunks::new(2)) as Any, Arc::new(turned) as Any]).unwrap_err();
+    assert!(error.to_string().contains("the chunks of part 1 do not end with its last sample"), "{error}");
 }
 
 #[test]
@@ -115,8 +121,8 @@ impl Dataset for Chunks {
     fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
-    fn sample_bytes_max(&self) -> u64 {
-        6
+    fn sizes(&self) -> Sizes {
+        Sizes::new(6)
     }
     fn extents<'a>(&'a self, _: u64, _: &mut Parts<'a>) -> Result<()> {
         unreachable!("samples come in chunks")

@@ -5,7 +5,7 @@ mod damage;
 
 use crate::common::sweep;
 use crate::common::*;
-use feedline::dataset::{DamageKind, Dataset, DatasetExt, OnDamage, Tar, TarBuilder};
+use feedline::dataset::{DamageKind, Dataset, DatasetExt, Tar, TarBuilder};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{ErrorKind, Loader, Order};
 use serde_json::Value;
@@ -252,7 +252,7 @@ fn a_ledger_survives_in_the_index() {
     std::fs::write(&path, &whole[..whole.len() - 1024 - 600]).unwrap();
     let builder = || Tar::builder().raw(bin(), "bin").class("cls");
     for scanned in [2, 0] {
-        let tar = builder().on_damage(OnDamage::Skip).open(dir.path("set")).unwrap();
+        let tar = builder().skip_damage(true).open(dir.path("set")).unwrap();
         assert_eq!((tar.len(), tar.shards_scanned()), (19, scanned));
         let [damage] = tar.damage() else { panic!("{:?}", tar.damage()) };
         assert_eq!((damage.kind, damage.samples, damage.path.as_path()), (DamageKind::Cut, 1, path.as_path()));
@@ -310,10 +310,10 @@ fn members_over_four_gigabytes_are_read() {
         // A hole takes no space.
         std::os::unix::fs::FileExt::write_all_at(&file, &end, start.len() as u64 + BIG).unwrap();
         let tar = Tar::builder().bytes("bin").checksums(false).open(&path).unwrap();
-        assert_eq!((tar.len(), tar.sample_bytes_max(), tar.largest_sample()), (2, BIG, Some(0)), "{name}");
+        assert_eq!((tar.len(), tar.sizes().sample_bytes_max, tar.sizes().largest_sample), (2, BIG, Some(0)), "{name}");
         assert_eq!(tar.read_sample(1).unwrap(), [b"small"], "{name}");
         let again = Tar::builder().bytes("bin").checksums(false).open(&path).unwrap();
-        assert_eq!((again.shards_scanned(), again.sample_bytes_max()), (0, BIG), "{name}");
+        assert_eq!((again.shards_scanned(), again.sizes().sample_bytes_max), (0, BIG), "{name}");
     }
 }
 

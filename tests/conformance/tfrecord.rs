@@ -2,7 +2,7 @@
 
 use crate::common::formats::tf_record;
 use crate::common::{Dir, build, readers};
-use feedline::dataset::{Dataset, DatasetExt, OnDamage, TfRecord, TfRecordBuilder};
+use feedline::dataset::{Dataset, DatasetExt, TfRecord, TfRecordBuilder};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::unstable::fuzzing;
 use feedline::{ErrorKind, Loader, Order, Result};
@@ -41,7 +41,7 @@ fn records_written_by_tensorflow_come_back_byte_by_byte() {
     let expected: Vec<_> = (0..20).map(|k| vec![payload(k)]).collect();
     assert_eq!(all(&records).unwrap(), expected);
     assert_eq!(records.schema(), [EncodedField::bytes("record")]);
-    assert_eq!(records.sample_bytes_max(), 16 + (0..20).map(|k| k * k % 97).max().unwrap() as u64);
+    assert_eq!(records.sizes().sample_bytes_max, 16 + (0..20).map(|k| k * k % 97).max().unwrap() as u64);
     let ours: Vec<u8> = (0..20).flat_map(|k| tf_record(&payload(k))).collect();
     assert_eq!(std::fs::read(fixture("plain.tfrecord")).unwrap(), ours, "the tests' own writer");
 }
@@ -76,7 +76,7 @@ fn features_have_the_values_that_tensorflow_parses() {
     for name in ["example.tfrecord", "unpacked.tfrecord"] {
         let records = example().open(fixture(name)).unwrap();
         assert_eq!(all(&records).unwrap(), expected, "{name}");
-        assert_eq!(records.opened_bytes_max(), 88);
+        assert_eq!(records.sizes().opened_bytes_max, 88);
     }
     // Any one feature alone, so that each is the first field once.
     let alone = plain().ints(Field::up_to("ids", DType::I64, 20), "ids").open(fixture("example.tfrecord")).unwrap();
@@ -403,7 +403,7 @@ fn reported_damage_leaves_the_records_before_it() {
     dir.write("b", &broken);
     dir.write("c", &whole[..whole.len() - 1]);
     assert_eq!(plain().open(dir.path("")).err().unwrap().kind(), ErrorKind::Decode);
-    let records = plain().on_damage(OnDamage::Skip).open(dir.path("")).unwrap();
+    let records = plain().skip_damage(true).open(dir.path("")).unwrap();
     let expected: Vec<_> = [&right[..], &right[..5], &right[..7]].concat();
     assert_eq!(all(&records).unwrap(), expected);
     let ledger: Vec<_> = records.damage().iter().map(|d| (d.path.clone(), d.offset, d.len, d.samples)).collect();

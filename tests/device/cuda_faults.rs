@@ -517,7 +517,7 @@ fn a_broken_device_hands_out_no_unfinished_batch() {
         let loader = data(20).device(Device::cuda(0).unwrap()).device_batches(5).build().unwrap();
         let mut epoch = loader.epoch(0).unwrap();
         let batch = epoch.next().unwrap().unwrap();
-        until("all buffers are on their way", || loader.report().copies.unwrap().batches == 5);
+        until("all buffers are on their way", || loader.report().total.copy.unwrap().batches == 5);
         session.hold(true);
         session.fail_named("cuStreamWaitEvent", session.count("cuStreamWaitEvent"), 700, true);
         let error = batch.bind(Stream::legacy()).unwrap_err();

@@ -397,7 +397,7 @@ fn a_byte_for_each_value_crosses_the_bus_and_one_for_each_flip() {
             };
             let loader = build(machine.on_gpu(make(), Gds::Off));
             same(&Got::try_epoch(&loader, 0).unwrap(), &Got::try_epoch(&build(make()), 0).unwrap(), "bytes");
-            let copies = loader.report().copies.unwrap();
+            let copies = loader.report().total.copy.unwrap();
             // The gap between two arrays may be copied, too: less than a page per batch.
             let (least, batches) = (count as u64 * (bytes + each), (count / batch) as u64);
             assert_eq!(copies.batches, batches);

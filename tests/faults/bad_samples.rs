@@ -1,7 +1,7 @@
 //! Bad samples: their substitutes, their ledger entries, and the cases that stay errors.
 
 use crate::common::*;
-use feedline::dataset::{Dataset, DatasetExt, Parts};
+use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Sizes};
 use feedline::order::LastBatch;
 use feedline::storage::{Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
@@ -42,13 +42,19 @@ impl Dataset for Files {
     fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
-    fn sample_bytes_max(&self) -> u64 {
-        BYTES as u64
+    fn sizes(&self) -> Sizes {
+        Sizes::new(BYTES as u64)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         parts.extent(0, Extent { source: SourceId::at(sample as usize), offset: 0, len: BYTES as u64 });
         Ok(())
     }
+    fn framed(&self) -> Option<&dyn Framed> {
+        Some(self)
+    }
+}
+
+impl Framed for Files {
     fn member(&self, sample: u64, _: Option<usize>) -> Option<String> {
         Some(format!("number {sample}"))
     }
@@ -196,7 +202,7 @@ fn one_bad_sample_over_the_budget_ends_the_iterator() {
                 assert_eq!(error.kind(), ErrorKind::BadSamples);
                 // The batches before it were delivered, always the same number.
                 if epoch == 0 {
-                    assert_eq!(loader.report().batches, [0, 0, 4][budget as usize], "{budget}");
+                    assert_eq!(loader.report().total.consumer.batches, [0, 0, 4][budget as usize], "{budget}");
                     assert!(error.message().contains("sample 7 in"), "{error}");
                     assert_eq!(error.site().path.as_ref(), Some(&dataset.paths[[7, 20, 33][budget as usize]]));
                 }
@@ -349,8 +355,8 @@ fn retried_reads_of_substitutes_are_counted() {
                 matches!(hit.call, Call::Cached | Call::Populate) || (mode, hit.call) == (Mode::Auto, Call::Open);
             // Opening the missing file is retried and fails again.
             let gone = (hit.call, hit.extent.source) == (Call::Open, SourceId::at(4));
-            let report = loader.report();
-            assert!(ahead || gone || report.recovered + report.reads.retries > 0, "{mode:?} {direct:?}: {hit:?}");
+            let storage = loader.report().total.storage;
+            assert!(ahead || gone || storage.recovered + storage.counts.retries > 0, "{mode:?} {direct:?}: {hit:?}");
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::common::{Dir, build};
 use feedline::dataset::{Dataset, DatasetExt, Mds, Records, Tar, TfRecord, Verify};
-use feedline::unstable::Fingerprint;
+use feedline::unstable::{Fingerprint, Single};
 use feedline::{Error, ErrorKind, Loader, OnBadSample};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
@@ -401,7 +401,7 @@ mod parquet {
 #[cfg(feature = "image")]
 mod pictures {
     use super::*;
-    use feedline::decode::{Image, Limits, Single};
+    use feedline::decode::{Image, Limits};
     use feedline::tensor::EncodedField;
 
     fn fixture(name: &str) -> Vec<u8> {

@@ -23,4 +23,4 @@ mod torture;
 
 // The parts of the example refer to each other at the crate root.
 #[cfg(feature = "image")]
-use torture::{copy, damage, job, scenarios, source, supervise};
+use torture::{copy, job, scenarios, source, supervise};

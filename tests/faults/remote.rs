@@ -84,7 +84,7 @@ fn a_fault_of_any_read_that_may_pass_is_recovered() {
             let loader = loader(&server).build().unwrap();
             server.script(once(fault.clone(), at));
             epoch(&loader, &bytes).unwrap_or_else(|error| panic!("{fault:?} at {at}: {error}"));
-            recovered += loader.report().reads.retries;
+            recovered += loader.report().total.storage.counts.retries;
         }
     }
     // A trickle is slow, and no fault.
@@ -99,7 +99,7 @@ fn a_report_counts_requests_repeats_and_throttling() {
     server.script(once(Fault::Status(503, None, "SlowDown"), 1));
     epoch(&loader, &bytes).unwrap();
     let requests = server.take_log().iter().filter(|request| is_read(request)).count() as u64;
-    let network = loader.report().network.unwrap();
+    let network = loader.report().total.storage.network.unwrap();
     let seen = (network.requests, network.throttled, network.retries, network.first_byte.count);
     assert_eq!(seen, (requests, 1, 1, requests - 1), "{network}");
     assert!(network.bytes >= bytes.len() as u64 && network.in_flight_ns > 0, "{network}");
@@ -152,7 +152,7 @@ fn a_body_cut_after_any_byte_is_continued() {
             let loader = loader(&server).build().unwrap();
             server.script(once(kind(at), 1));
             epoch(&loader, &bytes).unwrap_or_else(|error| panic!("{:?}: {error}", kind(at)));
-            assert!(loader.report().reads.retries > 0, "{:?}", kind(at));
+            assert!(loader.report().total.storage.counts.retries > 0, "{:?}", kind(at));
         }
     }
 }
@@ -237,7 +237,7 @@ fn a_whole_object_is_used_where_the_range_is_the_object() {
     let loader = Loader::builder(records).batch_size(1).build().unwrap();
     server.script(|request| is_read(request).then_some(Fault::Whole));
     assert_eq!(Got::epoch(&loader, 0)[0].fields[0].bytes, bytes);
-    assert_eq!(loader.report().reads.retries, 0);
+    assert_eq!(loader.report().total.storage.counts.retries, 0);
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn an_answer_200_that_names_the_range_is_used() {
     let loader = loader(&server).build().unwrap();
     server.script(|request| is_read(request).then_some(Fault::OkRange));
     epoch(&loader, &bytes).unwrap();
-    assert_eq!(loader.report().reads.retries, 0);
+    assert_eq!(loader.report().total.storage.counts.retries, 0);
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn a_store_that_is_away_for_seconds_is_waited_for() {
     let back = Instant::now() + Duration::from_millis(3500);
     server.script(move |request| (is_read(request) && Instant::now() < back).then_some(Fault::Close));
     epoch(&loader, &bytes).unwrap();
-    assert!(loader.report().reads.retries > 6);
+    assert!(loader.report().total.storage.counts.retries > 6);
 }
 
 #[test]

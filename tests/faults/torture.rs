@@ -90,7 +90,7 @@ fn printed(output: &Output) -> String {
 fn every_scenario_on_pictures_keeps_its_promise() {
     let dir = Dir::new();
     let json = dir.path("rows.json");
-    let args = ["--drops", "4", "--places", "2", "--json", json.to_str().unwrap()];
+    let args = ["--places", "2", "--json", json.to_str().unwrap()];
     let output = torture(&dir, &args).output().unwrap();
     let text = printed(&output);
     assert!(output.status.success(), "{text}");
@@ -167,7 +167,7 @@ fn too_much_data_is_refused_and_fewer_files_are_copied() {
 fn ctrl_c_ends_the_children_and_removes_the_copy() {
     let dir = Dir::new();
     // Long enough for a signal to come in the middle.
-    let mut child = torture(&dir, &["--only", "dropped", "--drops", "100000"])
+    let mut child = torture(&dir, &["--only", "header", "--places", "100000"])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -326,8 +326,13 @@ fn a_path_selects_its_files_and_searches_no_other_folder() {
 
 #[test]
 fn sizes_may_have_units() {
-    let table = [("2GB", Some(2_000_000_000)), ("1.5mb", Some(1_500_000)), ("7 kb", Some(7000)), ("12", Some(12))];
+    let table = [
+        ("2GB", Some(2_000_000_000)),
+        ("1.5mb", Some(1_500_000)),
+        ("7 kib", Some(7168)),
+        ("107374182400", Some(100 << 30)),
+    ];
     for (text, bytes) in table.into_iter().chain([("GB", None), ("-1MB", None), ("2TBx", None)]) {
-        assert_eq!(copy::size(text).ok(), bytes, "{text}");
+        assert_eq!(source::size(text).ok(), bytes, "{text}");
     }
 }

@@ -330,7 +330,8 @@ impl Case<'_> {
         };
         let there = there.build().map_err(words)?;
         let tally = self.same_there(make, &there, 2);
-        let direct = there.report().direct.map_or(String::new(), |direct| direct.to_string());
+        let direct = there.report().total.copy.and_then(|copy| copy.direct);
+        let direct = direct.map_or(String::new(), |direct| direct.to_string());
         Ok(tally.map(|tally| format!("{}; {direct}", tally.words())))
     }
 

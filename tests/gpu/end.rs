@@ -77,11 +77,12 @@ fn compare(ctx: &Ctx, gpu: &Gpu, path: &Path, what: &str, how: (Mode, Direct)) -
 /// Whether the same memory is io_uring's and the driver's.
 fn registered(ctx: &Ctx, what: &str, loader: &Loader) {
     let report = loader.report();
-    let fixed = if report.reads.registered_buffers { "registered (READ_FIXED)" } else { "not registered" };
-    let copies = report.copies.map_or("no copies".into(), |copies| copies.to_string());
+    let storage = &report.total.storage;
+    let fixed = if storage.counts.registered_buffers { "registered (READ_FIXED)" } else { "not registered" };
+    let copies = report.total.copy.as_ref().map_or("no copies".into(), |copies| copies.to_string());
     ctx.note(
         format!("{what}: memory of the slots"),
-        format!("with io_uring: {fixed}, {} reads; with the driver: {copies}; {}", report.reads.ops, report.choice),
+        format!("with io_uring: {fixed}, {} reads; with the driver: {copies}; {}", storage.counts.ops, report.choice),
     );
 }
 

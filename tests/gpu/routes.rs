@@ -62,7 +62,8 @@ fn of_size(ctx: &Ctx, gpu: &Gpu, path: &Path, way: &Way, size: usize) -> Result<
         }
     }
     // Which way the bytes went, by cuFile's own count.
-    let how = loader.loader.report().direct.map_or(String::new(), |direct| format!("; {direct}"));
+    let direct = loader.loader.report().total.copy.and_then(|copy| copy.direct);
+    let how = direct.map_or(String::new(), |direct| format!("; {direct}"));
     ctx.figure(what, &rates, "GB/s", None, format!("batches of {rows}{how}"));
     Ok(())
 }

@@ -84,7 +84,7 @@ fn against_bare(
 
 /// What the report says of copies.
 fn copied(loader: &Loader) -> String {
-    loader.report().copies.map_or(String::new(), |copies| copies.to_string())
+    loader.report().total.copy.map_or(String::new(), |copies| copies.to_string())
 }
 
 fn whole(ctx: &Ctx, gpu: &Gpu) -> Result<(), String> {

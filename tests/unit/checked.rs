@@ -3,7 +3,7 @@
 use super::file::CRC;
 use super::*;
 use crate::dataset::words::crc;
-use crate::dataset::{DatasetExt, Images, Records, Tar};
+use crate::dataset::{DatasetExt, Framed, Images, Records, Sizes, Tar};
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::DType;
 use crate::tensor::EncodedField;
@@ -246,11 +246,8 @@ fn fields_framed_in_only_some_samples_are_checked() {
         fn sources(&self) -> &Arc<Sources> {
             self.0.sources()
         }
-        fn sample_bytes_max(&self) -> u64 {
-            4
-        }
-        fn opened_bytes_max(&self) -> u64 {
-            4
+        fn sizes(&self) -> Sizes {
+            Sizes { opened_bytes_max: 4, ..Sizes::new(4) }
         }
         fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
             let extent = Extent { source: SourceId::at(0), offset: sample * 4, len: 4 };
@@ -261,6 +258,12 @@ fn fields_framed_in_only_some_samples_are_checked() {
             }
             Ok(())
         }
+        fn framed(&self) -> Option<&dyn Framed> {
+            Some(self)
+        }
+    }
+
+    impl Framed for Mixed {
         fn open<'a>(&self, _: u64, _: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
             buffer.extend(bytes.iter().rev());
             Ok(buffer)

@@ -1,8 +1,15 @@
 //! Against Pillow and torchvision (fixtures), against straight loops (the oracle below), and against damage.
 
+use super::finish::Values;
+use super::geometry::{Crop, Op, Rect, Size};
+use super::settings::Backend;
+use super::workspace::{Encoded, PURPOSE, Workspace};
 use super::*;
-use crate::decode::Single;
-use crate::tensor::{bf16, f16};
+use crate::decode::{Decoder, Single};
+use crate::error::{ErrorKind, Result};
+use crate::jpeg::{self, Header};
+use crate::order::Draws;
+use crate::tensor::{DType, EncodedField, Field, bf16, f16};
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
 

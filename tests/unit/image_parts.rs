@@ -1,8 +1,18 @@
 //! Parts of JPEGs, decoded alone, are those of the whole picture, to the bit: by every backend, with and without restart
 //! markers, for crops of any place and size. And pictures that do not stand upright.
 
+use super::geometry::{Rect, Size};
+use super::limits::Room;
+use super::orientation::Orientation;
+use super::resize::Resizer;
+use super::settings::Backend;
+use super::workspace::{Encoded, PURPOSE, Picture, Workspace};
 use super::*;
 use crate::decode::Single;
+use crate::error::{ErrorKind, Result};
+use crate::jpeg::{self, Header};
+use crate::order::Draws;
+use crate::tensor::EncodedField;
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 use proptest::prelude::*;
 use std::path::Path;

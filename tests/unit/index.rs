@@ -71,7 +71,7 @@ impl Drop for Dir {
 }
 
 fn settings(place: Place) -> Settings<'static> {
-    Settings { format: "test 1", options: "", fields: 2, checksums: true, place, on_damage: OnDamage::Skip }
+    Settings { format: "test 1", options: "", fields: 2, checksums: true, place, skip_damage: true }
 }
 
 /// A test format: samples of 10 bytes with a field of 6 and a field of 4 bytes, missing if it starts with `-`.
@@ -125,7 +125,7 @@ fn a_second_open_finds_all_samples_in_the_cache() {
         let index = Index::open_or_build(&files, &settings(Place::Beside), scan).unwrap();
         assert_eq!((index.len(), index.scanned()), (5, if round == 0 { 5 } else { 0 }));
         assert_eq!((0..5).map(|id| index.locate(id)).collect::<Vec<_>>(), [(1, 0), (1, 1), (1, 2), (1, 3), (3, 0)]);
-        assert_eq!((index.sample_bytes_max(), index.largest_sample()), (10, Some(0)));
+        assert_eq!((index.sizes().sample_bytes_max, index.sizes().largest_sample), (10, Some(0)));
         let read = |extent: Extent| from(shards[extent.source.index()])(extent);
         let fields = all(&index, read).unwrap();
         assert_eq!(fields[2], [b"eeeeee".to_vec(), vec![]]);
@@ -137,7 +137,7 @@ fn a_second_open_finds_all_samples_in_the_cache() {
         );
         assert_eq!(index.left_out().get("nothing"), Some(&5));
     }
-    let refuse = Settings { on_damage: OnDamage::Fail, ..settings(Place::Beside) };
+    let refuse = Settings { skip_damage: false, ..settings(Place::Beside) };
     let error = Index::open_or_build(&files, &refuse, scan).err().unwrap();
     assert_eq!((error.kind(), error.site().offset), (ErrorKind::Truncated, Some(40)));
 }
@@ -214,7 +214,7 @@ fn a_forged_index_file_takes_no_memory_and_never_panics() {
                     let _ = (part, index.open(sample, field, SHARD));
                 }
             }
-            let _ = (index.sample_bytes_max(), index.largest_sample());
+            let _ = (index.sizes().sample_bytes_max, index.sizes().largest_sample);
         }
     }
 }
@@ -343,7 +343,7 @@ fn two_fields_take_24_bytes_a_sample_or_40() {
             Ok(())
         });
         let index = index.unwrap();
-        let bytes = index.index_bytes();
+        let bytes = index.sizes().index_bytes + index.sources().table_bytes();
         assert!((100_000 * stride..100_000 * stride + 1000).contains(&bytes), "{bytes} bytes, unit {unit}");
     }
 }

@@ -12,7 +12,7 @@ fn decoding() -> Snapshot {
     (consumer.user_ns, consumer.waited_ns) = (5_000_000_000, 5_000_000_000);
     (order.busy_ns, order.no_slot_ns) = (100_000_000, 8_000_000_000);
     (storage.busy_ns, storage.depth, storage.in_flight_ns) = (4_000_000_000, 32, 120_000_000_000);
-    (storage.reads, storage.bytes) = (10_000, 1_100_000_000);
+    (storage.counts.ops, storage.counts.bytes_moved) = (10_000, 1_100_000_000);
     (decode.workers, decode.cores, decode.samples) = (4, 16, 10_000);
     (decode.busy_ns, decode.cpu_ns) = (39_600_000_000, Some(39_200_000_000));
     (slots.count, slots.filling_ns, slots.held_ns) = (4, 35_000_000_000, 5_000_000_000);
@@ -25,8 +25,9 @@ fn a_verdict_gives_cause_evidence_and_advice_in_numbers() {
     println!("{verdict}");
     assert_eq!((verdict.cause, verdict.also, verdict.strength.clone()), (Cause::Decode, None, Strength::Strong));
     assert_eq!(verdict.starved_share, 0.5);
-    let stages: Vec<Cause> = verdict.stages.iter().map(|stage| stage.stage).collect();
-    assert_eq!(stages, [Cause::Consumer, Cause::Decode, Cause::Storage, Cause::Order]);
+    let stages: Vec<PipelineStage> = verdict.stages.iter().map(|stage| stage.stage).collect();
+    let expected = [PipelineStage::Consumer, PipelineStage::Decode, PipelineStage::Storage, PipelineStage::Order];
+    assert_eq!(stages, expected);
     let decode = &verdict.stages[1];
     assert!((decode.utilisation - 0.99).abs() < 1e-9 && (decode.ceiling_items_per_s - 1010.1).abs() < 0.1);
     assert!((decode.demand_ns_per_batch - 99e6).abs() < 1.0 && !decode.at_least);
@@ -554,7 +555,7 @@ proptest::proptest! {
         ] {
             let then = model.with(&change);
             let finite = |value: f64| value.is_finite() && value >= 0.0;
-            assert!(finite(then.items_per_s) && then.stages.iter().all(|stage| finite(stage.1)), "{then:?}");
+            assert!(finite(then.items_per_s) && then.stages.iter().all(|stage| finite(stage.ceiling_items_per_s)), "{then:?}");
         }
     }
 }

@@ -12,7 +12,7 @@
 use crate::error::config;
 use crate::lent::Lease;
 use crate::source::dtype;
-use feedline::dataset::{Dataset, Parts};
+use feedline::dataset::{Dataset, Parts, Sizes};
 use feedline::decode::{Ctx, Decoder};
 use feedline::storage::Sources;
 use feedline::tensor::{DType, EncodedField, Field};
@@ -265,8 +265,8 @@ impl Dataset for Indices {
         &self.sources
     }
 
-    fn sample_bytes_max(&self) -> u64 {
-        1
+    fn sizes(&self) -> Sizes {
+        Sizes::new(1)
     }
 
     fn extents<'a>(&'a self, _sample: u64, parts: &mut Parts<'a>) -> Result<()> {

@@ -66,7 +66,7 @@ DATASETS = {
     "Mds": "mds",
 }
 WRAPPERS = {"split": "take", "subset": "subset", "checked": "checked", "checked_anew": "checked", "seekable": "seek_points"}
-WRAPPERS |= {"in_memory": "in_memory", "in_memory_within": "in_memory", "lengths": None, "read_sample": None}
+WRAPPERS |= {"in_memory": "in_memory", "in_memory_within": "in_memory", "lengths": None, "field_bytes_max": None, "read_sample": None}
 
 
 def settings():
@@ -93,7 +93,7 @@ def test_every_format_and_wrapper_has_a_name_here():
     assert openers == {name.lower() for name in DATASETS}
     for name in DATASETS.values():
         assert callable(getattr(feedline.Loader, name))
-    extension = (SRC / "dataset" / "mod.rs").read_text().split("pub trait DatasetExt")[1].split("\nimpl")[0]
+    extension = (SRC / "dataset" / "ext.rs").read_text().split("pub trait DatasetExt")[1].split("\nimpl")[0]
     assert set(re.findall(r"^    fn (\w+)\(", extension, re.M)) == set(WRAPPERS)
     assert {name for name in WRAPPERS.values() if name} <= settings()
 

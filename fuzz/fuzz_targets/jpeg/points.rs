@@ -1,7 +1,7 @@
 //! Seek points of a picture in memory, as a dataset makes them.
 
 use feedline::Result;
-use feedline::dataset::{Dataset, DatasetExt, Parts, Records};
+use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Records, Sizes};
 use feedline::storage::Sources;
 use feedline::tensor::EncodedField;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ impl Dataset for One {
         self.record.sources()
     }
 
-    fn sample_bytes_max(&self) -> u64 {
-        self.record.sample_bytes_max()
+    fn sizes(&self) -> Sizes {
+        self.record.sizes()
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {

@@ -9,8 +9,9 @@
 //! that its rule lets vary, one shape; all rules are checked when the dataset is opened; finding a sample is
 //! arithmetic, plus a search over files if rows are samples.
 
+use crate::dataset::forward::own;
 use crate::dataset::starts::Starts;
-use crate::dataset::{Dataset, Parts};
+use crate::dataset::{Dataset, Framed, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::storage::{Extent, SourceId, Sources};
@@ -57,8 +58,8 @@ pub(crate) struct Arrays {
     schema: Vec<EncodedField>,
     columns: Vec<Column>,
     len: u64,
-    bytes_max: u64,
-    largest: Option<u64>,
+    /// Without the index.
+    sizes: Sizes,
     /// Checks by sample and column, if checksums are verified.
     checks: Option<Box<[Check]>>,
     /// Description of a sample, and the pattern of the files.
@@ -130,7 +131,7 @@ impl Arrays {
     pub(crate) fn verified(mut self, checks: Vec<Check>) -> Self {
         let headers = |checks: &[Check]| checks.iter().map(|check| u64::from(check.header)).sum();
         let most = checks.chunks(self.columns.len()).map(headers).max().unwrap_or(0);
-        self.bytes_max = self.bytes_max.saturating_add(most);
+        self.sizes.sample_bytes_max = self.sizes.sample_bytes_max.saturating_add(most);
         self.checks = Some(checks.into_boxed_slice());
         self
     }
@@ -167,20 +168,14 @@ impl Arrays {
             columns.push(Column { field, base: given.base, starts: None, offsets, bytes: Numbers::new(bytes), shapes });
         }
         let bytes_max = totals.iter().copied().max().unwrap_or(0);
-        let largest = totals.iter().position(|total| *total == bytes_max).map(|sample| sample as u64);
-        Ok(Self::new(sources, schema, columns, len as u64, bytes_max, largest))
+        let largest_sample = totals.iter().position(|total| *total == bytes_max).map(|sample| sample as u64);
+        let sizes = Sizes { largest_sample, ..Sizes::new(bytes_max) };
+        Ok(Self::new(sources, schema, columns, len as u64, sizes))
     }
 
-    fn new(
-        sources: Sources,
-        schema: Vec<EncodedField>,
-        columns: Vec<Column>,
-        len: u64,
-        bytes_max: u64,
-        largest: Option<u64>,
-    ) -> Self {
+    fn new(sources: Sources, schema: Vec<EncodedField>, columns: Vec<Column>, len: u64, sizes: Sizes) -> Self {
         let (sources, what, name) = (Arc::new(sources), String::new(), String::new());
-        Self { sources, schema, columns, len, bytes_max, largest, checks: None, what, name }
+        Self { sources, schema, columns, len, sizes, checks: None, what, name }
     }
 
     /// Makes sample *k* of row *k* of each field, counted over its files in order.
@@ -208,7 +203,7 @@ impl Arrays {
             let (starts, bytes) = (Some(starts), Numbers::Same(row_bytes));
             columns.push(Column { field, base: given.base, starts, offsets, bytes, shapes: None });
         }
-        Ok(Self::new(sources, schema, columns, len, bytes_max, None))
+        Ok(Self::new(sources, schema, columns, len, Sizes::new(bytes_max)))
     }
 
     /// Description such as `x f32 [3, 4], y i64 []`.
@@ -226,24 +221,17 @@ impl Arrays {
 }
 
 impl Dataset for Arrays {
-    fn schema(&self) -> &[EncodedField] {
-        &self.schema
-    }
+    own!(schema len sources framed);
 
-    fn len(&self) -> u64 {
-        self.len
-    }
-
-    fn sources(&self) -> &Arc<Sources> {
-        &self.sources
-    }
-
-    fn sample_bytes_max(&self) -> u64 {
-        self.bytes_max
-    }
-
-    fn largest_sample(&self) -> Option<u64> {
-        self.largest
+    fn sizes(&self) -> Sizes {
+        let heap = |column: &Column| {
+            let starts = column.starts.as_ref().map_or(0, Starts::heap);
+            let shapes = column.shapes.as_ref().map_or(0, |(shapes, _)| size_of_val(&**shapes));
+            starts + shapes + column.offsets.heap() + column.bytes.heap()
+        };
+        let checks = self.checks.as_ref().map_or(0, |checks| size_of_val(&**checks));
+        let index_bytes = self.columns.iter().map(heap).sum::<usize>() + checks;
+        Sizes { index_bytes, ..self.sizes }
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
@@ -261,6 +249,14 @@ impl Dataset for Arrays {
         Ok(())
     }
 
+    fn describe(&self) -> String {
+        let (fields, files) = (self.describe_fields(), self.sources.count());
+        let checked = if self.checks.is_some() { ", CRC-32 verified" } else { "" };
+        format!("{} {} ({fields}) in {files} files{checked}: {}", self.len, self.what, self.name)
+    }
+}
+
+impl Framed for Arrays {
     fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
         let Some(check) = self.check_of(sample, field) else { return Ok(()) };
         let found = crc32fast::hash(bytes);
@@ -275,22 +271,6 @@ impl Dataset for Arrays {
     fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         let header = self.check_of(sample, field).map_or(0, |check| check.header);
         Ok(bytes.get(header as usize..).unwrap_or_default())
-    }
-
-    fn index_bytes(&self) -> usize {
-        let heap = |column: &Column| {
-            let starts = column.starts.as_ref().map_or(0, Starts::heap);
-            let shapes = column.shapes.as_ref().map_or(0, |(shapes, _)| size_of_val(&**shapes));
-            starts + shapes + column.offsets.heap() + column.bytes.heap()
-        };
-        let checks = self.checks.as_ref().map_or(0, |checks| size_of_val(&**checks));
-        self.sources.table_bytes() + self.columns.iter().map(heap).sum::<usize>() + checks
-    }
-
-    fn describe(&self) -> String {
-        let (fields, files) = (self.describe_fields(), self.sources.count());
-        let checked = if self.checks.is_some() { ", CRC-32 verified" } else { "" };
-        format!("{} {} ({fields}) in {files} files{checked}: {}", self.len, self.what, self.name)
     }
 }
 

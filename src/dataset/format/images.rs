@@ -6,12 +6,14 @@
 //! silently.
 
 use crate::dataset::digest::Digest;
+use crate::dataset::forward::own;
 use crate::dataset::parallel::parallel;
-use crate::dataset::{Dataset, Parts};
+use crate::dataset::{Dataset, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::listing::{FileKind, Listed, ending_of, expand, follow, look, names_in, others, regular};
 use crate::storage::{Extent, SourceId, Sources, is_url};
 use crate::tensor::{DType, EncodedField, Field};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -36,7 +38,7 @@ pub struct Images {
     starts: Vec<u64>,
     labels: Vec<i64>,
     left_out: BTreeMap<String, u64>,
-    bytes_max: u64,
+    sizes: Sizes,
     root: PathBuf,
 }
 
@@ -87,23 +89,20 @@ impl Images {
     /// Indexes these files, in this order, as one flat list without labels. Errors: a missing file, or no regular file.
     pub fn open_files(paths: &[impl AsRef<Path>]) -> Result<Self> {
         let mut sources = Sources::new();
-        let mut bytes_max = 0;
         for path in paths.iter().map(AsRef::as_ref) {
             let meta = regular(path)?;
             sources.add(path, &meta)?;
-            bytes_max = bytes_max.max(meta.len);
         }
         let root = paths.first().and_then(|path| path.as_ref().parent()).unwrap_or(Path::new("")).to_path_buf();
-        let (sources, schema) = (Arc::new(sources), vec![EncodedField::image("image")]);
+        let (sizes, schema) = (sizes_by(&sources), vec![EncodedField::image("image")]);
         let (classes, starts, labels, left_out) = (Vec::new(), vec![0], Vec::new(), BTreeMap::new());
-        Ok(Self { sources, schema, classes, starts, labels, left_out, bytes_max, root })
+        Ok(Self { sources: Arc::new(sources), schema, classes, starts, labels, left_out, sizes, root })
     }
 
     fn index(root: &Path, classes: Vec<String>, folders: Vec<Folder>) -> Result<Self> {
         let mut sources = Sources::new();
         let mut starts = vec![u64::MAX; classes.len().max(1)];
         let mut left_out = BTreeMap::new();
-        let mut bytes_max = 0;
         for folder in &folders {
             for (ending, count) in &folder.left_out {
                 *left_out.entry(ending.clone()).or_default() += count;
@@ -116,7 +115,6 @@ impl Images {
             let dir = sources.dir(&folder.path);
             for (name, size) in folder.names.iter().zip(&folder.sizes) {
                 sources.file_in(dir, name, *size)?;
-                bytes_max = bytes_max.max(*size);
             }
         }
         if let Some(class) = starts.iter().position(|start| *start == u64::MAX) {
@@ -128,8 +126,8 @@ impl Images {
             schema.push(EncodedField::raw(Field::fixed("label", DType::I64, [])));
         }
         let labels = (0..classes.len() as i64).collect();
-        let (sources, root) = (Arc::new(sources), root.to_path_buf());
-        Ok(Self { sources, schema, classes, starts, labels, left_out, bytes_max, root })
+        let (sizes, root) = (sizes_by(&sources), root.to_path_buf());
+        Ok(Self { sources: Arc::new(sources), schema, classes, starts, labels, left_out, sizes, root })
     }
 
     /// Names of the classes; a label is an index into them. Empty for a flat folder.
@@ -264,25 +262,18 @@ fn sizes_of(dir: &Path, names: &[OsString]) -> Result<Vec<u64>> {
     names.iter().map(|name| Ok(regular(&dir.join(name))?.len)).collect()
 }
 
+fn sizes_by(sources: &Sources) -> Sizes {
+    // Of several with as many bytes, the first.
+    let largest = sources.ids().min_by_key(|id| Reverse(sources.len_of(*id)));
+    let bytes = largest.map_or(0, |id| sources.len_of(id));
+    Sizes { largest_sample: largest.map(|id| id.index() as u64), ..Sizes::new(bytes) }
+}
+
 impl Dataset for Images {
-    fn schema(&self) -> &[EncodedField] {
-        &self.schema
-    }
+    own!(schema sources sizes);
 
     fn len(&self) -> u64 {
         self.sources.count() as u64
-    }
-
-    fn sources(&self) -> &Arc<Sources> {
-        &self.sources
-    }
-
-    fn sample_bytes_max(&self) -> u64 {
-        self.bytes_max
-    }
-
-    fn largest_sample(&self) -> Option<u64> {
-        self.sources.ids().find(|id| self.sources.len_of(*id) == self.bytes_max).map(|id| id.index() as u64)
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {

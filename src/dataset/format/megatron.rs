@@ -14,7 +14,8 @@
 use crate::dataset::digest::Digest;
 use crate::dataset::format::tokens::{Cut, Step, Windows, beside, cut_setters};
 use crate::dataset::format::{fetched, little_endian, number};
-use crate::dataset::{Dataset, Parts};
+use crate::dataset::forward::own;
+use crate::dataset::{Dataset, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::storage::{Blob, Extent, SourceId, Sources};
@@ -81,7 +82,7 @@ pub struct MegatronBuilder {
 
 /// Kind of the ends kept in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum EndsKind {
+enum EndsKind {
     Documents,
     Sequences,
     Windows,
@@ -230,8 +231,17 @@ pub(crate) struct Index {
     ends: Vec<u64>,
 }
 
+/// Whether this is an index after 8 bytes with the length of its `.bin`.
+#[cfg(feature = "unstable")]
+pub(super) fn is_index(input: &Blob) -> bool {
+    let bytes = input.read(0, input.len(), "the index").unwrap_or_default();
+    let Some((len, index)) = bytes.split_first_chunk::<8>() else { return false };
+    let index = Blob::memory(bytes::Bytes::copy_from_slice(index));
+    read_index(&index, u64::from_le_bytes(*len), EndsKind::Documents).is_ok()
+}
+
 /// Reads and checks an index against the length of its `.bin`.
-pub(crate) fn read_index(input: &Blob, bin_len: u64, keep: EndsKind) -> Result<Index> {
+fn read_index(input: &Blob, bin_len: u64, keep: EndsKind) -> Result<Index> {
     little_endian("Megatron's index")?;
     fetched(input)?;
     let head: [u8; HEADER_BYTES as usize] = input.array(0, "the header")?;
@@ -400,25 +410,16 @@ impl Walk<'_> {
 }
 
 impl Dataset for Megatron {
-    fn schema(&self) -> &[EncodedField] {
-        &self.schema
-    }
+    own!(schema len sources);
 
-    fn len(&self) -> u64 {
-        self.len
-    }
-
-    fn sources(&self) -> &Arc<Sources> {
-        &self.sources
-    }
-
-    fn sample_bytes_max(&self) -> u64 {
+    fn sizes(&self) -> Sizes {
         let size = self.dtype.size() as u64;
         match &self.samples {
             Samples::Spans { ends, max, .. } => {
-                size * ends.windows(2).map(|pair| (pair[1] - pair[0]).min(*max)).max().unwrap_or(0)
+                let longest = ends.windows(2).map(|pair| (pair[1] - pair[0]).min(*max)).max().unwrap_or(0);
+                Sizes { index_bytes: size_of_val(&**ends), ..Sizes::new(size * longest) }
             }
-            Samples::Windows { windows, .. } => size * windows.window,
+            Samples::Windows { windows, .. } => Sizes::new(size * windows.window),
         }
     }
 
@@ -442,11 +443,6 @@ impl Dataset for Megatron {
             Samples::Spans { ends, .. } => digest.words(ends).end(),
             Samples::Windows { windows, .. } => digest.word(windows.window).word(windows.stride).end(),
         }
-    }
-
-    fn index_bytes(&self) -> usize {
-        let ends = if let Samples::Spans { ends, .. } = &self.samples { size_of_val(&**ends) } else { 0 };
-        self.sources.table_bytes() + ends
     }
 
     fn describe(&self) -> String {

@@ -33,6 +33,32 @@ pub(crate) mod tar;
 pub(crate) mod tfrecord;
 pub(crate) mod tokens;
 
+pub use images::Images;
+pub use mds::{Mds, MdsBuilder};
+pub use megatron::{Megatron, MegatronBuilder};
+pub use npy::{Npy, NpyBuilder, Npz, NpzBuilder};
+#[cfg(feature = "parquet")]
+pub use parquet::{Nulls, Parquet, ParquetBuilder};
+pub use records::{Labels, Records, RecordsBuilder};
+pub use safetensors::{SafeTensors, SafeTensorsBuilder};
+pub use tar::{Tar, TarBuilder};
+pub use tfrecord::{TfRecord, TfRecordBuilder};
+pub use tokens::{Tokens, TokensBuilder};
+
+/// Parsers of headers, for a fuzz target: each takes any bytes, and is true if it accepts them.
+#[cfg(feature = "unstable")]
+pub(super) const HEADERS: [fn(&Blob) -> bool; 4] = [
+    |file| npy::parse(file).is_ok(),
+    |file| npy::parse_npz(file).is_ok(),
+    |file| safetensors::header(file).is_ok(),
+    megatron::is_index,
+];
+
+debug_by_describe!(Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord, Tokens);
+#[cfg(feature = "parquet")]
+debug_by_describe!(Parquet);
+
+use super::forward::debug_by_describe;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::Blob;
 

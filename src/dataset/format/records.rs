@@ -2,8 +2,9 @@
 
 use crate::dataset::digest::Digest;
 use crate::dataset::format::{POINTER, fetched};
+use crate::dataset::forward::{forward, own};
 use crate::dataset::starts::Starts;
-use crate::dataset::{Dataset, Parts};
+use crate::dataset::{Dataset, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::listing::{Listed, expand, regular};
 use crate::storage::{Blob, Extent, SourceId, Sources};
@@ -216,20 +217,12 @@ impl Labels {
 }
 
 impl Dataset for Records {
-    fn schema(&self) -> &[EncodedField] {
-        &self.schema
-    }
+    own!(schema sources);
+    forward!(self => self.starts; len);
 
-    fn len(&self) -> u64 {
-        self.starts.len()
-    }
-
-    fn sources(&self) -> &Arc<Sources> {
-        &self.sources
-    }
-
-    fn sample_bytes_max(&self) -> u64 {
-        self.record_bytes
+    fn sizes(&self) -> Sizes {
+        let labels = self.labels.as_ref().map_or(0, |labels| labels.bytes.len());
+        Sizes { index_bytes: self.starts.heap() + labels, ..Sizes::new(self.record_bytes) }
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
@@ -246,11 +239,6 @@ impl Dataset for Records {
     fn identity(&self) -> u64 {
         let labels = self.labels.as_ref().map_or(&[][..], |labels| &labels.bytes);
         Digest::new("records").word(self.header_bytes).bytes(labels).end()
-    }
-
-    fn index_bytes(&self) -> usize {
-        let labels = self.labels.as_ref().map_or(0, |labels| labels.bytes.len());
-        self.sources.table_bytes() + self.starts.heap() + labels
     }
 
     fn describe(&self) -> String {

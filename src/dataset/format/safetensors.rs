@@ -302,7 +302,7 @@ fn tensors_of(text: &[u8]) -> Result<Vec<Tensor>, (String, usize)> {
 }
 
 impl Dataset for SafeTensors {
-    forward!(self => self.0; schema len sources sample_bytes_max largest_sample extents check open index_bytes describe);
+    forward!(self => self.0; schema len sources sizes extents framed chunked identity describe);
 }
 
 #[cfg(test)]

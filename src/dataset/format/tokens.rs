@@ -12,9 +12,10 @@
 
 use crate::dataset::digest::Digest;
 use crate::dataset::format::{foreign, little_endian, number};
+use crate::dataset::forward::{forward, own};
 use crate::dataset::parallel::parallel_paths;
 use crate::dataset::starts::Starts;
-use crate::dataset::{Dataset, Parts};
+use crate::dataset::{Dataset, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::storage::listing::{Listed, expand};
@@ -329,20 +330,11 @@ impl Windows {
 }
 
 impl Dataset for Tokens {
-    fn schema(&self) -> &[EncodedField] {
-        &self.schema
-    }
+    own!(schema sources);
+    forward!(self => self.starts; len);
 
-    fn len(&self) -> u64 {
-        self.starts.len()
-    }
-
-    fn sources(&self) -> &Arc<Sources> {
-        &self.sources
-    }
-
-    fn sample_bytes_max(&self) -> u64 {
-        self.windows.window * self.token_bytes
+    fn sizes(&self) -> Sizes {
+        Sizes { index_bytes: self.starts.heap(), ..Sizes::new(self.windows.window * self.token_bytes) }
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
@@ -355,10 +347,6 @@ impl Dataset for Tokens {
     fn identity(&self) -> u64 {
         let Windows { window, stride } = self.windows;
         Digest::new("tokens").word(self.header_bytes).word(window).word(stride).end()
-    }
-
-    fn index_bytes(&self) -> usize {
-        self.sources.table_bytes() + self.starts.heap()
     }
 
     fn describe(&self) -> String {

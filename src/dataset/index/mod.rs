@@ -10,7 +10,7 @@
 //!
 //! ```
 //! use feedline::dataset::index::{Entry, Index, Settings};
-//! use feedline::dataset::{Damage, DamageKind, Dataset, Parts};
+//! use feedline::dataset::{Damage, DamageKind, Dataset, Framed, Parts, Sizes};
 //! use feedline::storage::{self, Sources};
 //! use feedline::tensor::EncodedField;
 //! use feedline::{Loader, Result, decode::Bytes};
@@ -30,7 +30,7 @@
 //!                 }
 //!             }
 //!             if start < len {
-//!                 let lost = "the last line has no end"; // an error, or listed with `OnDamage::Skip`
+//!                 let lost = "the last line has no end"; // an error, or listed with `skip_damage`
 //!                 rows.damage(Damage::new(DamageKind::Cut, start, len - start, 1, lost));
 //!             }
 //!             Ok(())
@@ -43,18 +43,12 @@
 //!     fn schema(&self) -> &[EncodedField] { &self.schema }
 //!     fn len(&self) -> u64 { self.index.len() }
 //!     fn sources(&self) -> &Arc<Sources> { self.index.sources() }
-//!     fn sample_bytes_max(&self) -> u64 { self.index.sample_bytes_max() }
-//!     fn index_bytes(&self) -> usize { self.index.index_bytes() }
+//!     fn sizes(&self) -> Sizes { self.index.sizes() }
+//!     fn framed(&self) -> Option<&dyn Framed> { Some(&self.index) }
 //!     fn identity(&self) -> u64 { self.index.places() }
 //!     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-//!         self.index.extents(sample, 1, parts); // 1: a bit set of the fields that `open` leaves as they are
+//!         self.index.extents(sample, 1, parts); // 1: a bit set of the fields that need no `open`
 //!         Ok(())
-//!     }
-//!     fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
-//!         Ok(self.index.entry(sample, field).map(|(_, entry)| entry.len))
-//!     }
-//!     fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-//!         self.index.open(sample, field, bytes)
 //!     }
 //! }
 //! # let dir = std::env::temp_dir().join(format!("feedline-index-{}", std::process::id()));
@@ -104,11 +98,11 @@ pub use table::{Entry, FIELDS_MAX, Rows};
 use self::file::Version;
 use self::pack::Pack;
 use self::table::{Span, Table};
-use super::Parts;
-use super::damage::{Damage, OnDamage};
+use super::damage::Damage;
 use super::digest::Digest;
 use super::parallel::{parallel, parallel_paths};
 use super::starts::Starts;
+use super::{Framed, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
 use crate::storage::listing::Meta;
 use crate::storage::publish::publish;
@@ -145,11 +139,12 @@ macro_rules! index_setters {
             self
         }
 
-        /// Sets the policy for damaged shards. [`OnDamage::Skip`] lists everything left out in the dataset's `damage`
-        /// and delivers the rest. Default: [`OnDamage::Fail`].
+        /// `true` opens damaged shards with their whole samples, and lists everything left out in the dataset's
+        /// `damage`. Default: `false`, the first damage is the error of `open`. For samples that fail on a read see
+        /// [`OnBadSample`](crate::OnBadSample).
         #[must_use]
-        pub fn on_damage(mut self, on_damage: OnDamage) -> Self {
-            self.on_damage = on_damage;
+        pub fn skip_damage(mut self, skip: bool) -> Self {
+            self.skip_damage = skip;
             self
         }
 
@@ -165,7 +160,7 @@ macro_rules! index_setters {
 /// Getters of the index that both indexed formats share.
 macro_rules! index_getters {
     () => {
-        /// Damage found, in the order of the shards. Empty with [`OnDamage::Fail`].
+        /// Damage found, in the order of the shards. Empty unless it was to be skipped.
         pub fn damage(&self) -> &[Damage] {
             self.index.damage()
         }
@@ -224,15 +219,14 @@ pub struct Settings<'a> {
     pub checksums: bool,
     /// Location of the index files. Default: beside the shards.
     pub place: Place,
-    /// Policy for damaged shards. Default: [`OnDamage::Fail`].
-    pub on_damage: OnDamage,
+    /// Whether damaged shards open with their whole samples; else the first damage is an error. Default: `false`.
+    pub skip_damage: bool,
 }
 
 impl<'a> Settings<'a> {
     /// The defaults for a format with so many fields.
     pub fn new(format: &'a str, fields: usize) -> Self {
-        let (place, on_damage) = (Place::default(), OnDamage::default());
-        Self { format, options: "", fields, checksums: false, place, on_damage }
+        Self { format, options: "", fields, checksums: false, place: Place::default(), skip_damage: false }
     }
 }
 
@@ -254,7 +248,7 @@ impl Index {
     /// runs for several shards at once. It reports damage by [`Rows::damage`]; its errors come from the machine and
     /// fail the dataset.
     ///
-    /// Errors: file system errors; with [`OnDamage::Fail`] the first damage; [`ErrorKind::Config`] for too many fields.
+    /// Errors: file system errors; the first damage unless it is skipped; [`ErrorKind::Config`] for too many fields.
     pub fn open_or_build(
         files: &[PathBuf],
         settings: &Settings<'_>,
@@ -326,8 +320,8 @@ impl Index {
             index.unsaved = index.unsaved.or(shard.unsaved);
             index.tables.push(shard.table);
         }
-        match (index.damage.first(), settings.on_damage) {
-            (Some(first), OnDamage::Fail) => Err(first.refused(index.damage.len() - 1)),
+        match index.damage.first() {
+            Some(first) if !settings.skip_damage => Err(first.refused(index.damage.len() - 1)),
             _ => Ok(index),
         }
     }
@@ -377,22 +371,16 @@ impl Index {
         self.unsaved.as_deref()
     }
 
-    /// Maximum bytes of all extents of one sample.
-    pub fn sample_bytes_max(&self) -> u64 {
-        self.tables.iter().map(|table| table.bytes_max).max().unwrap_or(0)
-    }
-
-    /// The sample with the most bytes.
-    pub fn largest_sample(&self) -> Option<u64> {
-        let filled = (0..self.tables.len()).rev().filter(|shard| self.tables[*shard].rows > 0);
-        let shard = filled.max_by_key(|shard| self.tables[*shard].bytes_max)?;
-        Some(self.starts.all()[shard] + u64::from(self.tables[shard].largest))
-    }
-
-    /// Heap bytes.
-    pub fn index_bytes(&self) -> usize {
+    /// Sizes of a dataset whose samples are those of the index.
+    pub fn sizes(&self) -> Sizes {
         let tables: usize = self.tables.iter().map(|table| table.words.capacity() * 4 + size_of::<Table>()).sum();
-        tables + self.starts.heap() + self.sources.table_bytes()
+        let filled = (0..self.tables.len()).rev().filter(|shard| self.tables[*shard].rows > 0);
+        let largest = filled.max_by_key(|shard| self.tables[*shard].bytes_max);
+        Sizes {
+            largest_sample: largest.map(|shard| self.starts.all()[shard] + u64::from(self.tables[shard].largest)),
+            index_bytes: tables + self.starts.heap(),
+            ..Sizes::new(self.tables.iter().map(|table| table.bytes_max).max().unwrap_or(0))
+        }
     }
 
     /// Numbers of a sample's shard and of its row there. Panics if `sample` is not below `len`.
@@ -451,7 +439,7 @@ impl Index {
 
     /// Cuts a field's bytes out of its extent from [`extents`](Self::extents) and verifies their CRC. A dataset with extents of
     /// its own may call it too, with exactly the bytes of the entry, for instance in
-    /// [`check`](crate::dataset::Dataset::check).
+    /// [`check`](Framed::check).
     ///
     /// Errors: [`ErrorKind::Decode`] with both CRCs, [`ErrorKind::Truncated`]; both with path, offset and sample.
     pub fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {
@@ -481,6 +469,17 @@ impl Index {
             }
         }
         Ok(own)
+    }
+}
+
+/// For datasets whose fields are the entries, unchanged.
+impl Framed for Index {
+    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        Self::open(self, sample, field, bytes)
+    }
+
+    fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
+        Ok(Some(self.entry(sample, field).map_or(0, |(_, entry)| entry.len)))
     }
 }
 

@@ -8,9 +8,9 @@
 //! kilobytes. The dataset owns the memory, and all its loaders share it; each loader's plan and budget count it. The files
 //! may change or vanish afterwards.
 
-use crate::dataset::forward::forward;
+use crate::dataset::forward::{forward, own};
 use crate::dataset::parallel::parallel;
-use crate::dataset::{Chunked, Dataset};
+use crate::dataset::{Dataset, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::RegionBytes;
 use crate::setting::Setting;
@@ -115,19 +115,14 @@ fn read(table: &Sources, task: Task<'_>) -> Result<()> {
 }
 
 impl<D: Dataset> Dataset for InMemory<D> {
-    forward!(self => self.inner; schema len sample_bytes_max field_bytes field_bytes_max largest_sample member extents check open seek_points opened_bytes_max identity);
+    // Extents use the same source ids, which readers resolve in the sources of `self`.
+    forward!(self => self.inner; schema len extents framed chunked identity);
 
-    fn sources(&self) -> &Arc<Sources> {
-        &self.sources
-    }
+    own!(sources);
 
-    fn chunked(&self) -> Option<&dyn Chunked> {
-        // Its extents use the same source ids, which readers resolve in the sources of `self`.
-        self.inner.chunked()
-    }
-
-    fn index_bytes(&self) -> usize {
-        self.inner.index_bytes() + self.sources.count() * size_of::<Bytes>()
+    fn sizes(&self) -> Sizes {
+        let inner = self.inner.sizes();
+        Sizes { index_bytes: inner.index_bytes + self.sources.count() * size_of::<Bytes>(), ..inner }
     }
 
     fn describe(&self) -> String {

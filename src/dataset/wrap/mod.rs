@@ -1,5 +1,8 @@
 //! Datasets made of other datasets: a part, several, in memory, with checksums, with seek points; and a full verification.
 
+// A wrapper that forgets a method would take the default in place of what it wraps.
+#![deny(clippy::missing_trait_methods)]
+
 pub(crate) mod checked;
 pub(crate) mod memory;
 #[cfg(feature = "image")]
@@ -7,3 +10,17 @@ pub(crate) mod seekable;
 pub(crate) mod several;
 pub(crate) mod subset;
 pub(crate) mod verify;
+
+use super::forward::debug_by_describe;
+
+pub use checked::Checked;
+pub use memory::InMemory;
+#[cfg(feature = "image")]
+pub use seekable::Seekable;
+pub use several::{Concat, Mix};
+pub use subset::Subset;
+pub use verify::{Verified, Verify};
+
+#[cfg(feature = "image")]
+debug_by_describe!(Seekable<D>);
+debug_by_describe!(Checked<D>, Concat, InMemory<D>, Subset<D>);

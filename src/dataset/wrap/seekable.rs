@@ -15,11 +15,11 @@
 //! Points never change a pixel of an intact picture: the decoder compares them with the picture, see `crate::jpeg`.
 
 use crate::dataset::digest::Digest;
-use crate::dataset::forward::forward;
+use crate::dataset::forward::{forward, frames_of, own};
 use crate::dataset::parallel::parallel;
 use crate::dataset::sample::Plain;
 use crate::dataset::words::{halves, load as load_words, seal, wide};
-use crate::dataset::{Chunked, Dataset};
+use crate::dataset::{Dataset, Framed, Sizes, frames};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::jpeg;
 use crate::storage::Blob;
@@ -93,7 +93,7 @@ impl<D: Dataset> Seekable<D> {
             }
             for sample in 0..part.len() {
                 for field in (0..fields).filter(|field| has_points(&inner.schema()[*field].encoding)) {
-                    let points = part.seek_points(sample, field);
+                    let points = frames(&part).seek_points(sample, field);
                     all.bytes.extend_from_slice(points);
                     all.lens.push(points.len());
                 }
@@ -136,8 +136,12 @@ impl<D: Dataset> Seekable<D> {
     }
 }
 
-impl<D: Dataset> Dataset for Seekable<D> {
-    forward!(self => self.inner; schema len sources sample_bytes_max field_bytes field_bytes_max largest_sample extents check open opened_bytes_max member identity);
+impl<D: Dataset> Framed for Seekable<D> {
+    frames_of!(self, sample => (&self.inner, sample); check open field_bytes member);
+
+    fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
+        frames(&self.inner).field_bytes_max(field)
+    }
 
     fn seek_points(&self, sample: u64, field: usize) -> &[u8] {
         let Some(Some(column)) = self.columns.get(field) else { return &[] };
@@ -149,13 +153,15 @@ impl<D: Dataset> Dataset for Seekable<D> {
         let bytes: &[u8] = bytemuck::cast_slice(entries);
         bytes.get(start as usize..end(ends.get(entry)) as usize).unwrap_or_default()
     }
+}
 
-    fn chunked(&self) -> Option<&dyn Chunked> {
-        self.inner.chunked()
-    }
+impl<D: Dataset> Dataset for Seekable<D> {
+    own!(framed);
+    forward!(self => self.inner; schema len sources extents chunked identity);
 
-    fn index_bytes(&self) -> usize {
-        self.inner.index_bytes() + self.words.capacity() * 4
+    fn sizes(&self) -> Sizes {
+        let inner = self.inner.sizes();
+        Sizes { index_bytes: inner.index_bytes + self.words.capacity() * 4, ..inner }
     }
 
     fn describe(&self) -> String {

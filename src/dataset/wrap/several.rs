@@ -12,8 +12,9 @@
 //! permutations in use.
 
 use crate::dataset::digest::Digest;
+use crate::dataset::forward::{frames_of, own};
 use crate::dataset::starts::Starts;
-use crate::dataset::{ChunkBytes, Chunked, Dataset, Parts};
+use crate::dataset::{ChunkBytes, Chunked, Dataset, DatasetExt, Framed, Parts, Sizes};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ChunkBuf;
@@ -102,12 +103,10 @@ impl Concat {
         self.starts.all()[part]..self.starts.all()[part + 1]
     }
 
-    fn sum(&self, of: impl Fn(&dyn Dataset) -> usize) -> usize {
-        self.parts.iter().map(|part| of(&*part.dataset)).sum()
-    }
-
-    fn most(&self, of: impl Fn(&dyn Dataset) -> u64) -> u64 {
-        self.parts.iter().map(|part| of(&*part.dataset)).max().unwrap_or(0)
+    /// Part of a sample, and the sample's id in that part.
+    fn part_of(&self, sample: u64) -> (&dyn Dataset, u64) {
+        let (part, local) = self.origin(sample);
+        (&*self.parts[part].dataset, local)
     }
 
     /// Part of a chunk, and the chunk's number in that part.
@@ -134,7 +133,9 @@ impl Chunks {
         let (mut starts, mut before) = (Vec::new(), Vec::new());
         for (index, part) in parts.iter().enumerate() {
             before.push(starts.len());
-            let own = part.dataset.chunked().map_or(&[][..], Chunked::starts);
+            // Ids of a subset are not those of its chunks.
+            let whole = part.dataset.chunked().filter(|chunks| chunks.is_whole());
+            let own = whole.map_or(&[][..], Chunked::starts);
             let Some((last, own)) = own.split_last().filter(|(last, _)| **last == part.dataset.len()) else {
                 let message = format!("the chunks of part {index} do not end with its last sample");
                 return Err(Error::new(ErrorKind::User, Stage::Index, message));
@@ -156,32 +157,23 @@ impl Dataset for Concat {
         self.starts.len()
     }
 
-    fn sources(&self) -> &Arc<Sources> {
-        &self.sources
-    }
+    own!(sources framed);
 
-    fn sample_bytes_max(&self) -> u64 {
-        self.most(|part| part.sample_bytes_max())
-    }
-
-    fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
-        let (part, local) = self.origin(sample);
-        self.parts[part].dataset.field_bytes(local, field)
-    }
-
-    fn field_bytes_max(&self, field: usize) -> Result<u64> {
-        self.parts.iter().try_fold(0, |most, part| Ok(part.dataset.field_bytes_max(field)?.max(most)))
-    }
-
-    fn largest_sample(&self) -> Option<u64> {
-        let largest = self.parts.iter().enumerate().max_by_key(|(_, part)| part.dataset.sample_bytes_max());
-        let (index, part) = largest?;
-        part.dataset.largest_sample().map(|sample| self.starts.all()[index] + sample)
-    }
-
-    fn member(&self, sample: u64, field: Option<usize>) -> Option<String> {
-        let (part, local) = self.origin(sample);
-        self.parts[part].dataset.member(local, field)
+    fn sizes(&self) -> Sizes {
+        // The parts also keep their own tables of sources.
+        let chunks = self.chunks.as_ref().map_or(0, |chunks| chunks.starts.capacity() * 8);
+        let mut all = Sizes { index_bytes: chunks, ..Sizes::new(0) };
+        for (part, first) in self.parts.iter().zip(self.starts.all()) {
+            let (own, table) = (part.dataset.sizes(), part.dataset.sources().table_bytes());
+            // Of several with as many bytes, the last.
+            if own.sample_bytes_max >= all.sample_bytes_max {
+                all.sample_bytes_max = own.sample_bytes_max;
+                all.largest_sample = own.largest_sample.map(|sample| first + sample);
+            }
+            all.opened_bytes_max = all.opened_bytes_max.max(own.opened_bytes_max);
+            all.index_bytes += own.index_bytes + table;
+        }
+        all
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
@@ -190,25 +182,6 @@ impl Dataset for Concat {
         member.dataset.extents(local, parts)?;
         parts.move_sources(before, member.base);
         Ok(())
-    }
-
-    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
-        let (part, local) = self.origin(sample);
-        self.parts[part].dataset.check(local, field, bytes)
-    }
-
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        let (part, local) = self.origin(sample);
-        self.parts[part].dataset.open(local, field, bytes, buffer)
-    }
-
-    fn seek_points(&self, sample: u64, field: usize) -> &[u8] {
-        let (part, local) = self.origin(sample);
-        self.parts[part].dataset.seek_points(local, field)
-    }
-
-    fn opened_bytes_max(&self) -> u64 {
-        self.most(|part| part.opened_bytes_max())
     }
 
     fn chunked(&self) -> Option<&dyn Chunked> {
@@ -223,21 +196,31 @@ impl Dataset for Concat {
         self.parts.iter().fold(Digest::new("concat"), part).end()
     }
 
-    fn index_bytes(&self) -> usize {
-        // The parts also keep their own tables of sources.
-        let chunks = self.chunks.as_ref().map_or(0, |chunks| chunks.starts.capacity() * 8);
-        self.sum(|part| part.index_bytes()) + self.sources.table_bytes() + chunks
-    }
-
     fn describe(&self) -> String {
         let parts: Vec<String> = self.parts.iter().map(|part| part.dataset.describe()).collect();
         format!("{} samples of {} parts: {}", self.len(), parts.len(), parts.join("; "))
     }
 }
 
+impl Framed for Concat {
+    frames_of!(self, sample => self.part_of(sample); check open field_bytes member seek_points);
+
+    fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
+        self.parts.iter().try_fold(0, |most, part| Ok(part.dataset.field_bytes_max(field)?.max(most))).map(Some)
+    }
+}
+
 impl Chunked for Concat {
     fn starts(&self) -> &[u64] {
         self.chunks.as_ref().map_or(&[], |chunks| &chunks.starts)
+    }
+
+    fn is_whole(&self) -> bool {
+        true
+    }
+
+    fn inner(&self, sample: u64) -> u64 {
+        sample
     }
 
     fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {

@@ -1,8 +1,8 @@
 //! A part of a dataset: by a keyed split, which needs no memory, or by a list of ids.
 
 use crate::dataset::digest::Digest;
-use crate::dataset::forward::forward;
-use crate::dataset::{Chunked, Dataset, Parts};
+use crate::dataset::forward::{forward, frames_of, own};
+use crate::dataset::{Chunked, Dataset, DatasetExt, Framed, Parts, Sizes};
 use crate::error::Result;
 use crate::order::Key;
 use crate::order::subset::{self, Part};
@@ -16,6 +16,7 @@ pub struct Subset<D> {
 }
 
 /// Cheap: the index is shared.
+#[allow(clippy::missing_trait_methods, reason = "`clone_from` has nothing to reuse")]
 impl<D> Clone for Subset<D> {
     fn clone(&self) -> Self {
         Self { whole: self.whole.clone(), choice: self.choice.clone() }
@@ -55,7 +56,8 @@ impl<D: Dataset> Subset<D> {
 }
 
 impl<D: Dataset> Dataset for Subset<D> {
-    forward!(self => self.whole; schema sources sample_bytes_max field_bytes_max opened_bytes_max);
+    own!(framed);
+    forward!(self => self.whole; schema sources);
 
     fn len(&self) -> u64 {
         match &self.choice {
@@ -64,28 +66,17 @@ impl<D: Dataset> Dataset for Subset<D> {
         }
     }
 
-    fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
-        self.whole.field_bytes(self.origin(sample), field)
-    }
-
-    fn member(&self, sample: u64, field: Option<usize>) -> Option<String> {
-        self.whole.member(self.origin(sample), field)
+    fn sizes(&self) -> Sizes {
+        let ids = match &self.choice {
+            Choice::Split { .. } => 0,
+            Choice::Ids(ids) => size_of_val(&**ids),
+        };
+        let whole = self.whole.sizes();
+        Sizes { largest_sample: None, index_bytes: whole.index_bytes + ids, ..whole }
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         self.whole.extents(self.origin(sample), parts)
-    }
-
-    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
-        self.whole.check(self.origin(sample), field, bytes)
-    }
-
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        self.whole.open(self.origin(sample), field, bytes, buffer)
-    }
-
-    fn seek_points(&self, sample: u64, field: usize) -> &[u8] {
-        self.whole.seek_points(self.origin(sample), field)
     }
 
     fn chunked(&self) -> Option<&dyn Chunked> {
@@ -102,16 +93,17 @@ impl<D: Dataset> Dataset for Subset<D> {
         }
     }
 
-    fn index_bytes(&self) -> usize {
-        let ids = match &self.choice {
-            Choice::Split { .. } => 0,
-            Choice::Ids(ids) => size_of_val(&**ids),
-        };
-        self.whole.index_bytes() + ids
-    }
-
     fn describe(&self) -> String {
         format!("{} samples of {}", self.len(), self.whole.describe())
+    }
+}
+
+impl<D: Dataset> Framed for Subset<D> {
+    frames_of!(self, sample => (&*self.whole, self.origin(sample)); check open field_bytes member seek_points);
+
+    /// All parts of a dataset have rows of the same size.
+    fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
+        self.whole.field_bytes_max(field).map(Some)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::dataset::{Chunked, Dataset, no_field};
 use crate::decode::{Decoder, Single};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::sync::Hold;
-use crate::tensor::{Encoding, Field, Shape};
+use crate::tensor::{EncodedField, Field, Shape};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -127,17 +127,12 @@ impl Verify {
                 return Err(Error::new(ErrorKind::Config, Stage::Build, no_field(schema, name)));
             }
         }
-        let check = |field: &crate::tensor::EncodedField| {
+        let check = |field: &EncodedField| {
             let decoder = self.decoders.iter().find(|(name, _)| *name == field.name);
-            Ok(match (decoder, &field.encoding) {
-                (Some((_, decoder)), _) => {
-                    // Report a wrong decoder once, not for each sample.
-                    decoder.outputs(field)?;
-                    Check::Decode(field.clone(), decoder.clone())
-                }
-                (None, Encoding::Raw { .. }) => field.as_raw().map_or(Check::Any, Check::Raw),
-                (None, _) => Check::Any,
-            })
+            let Some((_, decoder)) = decoder else { return Ok(field.as_raw().map_or(Check::Any, Check::Raw)) };
+            // Report a wrong decoder once, not for each sample.
+            decoder.outputs(field)?;
+            Ok(Check::Decode(field.clone(), decoder.clone()))
         };
         schema.iter().map(check).collect()
     }
@@ -147,7 +142,7 @@ impl Verify {
 enum Check {
     Any,
     Raw(Field),
-    Decode(crate::tensor::EncodedField, Arc<dyn Decoder>),
+    Decode(EncodedField, Arc<dyn Decoder>),
 }
 
 struct Work<'a, P> {
@@ -184,15 +179,18 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
     }
 
     fn samples(&self, ids: Range<u64>) {
-        let (mut plain, mut decoders) = (Plain::new(self.dataset), Vec::new());
+        let (mut plain, mut decoders) = (None, Vec::new());
         let count = ids.end - ids.start;
         for id in ids {
             if self.stopped.load(Ordering::Relaxed) {
                 return;
             }
-            let seen =
-                caught(Stage::Decode, || plain.sample(id, |field, bytes| self.check(id, field, bytes, &mut decoders)));
-            self.bytes.fetch_add(std::mem::take(&mut plain.read), Ordering::Relaxed);
+            let seen = caught(Stage::Decode, || {
+                let plain = plain.get_or_insert_with(|| Plain::new(self.dataset));
+                let seen = plain.sample(id, |field, bytes| self.check(id, field, bytes, &mut decoders));
+                self.bytes.fetch_add(std::mem::take(&mut plain.read), Ordering::Relaxed);
+                seen
+            });
             if let Err(error) = seen {
                 self.damage(error.with_sample(id), 1);
                 // A panic may leave decoders half changed: make them again.

@@ -1,7 +1,8 @@
 //! PNG, WebP, BMP and GIF: decoded by the `image` crate into the worker's buffer, then converted to RGB in place.
 
+use super::format::{Format, bad};
 use super::geometry::Size;
-use super::{Format, Room, bad, over};
+use super::limits::{Room, over};
 use crate::error::{Error, Result};
 use image::codecs::{bmp::BmpDecoder, png::PngDecoder, webp::WebPDecoder};
 use image::{ColorType, ImageDecoder, ImageError};

@@ -27,8 +27,9 @@
 
 #![allow(unsafe_code)]
 
+use super::format::bad;
 use super::geometry::{Rect, Size};
-use super::{Room, bad};
+use super::limits::Room;
 use crate::error::{Error, Result};
 use crate::jpeg::{DAMAGED, Header, SURPLUS, product};
 use std::ffi::{CStr, c_int, c_void};

@@ -3,9 +3,10 @@
 //!
 //! In strict mode zune checks much, but not that the file is whole; so the end marker is looked for.
 
+use super::format::bad;
 use super::geometry::{Rect, Size};
+use super::limits::{Room, over};
 use super::orientation::Orientation;
-use super::{Room, bad, over};
 use crate::error::Result;
 use crate::jpeg::{self, Colours, DAMAGED, Header, Segment};
 use crate::setting::Setting;

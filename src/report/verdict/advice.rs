@@ -3,8 +3,8 @@
 use super::{Case, LACKS, WhyUnmeasured, first_share, slots_bound_reads, slots_lack};
 use crate::meter::{CacheReads, Effort, ReaderKind};
 use crate::report::depth::{Headroom, link_is_full, network_share, on_network_mount};
-use crate::report::load::{Cause, FILLED};
-use crate::report::whatif::{Change, Prediction, WhatIf};
+use crate::report::load::{Cause, FILLED, StageLoad};
+use crate::report::whatif::{Change, Prediction, WhatIf, least};
 use crate::report::words::{bytes, number, time};
 use crate::setting::Setting;
 use crate::storage::Mode;
@@ -192,7 +192,7 @@ impl Case<'_> {
     /// Cores that decode needs to reach the next limit.
     fn cores_needed(&self) -> f64 {
         let others = self.model.with(&Change { gpu_decode: true, ..Change::default() });
-        let limit = others.stages.iter().map(|(_, ceiling)| *ceiling).fold(f64::INFINITY, f64::min);
+        let limit = least(&others.stages).map_or(f64::INFINITY, |load| load.ceiling_items_per_s);
         let now = self.now();
         let times = if now > 0.0 { limit / now } else { 1.0 };
         let times = if times.is_finite() { times.clamp(0.0, 1e3) } else { 1.0 };
@@ -242,7 +242,7 @@ impl Case<'_> {
         } else if filled && loads.headroom == Headroom::Left {
             all.extend(self.deeper("and took hardly longer than the fastest"));
         }
-        if self.bytes_per_read() < 65536.0 && storage.reads > 0 {
+        if self.bytes_per_read() < 65536.0 && storage.counts.ops > 0 {
             let each = bytes(self.bytes_per_read());
             all.push(format!("Reads of {each} are small: where each is a file of its own, {}", packed()).into());
         }
@@ -263,8 +263,9 @@ impl Case<'_> {
                     .into(),
             );
         }
-        if storage.retries > storage.reads / 100 {
-            let retries = number(storage.retries as f64);
+        let again = storage.counts.retries.saturating_add(storage.counts.short_reads);
+        if again > storage.counts.ops / 100 {
+            let retries = number(again as f64);
             all.push(format!("{retries} reads were repeated or continued: look at the storage.").into());
         }
         all
@@ -383,11 +384,9 @@ impl Case<'_> {
 
     /// The limit after a change.
     fn next(&self, then: &Prediction) -> String {
-        let least = then.stages.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1));
-        match least.filter(|(stage, _)| *stage == then.bound_by) {
-            Some((stage, ceiling)) => {
-                let least = or_more(self.loads.at_least(stage));
-                format!("; the bottleneck is then {stage}, at {}{least}", number(ceiling))
+        match least(&then.stages).filter(|load| Cause::from(load.stage) == then.bound_by) {
+            Some(StageLoad { stage, ceiling_items_per_s, at_least, .. }) => {
+                format!("; the bottleneck is then {stage}, at {}{}", number(ceiling_items_per_s), or_more(at_least))
             }
             None => format!("; the bottleneck is then {}", then.bound_by),
         }

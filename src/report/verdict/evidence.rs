@@ -7,7 +7,7 @@ use crate::report::words::{bytes, grouped, number, time};
 
 impl Case<'_> {
     pub(super) fn evidence(&self) -> Vec<String> {
-        let storage = self.snapshot.storage.reads > 0 || self.snapshot.storage.cached_bytes > 0;
+        let storage = self.snapshot.storage.counts.ops > 0 || self.snapshot.storage.cached_bytes > 0;
         let mut all = vec![self.waits()];
         all.extend(self.read_ahead());
         all.extend(self.first_batches());
@@ -142,7 +142,7 @@ impl Case<'_> {
 
     fn reads(&self) -> String {
         let (loads, storage) = (self.loads, &self.snapshot.storage);
-        if storage.reads == 0 {
+        if storage.counts.ops == 0 {
             return format!(
                 "{:.2} GB came from the page cache, and nothing was read.",
                 storage.cached_bytes as f64 / 1e9
@@ -155,7 +155,7 @@ impl Case<'_> {
             "Reads were in flight {:.0} % of the time, then {:.1} of {depth:.0} at once; {:.3} GB/s in reads of {}",
             100.0 * loads.storage.min(1.0),
             loads.depth_filled * depth,
-            storage.bytes as f64 / loads.steady_ns,
+            storage.counts.bytes_moved as f64 / loads.steady_ns,
             bytes(self.bytes_per_read()),
         );
         if storage.latency.count > 0 {
@@ -166,7 +166,7 @@ impl Case<'_> {
             text += &format!(", {times:.1} times as long as the fastest: they waited for each other");
         }
         if storage.cached_bytes > 0 {
-            let all = storage.cached_bytes as f64 + storage.bytes as f64;
+            let all = storage.cached_bytes as f64 + storage.counts.bytes_moved as f64;
             text +=
                 &format!("; {:.0} % of the bytes came from the page cache", 100.0 * storage.cached_bytes as f64 / all);
         }

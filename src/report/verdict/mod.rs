@@ -47,10 +47,10 @@ mod evidence;
 mod tests;
 
 use super::depth::link_is_full;
-use super::load::{Cause, FILLED, Loads, STAGES, StageLoad};
+use super::load::{Cause, FILLED, Loads, StageLoad};
 use super::whatif::{COMPETES, WhatIf};
 use super::words::time;
-use crate::meter::{Effort, Snapshot, Unmeasured};
+use crate::meter::{Effort, PipelineStage, Snapshot, Unmeasured};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -183,42 +183,44 @@ impl Verdict {
 }
 
 fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
+    use PipelineStage::{Consumer, Copy, Decode, Order, Storage};
     // Of equal loads the first: the stage nearer to the consumer.
-    let top = |among: &[Cause]| {
+    let top = |among: &[PipelineStage]| {
         among.iter().copied().reduce(|best, next| if loads.likely(next) > loads.likely(best) { next } else { best })
     };
-    let near = |cause: Cause| {
-        let others: Vec<Cause> = STAGES.into_iter().filter(|stage| *stage != cause).collect();
+    let highest = top(&PipelineStage::UPSTREAM);
+    let near = |cause: PipelineStage| {
+        let others: Vec<PipelineStage> = PipelineStage::UPSTREAM.into_iter().filter(|stage| *stage != cause).collect();
         let least = NEAR * loads.likely(cause);
         // Storage last: its upper bound decides.
-        let storage = (cause != Cause::Storage && loads.storage >= least).then_some(Cause::Storage);
-        top(&others).filter(|other| loads.likely(*other) >= least).or(storage)
+        let storage = (cause != Storage && loads.storage >= least).then_some(Storage);
+        top(&others).filter(|other| loads.likely(*other) >= least).or(storage).map(Cause::from)
     };
     if loads.starved.is_some_and(|starved| starved < FED) {
-        return (Cause::NotStarved, near(Cause::Consumer));
+        return (Cause::NotStarved, near(Consumer));
     }
-    if loads.consumer() >= SATURATED && top(&STAGES) == Some(Cause::Consumer) {
+    if loads.consumer() >= SATURATED && highest == Some(Consumer) {
         let budget = (loads.lacks_room() >= LACKS).then_some(Cause::MemoryBudget);
-        return (Cause::Consumer, near(Cause::Consumer).or(budget));
+        return (Cause::Consumer, near(Consumer).or(budget));
     }
     // The device measures its bus; the loads of threads and reads contain their wait for a core. A device that always reads is the
     // limit, unless most of the time is such a wait.
-    let reads = (!loads.from_memory && loads.likely(Cause::Storage) >= SATURATED).then_some(Cause::Storage);
+    let reads = (!loads.from_memory && loads.likely(Storage) >= SATURATED).then_some(Cause::Storage);
     if let Some(taken) =
         loads.taken.filter(|_| loads.copy < SATURATED && (reads.is_none() || loads.lost >= MOSTLY_LOST))
     {
         return (taken, reads);
     }
-    let exact = top(&[Cause::Copy, Cause::Decode, Cause::Order]).filter(|stage| loads.load(*stage) > 0.0);
+    let exact = top(&[Copy, Decode, Order]).filter(|stage| loads.load(*stage) > 0.0);
     if let Some(exact) = exact.filter(|exact| loads.load(*exact) >= SATURATED) {
-        return (exact, near(exact));
+        return (exact.into(), near(exact));
     }
     // Full slots that wait most of the time: storage and decode are ahead on average.
     let ahead = loads.slots[2] >= 0.5 * f64::from(snapshot.slots.count.max(1));
     let others = exact.map_or(0.0, |exact| loads.load(exact)).max(loads.consumer());
-    if loads.storage >= SATURATED && !ahead && loads.likely(Cause::Storage) >= others {
+    if loads.storage >= SATURATED && !ahead && loads.likely(Storage) >= others {
         let budget = slots_bound_reads(loads, snapshot).then_some(Cause::MemoryBudget);
-        return (Cause::Storage, budget.or_else(|| near(Cause::Storage)));
+        return (Cause::Storage, budget.or_else(|| near(Storage)));
     }
     if loads.slots[3] >= HOLDS * f64::from(snapshot.slots.count.max(1)) && slots_lack(loads) {
         return (Cause::MemoryBudget, Some(Cause::Consumer));
@@ -230,9 +232,9 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
     if at_work(loads, snapshot) < AT_WORK {
         return hand_over;
     }
-    match top(&STAGES).filter(|stage| loads.likely(*stage) >= NEAR * SATURATED) {
-        most if loads.lacks_room() >= LACKS => (Cause::MemoryBudget, most),
-        Some(most) if most != Cause::Consumer => (most, near(most)),
+    match highest.filter(|stage| loads.likely(*stage) >= NEAR * SATURATED) {
+        most if loads.lacks_room() >= LACKS => (Cause::MemoryBudget, most.map(Cause::from)),
+        Some(most) if most != Consumer => (most.into(), near(most)),
         _ => hand_over,
     }
 }
@@ -303,14 +305,15 @@ impl Case<'_> {
                 "only {late:.0} % of the samples were prepared after the first batch of their epoch was: epochs are too short"
             ));
         }
-        let highest = STAGES.into_iter().map(|stage| loads.load(stage)).fold(0.0, f64::max);
+        let highest = PipelineStage::UPSTREAM.into_iter().map(|stage| loads.load(stage)).fold(0.0, f64::max);
         let clear = match self.cause {
             Cause::NotStarved => loads.starved.is_some_and(|starved| starved < 0.5 * FED),
-            Cause::Storage => !loads.at_least(Cause::Storage) && loads.storage * loads.depth_filled >= SATURATED,
-            Cause::Consumer | Cause::Copy | Cause::Decode | Cause::Order => loads.load(self.cause) >= 0.9,
+            Cause::Storage => {
+                !loads.at_least(PipelineStage::Storage) && loads.storage * loads.depth_filled >= SATURATED
+            }
             Cause::OtherPrograms | Cause::OwnThreads | Cause::CpuQuota => loads.lost >= 0.3,
             Cause::MemoryBudget => loads.lacks_room() >= 2.0 * LACKS && highest < NEAR && self.more_slots().is_some(),
-            _ => false,
+            cause => cause.stage().is_some_and(|stage| loads.load(stage) >= 0.9),
         };
         if clear && self.also.is_none() { Strength::Strong } else { Strength::Fair }
     }
@@ -327,7 +330,7 @@ impl Case<'_> {
 
     fn bytes_per_read(&self) -> f64 {
         let storage = &self.snapshot.storage;
-        storage.bytes as f64 / (storage.reads.max(1)) as f64
+        storage.counts.bytes_moved as f64 / (storage.counts.ops.max(1)) as f64
     }
 
     /// The reason why no step was measured on a GPU.

@@ -7,14 +7,14 @@ use super::super::fnv;
 use super::super::publish::Held;
 use super::config::{Cache, FREE, FREE_BLOCKS};
 use super::entry::{is_data_name, is_map, link_name, map_of};
-use super::rights::{NO_LINK, make_folder, new_file, open_lock, rights_below};
+use super::rights::{make_folder, new_file, open_file, open_or_make, rights_below};
 use super::units::units_file;
 use crate::sync::Hold;
 use rustix::fs::{FlockOperation, flock, statvfs};
 use rustix::io::Errno;
-use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +32,7 @@ const CALM: u64 = 60;
 /// Files without a link are removed at this age. Younger ones may be about to get it.
 const ORPHAN: Duration = Duration::from_secs(3600);
 
-pub(super) struct Dir {
+pub(super) struct CacheDir {
     root: PathBuf,
     capacity: u64,
     /// Most bytes of the file system that stay free.
@@ -59,7 +59,7 @@ impl Room {
 }
 
 /// The files of an entry.
-pub(super) struct Old {
+pub(super) struct FoundEntry {
     pub(super) used: SystemTime,
     pub(super) data: PathBuf,
     /// `None`: no reader finds the files.
@@ -69,7 +69,7 @@ pub(super) struct Old {
     pub(super) share: usize,
 }
 
-impl Old {
+impl FoundEntry {
     /// Whether the map is a cache's.
     pub(super) fn is_own(&self) -> bool {
         is_map(&map_of(&self.data))
@@ -80,7 +80,7 @@ impl Old {
     }
 }
 
-impl Dir {
+impl CacheDir {
     /// Errors: the system's.
     pub(super) fn open(cache: &Cache) -> io::Result<Self> {
         let root = std::path::absolute(&cache.dir)?.join("v1");
@@ -98,7 +98,7 @@ impl Dir {
         if let Ok(file) = new_file(&root.join("CACHEDIR.TAG")) {
             let _ = file.write_all_at(tag.as_bytes(), 0);
         }
-        let used = open_lock(&root.join("used"))?;
+        let used = open_or_make(&root.join("used"))?;
         take(&used, FlockOperation::NonBlockingLockExclusive)?;
         let booked = || {
             let (_, dead) = bookings(&root)?;
@@ -120,7 +120,7 @@ impl Dir {
     /// The folder for a tool, which keeps nothing. Errors: the system's; `NotFound` for a folder that is no cache.
     pub(super) fn existing(cache: &Cache, write: bool) -> io::Result<Self> {
         let root = std::path::absolute(&cache.dir)?.join("v1");
-        let used = OpenOptions::new().read(true).write(write).custom_flags(NO_LINK).open(root.join("used"))?;
+        let used = open_file(&root.join("used"), write)?;
         std::fs::read_dir(root.join("objects"))?;
         Ok(Self::of(root, cache, used, None))
     }
@@ -130,7 +130,7 @@ impl Dir {
         let share = fnv(url.parent().unwrap_or(url).as_os_str().as_encoded_bytes()) as usize % SHARES;
         let mut leases = self.leases.hold();
         if leases[share].is_none() {
-            let file = open_lock(&self.lease(share))?;
+            let file = open_or_make(&self.lease(share))?;
             take(&file, FlockOperation::NonBlockingLockShared)?;
             leases[share] = Some(Held::new(file));
         }
@@ -149,9 +149,14 @@ impl Dir {
     ///
     /// Errors: the system's; `StorageFull`.
     pub(super) fn reserve(&self, bytes: u64) -> io::Result<u64> {
+        self.locked(|room| self.reserve_locked(room, bytes))
+    }
+
+    /// Does something with no other process beside it. Errors: the system's; `WouldBlock`.
+    fn locked<T>(&self, work: impl FnOnce(&mut Room) -> io::Result<T>) -> io::Result<T> {
         let mut room = self.room.hold();
         take(&room.used, FlockOperation::NonBlockingLockExclusive)?;
-        let done = self.reserve_locked(&mut room, bytes);
+        let done = work(&mut room);
         let _ = flock(&room.used, FlockOperation::Unlock);
         done
     }
@@ -224,8 +229,8 @@ impl Dir {
     }
 
     /// Removes entries that nobody reads until `bytes` fit, the longest unused first; gives their number and bytes.
-    fn make_room(&self, used: u64, bytes: u64, mut found: Vec<Old>) -> io::Result<(u64, u64)> {
-        found.retain(Old::may_go);
+    fn make_room(&self, used: u64, bytes: u64, mut found: Vec<FoundEntry>) -> io::Result<(u64, u64)> {
+        found.retain(FoundEntry::may_go);
         let all = found.iter().map(|old| old.bytes).sum();
         if !self.fits(used.saturating_sub(all), bytes, all)? {
             return Ok((0, 0));
@@ -248,14 +253,14 @@ impl Dir {
 
     /// The lock of a share that no process reads, which keeps others from it. Errors: the system's; `WouldBlock`.
     fn idle(&self, share: usize) -> io::Result<Held> {
-        let file = open_lock(&self.lease(share))?;
+        let file = open_or_make(&self.lease(share))?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         Ok(Held::new(file))
     }
 
     /// Keeps others from removing what a share holds, as long as the file is open.
     pub(super) fn protect(&self, share: usize) -> io::Result<Held> {
-        let file = open_lock(&self.lease(share))?;
+        let file = open_or_make(&self.lease(share))?;
         take(&file, FlockOperation::NonBlockingLockShared)?;
         Ok(Held::new(file))
     }
@@ -266,41 +271,32 @@ impl Dir {
         // So that no one who makes room meets this lock.
         let _ = take(&room.used, FlockOperation::NonBlockingLockExclusive);
         // Readers make the file, and lock it as long as they are there.
-        let read =
-            OpenOptions::new().read(true).custom_flags(NO_LINK).open(self.lease(share)).map(Held::new).is_ok_and(
-                |held| flock(&held.file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK),
-            );
+        let read = open_file(&self.lease(share), false)
+            .map(Held::new)
+            .is_ok_and(|held| flock(&held.file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK));
         let _ = flock(&room.used, FlockOperation::Unlock);
         read
     }
 
     /// Removes an entry if no process reads its share; gives the bytes that are free now. [`recount`](Self::recount)
     /// follows.
-    pub(super) fn discard(&self, old: &Old) -> io::Result<u64> {
-        let room = self.room.hold();
-        take(&room.used, FlockOperation::NonBlockingLockExclusive)?;
-        let freed = match self.idle(old.share) {
-            Ok(_idle) if old.may_go() && remove(old) => old.bytes,
-            _ => 0,
-        };
-        let _ = flock(&room.used, FlockOperation::Unlock);
-        Ok(freed)
+    pub(super) fn discard(&self, old: &FoundEntry) -> io::Result<u64> {
+        self.locked(|_| match self.idle(old.share) {
+            Ok(_idle) if old.may_go() && remove(old) => Ok(old.bytes),
+            _ => Ok(0),
+        })
     }
 
     /// Counts the bytes of all files anew: blocks that a kill cut short are on the disk, and nobody has booked them.
     pub(super) fn recount(&self) -> io::Result<()> {
-        let room = self.room.hold();
-        take(&room.used, FlockOperation::NonBlockingLockExclusive)?;
-        let counted = self.all().and_then(|(_, total)| {
-            let (living, _) = bookings(&self.root)?;
+        self.locked(|room| {
+            let ((_, total), (living, _)) = (self.all()?, bookings(&self.root)?);
             write_number(&room.used, USED, total + living)
-        });
-        let _ = flock(&room.used, FlockOperation::Unlock);
-        counted
+        })
     }
 
     /// All entries, and their bytes.
-    pub(super) fn all(&self) -> io::Result<(Vec<Old>, u64)> {
+    pub(super) fn all(&self) -> io::Result<(Vec<FoundEntry>, u64)> {
         let mut found = Vec::new();
         let add = |total, share| Ok::<_, io::Error>(total + self.look(share, &mut found)?);
         let total = (0..SHARES).try_fold(0, add)?;
@@ -308,7 +304,7 @@ impl Dir {
     }
 
     /// Lists the entries of a share; gives their bytes.
-    fn look(&self, share: usize, found: &mut Vec<Old>) -> io::Result<u64> {
+    fn look(&self, share: usize, found: &mut Vec<FoundEntry>) -> io::Result<u64> {
         let folder = self.share(share);
         let names = match std::fs::read_dir(&folder) {
             Ok(names) => names,
@@ -326,14 +322,14 @@ impl Dir {
             total += bytes;
             let link = folder.join(&name[..link_name(0).len()]);
             let link = Some(link).filter(|link| leads_to(link, &data));
-            found.push(Old { used: map.modified()?, data, link, bytes, share });
+            found.push(FoundEntry { used: map.modified()?, data, link, bytes, share });
         }
         Ok(total)
     }
 }
 
 /// Removes the files of an entry of an idle share; false if they are not the cache's, or gone.
-fn remove(old: &Old) -> bool {
+fn remove(old: &FoundEntry) -> bool {
     if !old.is_own() {
         return false;
     }
@@ -355,8 +351,7 @@ fn leads_to(link: &Path, data: &Path) -> bool {
 fn bookings(root: &Path) -> io::Result<(u64, u64)> {
     let (mut living, mut dead) = (0, 0);
     for entry in std::fs::read_dir(root.join("booked"))?.flatten() {
-        let file = OpenOptions::new().read(true).write(true).custom_flags(NO_LINK).open(entry.path());
-        let Ok(file) = file else { continue };
+        let Ok(file) = open_file(&entry.path(), true) else { continue };
         let bytes = read_number(&file, 0).unwrap_or_default();
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {

@@ -10,13 +10,13 @@
 //! The stamp is a hash of this boot and the inode of the data. Such a record counts as it is: the page cache shows what was
 //! written before it. After a boot, in a copy of the folder, and where the stamp is 0, the block itself is compared.
 
-use super::super::{fnv, sys};
-use super::rights::{NO_LINK, make_folder, new_file};
+use super::super::{fnv, syscalls};
+use super::rights::{make_folder, new_file, open_file};
 use super::units::{UNIT, Units, units_of};
 use rustix::fd::AsFd;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,9 +35,17 @@ static BOOT: LazyLock<String> =
 /// Header of an object's map: URL, version, length and block size.
 pub(super) struct Identity {
     header: Vec<u8>,
-    /// Name of the object's link.
-    pub(super) hash: u64,
+    pub(super) layout: Layout,
+}
+
+/// Name and blocks of an object.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    /// Name of the object's link: the hash of its header.
+    hash: u64,
+    /// Length of the object.
     pub(super) len: u64,
+    /// Bytes of a block.
     pub(super) block: u64,
 }
 
@@ -53,7 +61,7 @@ impl Identity {
         header.extend_from_slice(&crc32c::crc32c(&header).to_le_bytes());
         (header.len() <= HEADER).then(|| {
             header.resize(HEADER, 0);
-            Self { hash: fnv(&header), header, len, block }
+            Self { layout: Layout { hash: fnv(&header), len, block }, header }
         })
     }
 
@@ -70,10 +78,17 @@ impl Identity {
         let identity = Self::new(&url, &pin, len, block).filter(|it| it.header == header && block > 0)?;
         Some((identity, String::from_utf8_lossy(&url).into_owned(), pin))
     }
+}
+
+impl Layout {
+    /// Number of blocks.
+    pub(super) fn blocks(&self) -> u64 {
+        self.len.div_ceil(self.block)
+    }
 
     /// Bytes of the map on the disk.
     pub(super) fn map_bytes(&self) -> u64 {
-        (HEADER as u64 + self.len.div_ceil(self.block) * RECORD as u64).next_multiple_of(4096)
+        (HEADER as u64 + self.blocks() * RECORD as u64).next_multiple_of(4096)
     }
 
     /// Length of a block.
@@ -82,9 +97,8 @@ impl Identity {
     }
 }
 
-/// The state of a block.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum BlockState {
     Missing,
     /// Written in an earlier boot, with this CRC32C.
     Unproven(u32),
@@ -92,42 +106,43 @@ pub(super) enum State {
 }
 
 /// The open files of an object.
-pub(super) struct Entry {
+pub(super) struct EntryFiles {
     data: File,
     map: File,
     /// Of the data.
+    pub(super) path: PathBuf,
     pub(super) inode: u64,
     stamp: u64,
+    pub(super) layout: Layout,
 }
 
-impl Drop for Entry {
+impl Drop for EntryFiles {
     /// A forked child may share the files, and with them the claims.
     fn drop(&mut self) {
-        sys::unlock(self.map.as_fd());
+        syscalls::unlock(self.map.as_fd());
     }
 }
 
-impl Entry {
-    fn of(data: File, map: File) -> io::Result<Self> {
+impl EntryFiles {
+    fn of(data: File, map: File, path: PathBuf, layout: Layout) -> io::Result<Self> {
         let inode = data.metadata()?.ino();
-        Ok(Self { data, map, inode, stamp: stamp_of(inode) })
+        Ok(Self { data, map, path, inode, stamp: stamp_of(inode), layout })
     }
 
     /// The entry that a link in `folder` names; `None` if there is none. Errors: the system's; `InvalidData` for
     /// foreign files.
-    pub(super) fn find(folder: &Path, identity: &Identity) -> io::Result<Option<(Self, PathBuf)>> {
-        let link = folder.join(link_name(identity.hash));
+    pub(super) fn find(folder: &Path, identity: &Identity) -> io::Result<Option<Self>> {
+        let link = folder.join(link_name(identity.layout.hash));
         let name = match std::fs::read_link(&link) {
             Ok(name) => name,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        if !name.to_str().is_some_and(|name| is_data_name(name) && name.starts_with(&link_name(identity.hash))) {
+        if !name.to_str().is_some_and(|name| is_data_name(name) && name.starts_with(&link_name(identity.layout.hash))) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a link that leads elsewhere"));
         }
         let path = folder.join(name);
-        let open = |path: &Path| OpenOptions::new().read(true).write(true).custom_flags(NO_LINK).open(path);
-        let (data, map) = match (open(&path), open(&map_of(&path))) {
+        let (data, map) = match (open_file(&path, true), open_file(&map_of(&path), true)) {
             (Ok(data), Ok(map)) => (data, map),
             (Err(error), _) | (_, Err(error)) if error.kind() == io::ErrorKind::NotFound => {
                 // Another process removes the entry, or ended between its files and the link.
@@ -142,142 +157,138 @@ impl Entry {
         }
         let mut header = [0; HEADER];
         map.read_exact_at(&mut header, 0)?;
-        if header[..] != identity.header[..] || data.metadata()?.len() != identity.len {
+        if header[..] != identity.header[..] || data.metadata()?.len() != identity.layout.len {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "another object of the same name"));
         }
-        Ok(Some((Self::of(data, map)?, path)))
+        Self::of(data, map, path, identity.layout).map(Some)
     }
 
     /// The entry with this data file, its URL and version. `None` if the header is damaged, or of another object.
-    pub(super) fn open(path: &Path, write: bool) -> io::Result<Option<(Self, Identity, String, String)>> {
-        let open = |path: &Path| OpenOptions::new().read(true).write(write).custom_flags(NO_LINK).open(path);
-        let (data, map) = (open(path)?, open(&map_of(path))?);
+    pub(super) fn open(path: &Path, write: bool) -> io::Result<Option<(Self, String, String)>> {
+        let (data, map) = (open_file(path, write)?, open_file(&map_of(path), write)?);
         let mut header = vec![0; HEADER];
         map.read_exact_at(&mut header, 0)?;
         let Some((identity, url, version)) = Identity::parse(header) else { return Ok(None) };
         let named = path
             .file_name()
             .and_then(|name| name.to_str())
-            .is_some_and(|name| name.starts_with(&link_name(identity.hash)));
-        match named && data.metadata()?.len() == identity.len {
-            true => Ok(Some((Self::of(data, map)?, identity, url, version))),
+            .is_some_and(|name| name.starts_with(&link_name(identity.layout.hash)));
+        match named && data.metadata()?.len() == identity.layout.len {
+            true => Ok(Some((Self::of(data, map, path.into(), identity.layout)?, url, version))),
             false => Ok(None),
         }
     }
 
     /// Makes the files and the link. Another process may be faster; then its entry is the one.
-    pub(super) fn make(folder: &Path, identity: &Identity) -> io::Result<(Self, PathBuf)> {
+    pub(super) fn make(folder: &Path, identity: &Identity) -> io::Result<Self> {
         static MADE: AtomicU64 = AtomicU64::new(0);
         make_folder(folder)?;
         let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
         let number = format!("{} {now:?} {}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
-        let link = link_name(identity.hash);
+        let link = link_name(identity.layout.hash);
         let name = format!("{link}.{:08x}", fnv(number.as_bytes()) as u32);
         let path = folder.join(&name);
         let made = new_file(&path).and_then(|data| {
             let map = new_file(&map_of(&path))?;
             map.write_all_at(&identity.header, 0)?;
-            data.set_len(identity.len)?;
+            data.set_len(identity.layout.len)?;
             std::os::unix::fs::symlink(&name, folder.join(&link))?;
-            Self::of(data, map)
+            Self::of(data, map, path.clone(), identity.layout)
         });
-        match made {
-            Ok(entry) => Ok((entry, path)),
-            Err(error) => {
-                let _ = std::fs::remove_file(&path);
-                let _ = std::fs::remove_file(map_of(&path));
-                match error.kind() {
-                    io::ErrorKind::AlreadyExists => Self::find(folder, identity)?.ok_or(error),
-                    _ => Err(error),
-                }
+        made.or_else(|error| {
+            let _ = std::fs::remove_file(&path);
+            let _ = std::fs::remove_file(map_of(&path));
+            match error.kind() {
+                io::ErrorKind::AlreadyExists => Self::find(folder, identity)?.ok_or(error),
+                _ => Err(error),
             }
-        }
+        })
     }
 
     /// Takes the right to download a block; false if another process has it. It ends with this entry, also by a kill.
     pub(super) fn claim(&self, block: u64) -> bool {
         // A file system without such locks allows two downloads of one block.
-        sys::lock_range(self.map.as_fd(), place_of(block), RECORD as u64).unwrap_or(true)
+        syscalls::lock_range(self.map.as_fd(), place_of(block), RECORD as u64).unwrap_or(true)
     }
 
     /// Ends this entry's claims.
     pub(super) fn yield_claims(&self) {
-        sys::unlock(self.map.as_fd());
+        syscalls::unlock(self.map.as_fd());
     }
 
-    pub(super) fn state(&self, identity: &Identity, block: u64) -> io::Result<State> {
+    pub(super) fn state(&self, block: u64) -> io::Result<BlockState> {
         let mut record = [0; RECORD];
         match self.map.read_exact_at(&mut record, place_of(block)) {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(State::Missing),
-            read => read.map(|()| self.state_of(identity, block, &record)),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(BlockState::Missing),
+            read => read.map(|()| self.state_of(block, &record)),
         }
     }
 
     /// The states of all blocks that have a record, by one read.
-    pub(super) fn states(&self, identity: &Identity) -> io::Result<Vec<State>> {
-        self.records(identity, |block, record| self.state_of(identity, block, record))
+    pub(super) fn states(&self) -> io::Result<Vec<BlockState>> {
+        self.records(|block, record| self.state_of(block, record))
     }
 
     /// The checksums of these blocks; `None` for those that are missing or [refused](Self::refuse).
-    pub(super) fn checksums(&self, identity: &Identity) -> io::Result<Vec<Option<u32>>> {
-        self.records(identity, |block, record| self.checksum_in(identity, block, record))
+    pub(super) fn checksums(&self) -> io::Result<Vec<Option<u32>>> {
+        self.records(|block, record| self.checksum_in(block, record))
     }
 
     /// As [`checksums`](Self::checksums), of one block.
-    pub(super) fn checksum(&self, identity: &Identity, block: u64) -> io::Result<Option<u32>> {
+    pub(super) fn checksum(&self, block: u64) -> io::Result<Option<u32>> {
         let mut record = [0; RECORD];
         self.map.read_exact_at(&mut record, place_of(block))?;
-        Ok(self.checksum_in(identity, block, &record))
+        Ok(self.checksum_in(block, &record))
     }
 
-    fn checksum_in(&self, identity: &Identity, block: u64, record: &[u8; RECORD]) -> Option<u32> {
-        let is_here = self.state_of(identity, block, record) != State::Missing && record[..8] != REFUSED.to_le_bytes();
+    fn checksum_in(&self, block: u64, record: &[u8; RECORD]) -> Option<u32> {
+        let is_here = self.state_of(block, record) != BlockState::Missing && record[..8] != REFUSED.to_le_bytes();
         is_here.then(|| crc_in(record))
     }
 
-    fn records<T>(&self, identity: &Identity, read: impl Fn(u64, &[u8; RECORD]) -> T) -> io::Result<Vec<T>> {
+    fn records<T>(&self, read: impl Fn(u64, &[u8; RECORD]) -> T) -> io::Result<Vec<T>> {
         let records = self.map.metadata()?.len().saturating_sub(HEADER as u64) / RECORD as u64;
-        let records = records.min(identity.len.div_ceil(identity.block));
+        let records = records.min(self.layout.blocks());
         let mut bytes = vec![0; records as usize * RECORD];
         self.map.read_exact_at(&mut bytes, HEADER as u64)?;
         let (records, _) = bytes.as_chunks::<RECORD>();
         Ok(records.iter().zip(0..).map(|(record, block)| read(block, record)).collect())
     }
 
-    fn state_of(&self, identity: &Identity, block: u64, record: &[u8; RECORD]) -> State {
+    fn state_of(&self, block: u64, record: &[u8; RECORD]) -> BlockState {
         let crc = crc_in(record);
         let mut stamp = [0; 8];
         stamp.copy_from_slice(&record[..8]);
         let stamp = u64::from_le_bytes(stamp);
-        match *record == record_of(identity, block, crc, stamp) {
-            true if stamp == self.stamp && !BOOT.is_empty() => State::Whole,
-            true => State::Unproven(crc),
-            false => State::Missing,
+        match *record == record_of(&self.layout, block, crc, stamp) {
+            true if stamp == self.stamp && !BOOT.is_empty() => BlockState::Whole,
+            true => BlockState::Unproven(crc),
+            false => BlockState::Missing,
         }
     }
 
     /// Reads a block, compares it with its checksum, and renews its record if it is right. False if it is not, or cannot
     /// be read.
-    pub(super) fn prove(&self, identity: &Identity, block: u64, crc: u32, bytes: &mut Vec<u8>) -> io::Result<bool> {
-        match self.compare(identity, block, crc, bytes) {
-            true => self.record(identity, block, crc, self.stamp).map(|()| true),
+    pub(super) fn prove(&self, block: u64, crc: u32, bytes: &mut Vec<u8>) -> io::Result<bool> {
+        match self.compare(block, crc, bytes) {
+            true => self.record(block, crc, self.stamp).map(|()| true),
             false => Ok(false),
         }
     }
 
     /// Whether a block can be read and has this checksum.
-    pub(super) fn compare(&self, identity: &Identity, block: u64, crc: u32, bytes: &mut Vec<u8>) -> bool {
-        bytes.resize(identity.block_len(block) as usize, 0);
-        self.data.read_exact_at(bytes, block * identity.block).is_ok() && crc32c::crc32c(bytes) == crc
+    pub(super) fn compare(&self, block: u64, crc: u32, bytes: &mut Vec<u8>) -> bool {
+        bytes.resize(self.layout.block_len(block) as usize, 0);
+        self.data.read_exact_at(bytes, block * self.layout.block).is_ok() && crc32c::crc32c(bytes) == crc
     }
 
     /// Makes a block unproven for all who meet its record from now on. They compare it, and download it if it is wrong,
     /// into the room that it has.
-    pub(super) fn refuse(&self, identity: &Identity, path: &Path, block: u64, crc: u32) -> io::Result<()> {
-        if let Some(units) = Units::find(path, self.stamp) {
-            units.clear(&units_of(block * identity.block, identity.block_len(block)))?;
+    pub(super) fn refuse(&self, block: u64, crc: u32) -> io::Result<()> {
+        if let Some(units) = Units::find(&self.path, self.stamp) {
+            units.clear(&units_of(block * self.layout.block, self.layout.block_len(block)))?;
         }
-        self.record(identity, block, crc, REFUSED)
+        self.record(block, crc, REFUSED)
     }
 
     /// Drops the data's pages, so that the disk answers the next reads.
@@ -286,10 +297,10 @@ impl Entry {
     }
 
     /// Writes a block, waits for the disk, and writes the record.
-    pub(super) fn keep(&self, identity: &Identity, block: u64, bytes: &[u8]) -> io::Result<()> {
-        self.data.write_all_at(bytes, block * identity.block)?;
+    pub(super) fn keep(&self, block: u64, bytes: &[u8]) -> io::Result<()> {
+        self.data.write_all_at(bytes, block * self.layout.block)?;
         self.data.sync_data()?;
-        self.record(identity, block, crc32c::crc32c(bytes), self.stamp)
+        self.record(block, crc32c::crc32c(bytes), self.stamp)
     }
 
     /// Writes a piece of whole units. It counts once it is [marked](Self::mark).
@@ -298,46 +309,42 @@ impl Entry {
     }
 
     /// Waits for the disk, and marks pieces by their offsets. What could not be written back is not marked.
-    pub(super) fn mark(&self, path: &Path, pieces: &[(u64, Vec<u32>)]) -> io::Result<()> {
+    pub(super) fn mark(&self, pieces: &[(u64, Vec<u32>)]) -> io::Result<()> {
         self.data.sync_data()?;
-        let units = Units::make(path, self.stamp)?;
+        let units = Units::make(&self.path, self.stamp)?;
         pieces.iter().try_for_each(|(offset, marks)| units.mark(*offset, marks))
     }
 
     /// Bytes of a block that pieces have brought.
-    pub(super) fn brought(&self, identity: &Identity, path: &Path, (offset, len): (u64, u64)) -> u64 {
-        let count = |units: Units| units.count(&units_of(offset, len.min(identity.len - offset)));
-        Units::find(path, self.stamp).map_or(0, count) * UNIT
+    pub(super) fn brought(&self, offset: u64, len: u64) -> u64 {
+        let count = |units: Units| units.count(&units_of(offset, len.min(self.layout.len - offset)));
+        Units::find(&self.path, self.stamp).map_or(0, count) * UNIT
     }
 
     /// Whether pieces have brought all of a block.
-    pub(super) fn is_brought(&self, identity: &Identity, path: &Path, block: u64) -> bool {
-        let (offset, len) = (block * identity.block, identity.block_len(block));
-        Units::find(path, self.stamp).is_some_and(|units| units.has(&units_of(offset, len)))
+    pub(super) fn is_brought(&self, block: u64) -> bool {
+        let (offset, len) = (block * self.layout.block, self.layout.block_len(block));
+        Units::find(&self.path, self.stamp).is_some_and(|units| units.has(&units_of(offset, len)))
     }
 
     /// Gives a block its record if pieces have brought all of it, and it is what they brought; false otherwise.
-    pub(super) fn complete(
-        &self,
-        identity: &Identity,
-        path: &Path,
-        block: u64,
-        bytes: &mut Vec<u8>,
-    ) -> io::Result<bool> {
-        let (offset, len) = (block * identity.block, identity.block_len(block));
+    pub(super) fn complete(&self, block: u64, bytes: &mut Vec<u8>) -> io::Result<bool> {
+        let (offset, len) = (block * self.layout.block, self.layout.block_len(block));
         let range = units_of(offset, len);
-        let Some(units) = Units::find(path, self.stamp).filter(|units| units.has(&range)) else { return Ok(false) };
+        let Some(units) = Units::find(&self.path, self.stamp).filter(|units| units.has(&range)) else {
+            return Ok(false);
+        };
         bytes.resize(len as usize, 0);
         let read = self.data.read_exact_at(bytes, offset);
         if read.is_err() || !units.are(&range, bytes) {
             units.clear(&range)?;
             return Ok(false);
         }
-        self.record(identity, block, crc32c::crc32c(bytes), self.stamp).map(|()| true)
+        self.record(block, crc32c::crc32c(bytes), self.stamp).map(|()| true)
     }
 
-    fn record(&self, identity: &Identity, block: u64, crc: u32, stamp: u64) -> io::Result<()> {
-        self.map.write_all_at(&record_of(identity, block, crc, stamp), place_of(block))
+    fn record(&self, block: u64, crc: u32, stamp: u64) -> io::Result<()> {
+        self.map.write_all_at(&record_of(&self.layout, block, crc, stamp), place_of(block))
     }
 
     /// Marks the entry as used now. Those that nobody used for longest are removed first.
@@ -364,11 +371,11 @@ fn place_of(block: u64) -> u64 {
     HEADER as u64 + block * RECORD as u64
 }
 
-fn record_of(identity: &Identity, block: u64, crc: u32, stamp: u64) -> [u8; RECORD] {
+fn record_of(layout: &Layout, block: u64, crc: u32, stamp: u64) -> [u8; RECORD] {
     let mut record = [0; RECORD];
     record[..8].copy_from_slice(&stamp.to_le_bytes());
-    record[8..16].copy_from_slice(&identity.hash.to_le_bytes());
-    record[16..20].copy_from_slice(&(identity.block_len(block) as u32).to_le_bytes());
+    record[8..16].copy_from_slice(&layout.hash.to_le_bytes());
+    record[16..20].copy_from_slice(&(layout.block_len(block) as u32).to_le_bytes());
     record[20..24].copy_from_slice(&crc.to_le_bytes());
     let sum = crc32c::crc32c(&record[..28]);
     record[28..].copy_from_slice(&sum.to_le_bytes());
@@ -394,8 +401,8 @@ pub(super) fn map_of(path: &Path) -> PathBuf {
 /// Whether a file is the map of an entry, or was one before a crash of the system.
 pub(super) fn is_map(path: &Path) -> bool {
     let mut magic = [0; 8];
-    let file = OpenOptions::new().read(true).custom_flags(NO_LINK).open(path);
-    file.is_ok_and(|file| is_blank(&file) || (file.read_exact_at(&mut magic, 0).is_ok() && magic == *MAGIC))
+    open_file(path, false)
+        .is_ok_and(|file| is_blank(&file) || (file.read_exact_at(&mut magic, 0).is_ok() && magic == *MAGIC))
 }
 
 /// Whether a map lost its header: the system crashed before the disk had it.

@@ -10,10 +10,10 @@
 //!                                    piece ─► room ─► write, mark ─► all of a block is here? ─► sync ─► record
 //! ```
 //!
-//! Where to start reading: `dir` (folders, names, room), `entry` (the two files of an object), `kept` (blocks that this
-//! process knows), `origin` (object or file that blocks come from), `fill` (queue and threads), `contents` and `warm` (for
-//! tools), `units` (pieces of blocks), `rights`. `storage::mixed` asks [`Fill::route`]. In all of them a file on a network mount is an object, and the mount is
-//! the network.
+//! Where to start reading: `dir` (folders, names, room), `entry` (the two files of an object), `blocks` (those that this
+//! process knows), `upstream` (object or file that blocks come from), `fill` (queue and threads), `tools` and `warm` (for
+//! tools), `units` (pieces of blocks), `rights`. `storage::router` asks [`Fill::route`]. In all of them a file on a network
+//! mount is an object, and the mount is the network.
 //!
 //! ```text
 //! DIR/v1/used                 bytes of all files, under a lock
@@ -37,19 +37,19 @@
 //! * No read waits for a lock, a lookup or another process for longer than 4 × [`PATIENCE`](config::PATIENCE).
 //! * Only files with this name and header are removed, and only of folders that no process reads.
 
+mod blocks;
 mod config;
-mod contents;
 mod dir;
 mod entry;
 mod fill;
-mod kept;
-mod origin;
 mod rights;
+mod tools;
 mod units;
+mod upstream;
 mod warm;
 
+pub(crate) use blocks::CachedBlocks;
 pub use config::Cache;
-pub use contents::CacheEntry;
-pub(crate) use fill::{Announcer, Fill, Route};
-pub(crate) use kept::Kept;
+pub(crate) use fill::{Announcer, CacheAnswer, Fill, FillSetup};
+pub use tools::CacheEntry;
 pub use warm::CacheWarmed;

@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::Path;
 
 /// Flags of every open: no link, and a pipe must not hold the open.
-pub(super) const NO_LINK: i32 = rustix::fs::OFlags::NOFOLLOW.union(rustix::fs::OFlags::NONBLOCK).bits() as i32;
+const NO_LINK: i32 = rustix::fs::OFlags::NOFOLLOW.union(rustix::fs::OFlags::NONBLOCK).bits() as i32;
 
 /// Rights of a folder for its owner, and of its group if the folder above is the group's to write.
 pub(super) fn rights_below(above: &Path) -> io::Result<u32> {
@@ -35,12 +35,15 @@ pub(super) fn new_file(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a file for its locks and numbers, or makes it.
-pub(super) fn open_lock(path: &Path) -> io::Result<File> {
+/// Opens a file that is there, to read, or to write as well.
+pub(super) fn open_file(path: &Path, write: bool) -> io::Result<File> {
+    OpenOptions::new().read(true).write(write).custom_flags(NO_LINK).open(path)
+}
+
+/// Opens a file to read and write, or makes it.
+pub(super) fn open_or_make(path: &Path) -> io::Result<File> {
     match new_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            OpenOptions::new().read(true).write(true).custom_flags(NO_LINK).open(path)
-        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => open_file(path, true),
         made => made,
     }
 }

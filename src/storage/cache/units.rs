@@ -8,11 +8,11 @@
 //! Limits: the marks count in the boot, and for the data file, that the stamp names. After a boot, pieces of unfinished
 //! blocks come again.
 
-use super::rights::{NO_LINK, new_file};
-use std::fs::{File, OpenOptions};
+use super::rights::{open_file, open_or_make};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Bytes of a unit. Reads are widened to whole ones.
@@ -41,8 +41,7 @@ pub(super) fn units_file(data: &Path) -> PathBuf {
 impl Units {
     /// The marks beside a data file; `None` if there are none of this stamp.
     pub(super) fn find(data: &Path, stamp: u64) -> Option<Self> {
-        let file = OpenOptions::new().read(true).write(true).custom_flags(NO_LINK).open(units_file(data)).ok()?;
-        let units = Self(file);
+        let units = Self(open_file(&units_file(data), true).ok()?);
         units.is_of(stamp).then_some(units)
     }
 
@@ -52,13 +51,7 @@ impl Units {
         if let Some(found) = Self::find(data, stamp) {
             return Ok(found);
         }
-        let path = units_file(data);
-        let file = match new_file(&path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                OpenOptions::new().read(true).write(true).custom_flags(NO_LINK).open(&path)
-            }
-            made => made,
-        }?;
+        let file = open_or_make(&units_file(data))?;
         file.set_len(0)?;
         file.write_all_at(&stamp.to_le_bytes(), 0)?;
         Ok(Self(file))

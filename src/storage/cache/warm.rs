@@ -8,9 +8,9 @@
 //!
 //! Limits: as many blocks on their way as [`Fill`] has downloads, so that each has a thread; [`STALL`] without a block.
 
+use super::blocks::CachedBlocks;
 use super::config::Cache;
-use super::fill::{Fill, Route};
-use super::kept::Kept;
+use super::fill::{BlockId, CacheAnswer, Fill, FillSetup};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ByteRing;
 use crate::memory::ring::SPAN_ALIGN;
@@ -88,26 +88,29 @@ impl Cache {
         let slow = self.mounts().slow_folders(sources, usize::MAX);
         let sources = Arc::new(sources.with_mounts(slow.iter().map(|slow| slow.first)));
         let bell = Bell::futex();
-        let kept = Fill::table(&sources, self);
-        let wakes = (Arc::new(Meter::new()), bell.waker());
-        let fill = Fill::start((sources.clone(), kept.clone()), &ReaderOptions::default(), self, wakes)?;
+        let fill = Fill::start(FillSetup {
+            sources: &sources,
+            blocks: Arc::new(CachedBlocks::new(&sources, self)),
+            options: &ReaderOptions::default(),
+            cache: self,
+            meter: &Arc::new(Meter::new()),
+            waker: &bell.waker(),
+        })?;
         let ring = ByteRing::new(fill.downloads() * SPAN_ALIGN, fill.downloads(), || {})?;
         let done = CacheWarmed {
             objects: objects(&sources).count() as u64,
             bytes: objects(&sources).map(|id| sources.len_of(id)).sum(),
             ..CacheWarmed::default()
         };
-        let (again, settling, failed) = (VecDeque::new(), Vec::new(), HashSet::new());
         let warm = Warm {
             cache: self,
             fill,
             sources: &sources,
-            kept,
             ring,
-            again,
-            settling,
+            again: VecDeque::new(),
+            settling: Vec::new(),
             flying: 0,
-            failed,
+            failed: HashSet::new(),
             settled: 0,
             done,
         };
@@ -115,18 +118,15 @@ impl Cache {
     }
 }
 
-type Job = (SourceId, u64);
-
 struct Warm<'a> {
     cache: &'a Cache,
     fill: Fill,
     sources: &'a Sources,
-    kept: Arc<Kept>,
     ring: ByteRing,
     /// Blocks to try again.
-    again: VecDeque<Job>,
+    again: VecDeque<BlockId>,
     /// Blocks that were downloaded, and are written now.
-    settling: Vec<(Job, Instant)>,
+    settling: Vec<(BlockId, Instant)>,
     /// Reads in `fill`.
     flying: usize,
     /// Objects that cannot be kept.
@@ -146,7 +146,7 @@ impl Warm<'_> {
             self.collect()?;
             self.submit(&mut left)?;
             if self.fill.is_full() {
-                let why = self.kept.counts().why.unwrap_or_default();
+                let why = self.fill.blocks().counts().why.unwrap_or_default();
                 self.stop(&why);
                 break;
             }
@@ -160,7 +160,7 @@ impl Warm<'_> {
                 bell.rise();
             }
             if moved.elapsed() > STALL {
-                let why = self.kept.counts().why.unwrap_or_default();
+                let why = self.fill.blocks().counts().why.unwrap_or_default();
                 self.stop(&format!("no block was kept for {} s: {why}", STALL.as_secs()));
                 break;
             }
@@ -176,23 +176,23 @@ impl Warm<'_> {
     }
 
     /// Takes new blocks while there is room, old ones first. Errors: as [`collect`](Self::collect).
-    fn submit(&mut self, blocks: &mut impl Iterator<Item = Job>) -> Result<()> {
+    fn submit(&mut self, blocks: &mut impl Iterator<Item = BlockId>) -> Result<()> {
         let mut tries = self.again.len();
         while self.flying + self.settling.len() < self.fill.downloads() {
             let old = if tries > 0 { self.again.pop_front() } else { None };
             tries = tries.saturating_sub(1);
-            let Some(job) = old.or_else(|| if self.again.is_empty() { blocks.next() } else { None }) else { break };
-            if self.failed.contains(&job.0) {
+            let Some(id) = old.or_else(|| if self.again.is_empty() { blocks.next() } else { None }) else { break };
+            if self.failed.contains(&id.source) {
                 continue;
             }
             match self.ring.reserve(1) {
                 Some(span) => {
-                    let extent = Extent { source: job.0, offset: job.1 * self.cache.block, len: 1 };
-                    self.route(ReadOp { tag: tag_of(job), extent, buf: span.into() })?;
+                    let extent = Extent { source: id.source, offset: id.block * self.cache.block, len: 1 };
+                    self.route(ReadOp { tag: tag_of(id), extent, buf: span.into() })?;
                 }
                 // A thread holds the buffer of a block that came back.
                 None => {
-                    self.again.push_front(job);
+                    self.again.push_front(id);
                     break;
                 }
             }
@@ -201,57 +201,57 @@ impl Warm<'_> {
     }
 
     fn route(&mut self, op: ReadOp) -> Result<()> {
-        let job = job_of(op.tag);
+        let id = id_of(op.tag);
         match self.fill.bring(op) {
-            Route::Disk(_) => self.settled += self.len_of(job),
-            Route::Waits => self.flying += 1,
-            Route::Network(_) if matches!(self.kept.object(job.0.index()), Some(None)) => {
-                let why = self.kept.counts().why.unwrap_or_default();
+            CacheAnswer::Disk(_) => self.settled += self.len_of(id),
+            CacheAnswer::Waits => self.flying += 1,
+            CacheAnswer::Network(_) if matches!(self.fill.blocks().object(id.source.index()), Some(None)) => {
+                let why = self.fill.blocks().counts().why.unwrap_or_default();
                 let error = Error::new(ErrorKind::Io, Stage::Write, format!("the object is not kept: {why}"));
-                self.note(job.0, error.with_path(self.sources.path(job.0)));
+                self.note(id.source, error.with_path(self.sources.path(id.source)));
             }
             // The disk is slow, or rests.
-            Route::Network(_) => self.again.push_back(job),
+            CacheAnswer::Network(_) => self.again.push_back(id),
         }
         Ok(())
     }
 
     /// Takes what comes back from `fill`. Errors: the store is out of reach.
     fn collect(&mut self) -> Result<()> {
-        let (mut done, mut ready) = (Vec::new(), Vec::new());
+        let mut done = Vec::new();
         self.flying -= self.fill.collect(&mut done);
         for Completion { tag, result, .. } in done {
-            let job = job_of(tag);
+            let id = id_of(tag);
             match result {
-                Ok(_) => self.settling.push((job, Instant::now())),
-                Err(error) => self.fail(job.0, error)?,
+                Ok(_) => self.settling.push((id, Instant::now())),
+                Err(error) => self.fail(id.source, error)?,
             }
         }
-        self.fill.take_ready(&mut ready);
+        let ready = self.fill.take_ready();
         self.flying -= ready.len();
         for (op, to_network) in ready {
-            let job = job_of(op.tag);
+            let id = id_of(op.tag);
             if !to_network {
                 self.route(op)?;
                 continue;
             }
             // The store failed, or another process holds the block. The store itself, or the mount, says which. One byte
             // may come where a block does not.
-            let mut block = vec![0; self.len_of(job) as usize];
-            match Blob::of_source(self.sources, job.0).and_then(|blob| blob.read_at(op.extent.offset, &mut block)) {
-                Ok(()) => self.again.push_back(job),
-                Err(error) => self.fail(job.0, self.sources.at(error, &op.extent))?,
+            let mut block = vec![0; self.len_of(id) as usize];
+            match Blob::of_source(self.sources, id.source).and_then(|blob| blob.read_at(op.extent.offset, &mut block)) {
+                Ok(()) => self.again.push_back(id),
+                Err(error) => self.fail(id.source, self.sources.at(error, &op.extent))?,
             }
         }
         Ok(())
     }
 
     fn settle(&mut self) {
-        for (job, since) in std::mem::take(&mut self.settling) {
-            match self.has(job) {
-                true => self.settled += self.len_of(job),
-                false if since.elapsed() > SETTLE => self.again.push_back(job),
-                false => self.settling.push((job, since)),
+        for (id, since) in std::mem::take(&mut self.settling) {
+            match self.has(id) {
+                true => self.settled += self.len_of(id),
+                false if since.elapsed() > SETTLE => self.again.push_back(id),
+                false => self.settling.push((id, since)),
             }
         }
     }
@@ -277,17 +277,17 @@ impl Warm<'_> {
         self.done.errors.push(Error::new(ErrorKind::Io, Stage::Write, why).with_path(&self.cache.dir));
     }
 
-    fn has(&self, (source, block): Job) -> bool {
-        self.kept.has(source.index(), block * self.cache.block, 1)
+    fn has(&self, id: BlockId) -> bool {
+        self.fill.blocks().has(id.source.index(), id.block * self.cache.block, 1)
     }
 
-    fn len_of(&self, (source, block): Job) -> u64 {
-        self.cache.block.min(self.sources.len_of(source) - block * self.cache.block)
+    fn len_of(&self, id: BlockId) -> u64 {
+        self.cache.block.min(self.sources.len_of(id.source) - id.block * self.cache.block)
     }
 
     /// The numbers for this many bytes in the cache.
     fn sum(&mut self, settled: u64) {
-        self.done.kept = self.kept.counts().bytes.min(settled);
+        self.done.kept = self.fill.blocks().counts().bytes.min(settled);
         self.done.found = settled - self.done.kept;
     }
 
@@ -295,7 +295,7 @@ impl Warm<'_> {
     fn end(mut self) -> CacheWarmed {
         self.fill.end();
         let all = blocks(self.sources, self.cache.block);
-        let settled = all.filter(|job| self.has(*job)).map(|job| self.len_of(job)).sum();
+        let settled = all.filter(|id| self.has(*id)).map(|id| self.len_of(id)).sum();
         self.sum(settled);
         self.done
     }
@@ -305,14 +305,15 @@ fn objects(sources: &Sources) -> impl Iterator<Item = SourceId> {
     sources.ids().filter(|id| sources.is_staged(*id))
 }
 
-fn blocks(sources: &Sources, block: u64) -> impl Iterator<Item = Job> {
-    objects(sources).flat_map(move |id| (0..sources.len_of(id).div_ceil(block)).map(move |number| (id, number)))
+fn blocks(sources: &Sources, block: u64) -> impl Iterator<Item = BlockId> {
+    let of = move |source| (0..sources.len_of(source).div_ceil(block)).map(move |block| BlockId { source, block });
+    objects(sources).flat_map(of)
 }
 
-fn tag_of((source, block): Job) -> u64 {
-    (source.index() as u64) << 32 | block
+fn tag_of(id: BlockId) -> u64 {
+    (id.source.index() as u64) << 32 | id.block
 }
 
-fn job_of(tag: u64) -> Job {
-    (SourceId::at((tag >> 32) as usize), tag & u64::from(u32::MAX))
+fn id_of(tag: u64) -> BlockId {
+    BlockId { source: SourceId::at((tag >> 32) as usize), block: tag & u64::from(u32::MAX) }
 }

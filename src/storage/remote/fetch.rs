@@ -35,16 +35,25 @@ const SLOW_TRIES: u32 = 3;
 /// Halves of the patience for which reads of a loader go on without progress, beyond [`TRIES`].
 const AWAY: u32 = 5;
 
+/// How long a read waits.
+#[derive(Clone, Copy)]
+pub(super) struct Patience {
+    /// A try ends when [`LEAST`] bytes take longer.
+    of_try: Duration,
+    /// The store may be away for so long.
+    away: Duration,
+}
+
 impl Store {
     /// Patience of a read outside a run. No time away: a wrong URL is named at once.
-    pub(super) fn once(&self) -> (Duration, Duration) {
-        (self.patience, Duration::ZERO)
+    pub(super) fn once(&self) -> Patience {
+        Patience { of_try: self.patience, away: Duration::ZERO }
     }
 
-    /// Patience of a loader's reads, and the time that the store may be away: a run outlives a server's restart.
-    pub(super) fn of_run(&self, own: Option<Duration>) -> (Duration, Duration) {
-        let patience = own.map_or(self.patience, |own| own.min(self.patience));
-        (patience, patience * AWAY / 2)
+    /// Patience of a loader's reads: a run outlives a server's restart.
+    pub(super) fn of_run(&self, own: Option<Duration>) -> Patience {
+        let of_try = own.map_or(self.patience, |own| own.min(self.patience));
+        Patience { of_try, away: of_try * AWAY / 2 }
     }
 }
 
@@ -90,15 +99,14 @@ impl Failed {
 struct Tries {
     failed: u32,
     refused: bool,
-    /// When the first of the failed tries ended, and for how long a store may be away.
+    /// When the first of the failed tries ended.
     since: Option<Instant>,
-    patience: Duration,
-    away: Duration,
+    patience: Patience,
 }
 
 impl Tries {
-    fn new(patience: Duration, away: Duration) -> Self {
-        Self { failed: 0, refused: false, since: None, patience, away }
+    fn new(patience: Patience) -> Self {
+        Self { failed: 0, refused: false, since: None, patience }
     }
 
     /// Pauses before the next try. Errors: the failure, if it is the last one.
@@ -113,8 +121,8 @@ impl Tries {
             Class::Lasting => return Err(error),
             Class::Refused | Class::Expired { .. } => std::mem::replace(&mut self.refused, true),
             Class::Passing | Class::Throttled(_) | Class::Unanswered => {
-                let slow = self.failed >= SLOW_TRIES && away >= self.patience * 2;
-                away >= self.away && (slow || self.failed >= TRIES)
+                let slow = self.failed >= SLOW_TRIES && away >= self.patience.of_try * 2;
+                away >= self.patience.away && (slow || self.failed >= TRIES)
             }
         };
         match class {
@@ -157,7 +165,7 @@ pub(super) async fn asked<T>(
     mut ask: impl FnMut(Note) -> BoxFuture<'static, object_store::Result<T>>,
 ) -> Result<T> {
     let site = |error: Error| error.with_path(store.url(key));
-    let mut tries = Tries::new(store.patience, Duration::ZERO);
+    let mut tries = Tries::new(store.once());
     loop {
         let number = ready(store, store.patience).await.map_err(site)?;
         let (permit, note) = (store.limit.enter().await, Note::default());
@@ -201,25 +209,19 @@ impl Sink for Collected {
     fn prove(&mut self, _: u64) {}
 }
 
-/// Brings `range`, which is not empty, of an object: `sink` gets its bytes in order. A try ends when [`LEAST`] bytes take
-/// longer than `patience`; the store may be away for `away`.
+/// Brings `range`, which is not empty, of an object: `sink` gets its bytes in order.
 ///
 /// Errors name the object and the range: [`ErrorKind::Changed`] for another version, [`ErrorKind::NotFound`],
 /// [`ErrorKind::Permission`], [`ErrorKind::Stalled`] for a silent store, [`ErrorKind::Io`].
-pub(super) async fn fetch(
-    object: &Object,
-    range: Range<u64>,
-    (patience, away): (Duration, Duration),
-    sink: &mut impl Sink,
-) -> Result<()> {
-    let (mut at, mut tries, store) = (range.start, Tries::new(patience, away), &object.store);
+pub(super) async fn fetch(object: &Object, range: Range<u64>, patience: Patience, sink: &mut impl Sink) -> Result<()> {
+    let (mut at, mut tries, store) = (range.start, Tries::new(patience), &object.store);
     let site = |error: Error| error.with_path(object.url()).with_range(range.start, range.end - range.start);
     loop {
-        let number = ready(store, patience).await.map_err(site)?;
+        let number = ready(store, patience.of_try).await.map_err(site)?;
         let waits = object.meter.as_ref().map(|meter| meter.wait());
         let (permit, begin) = (store.limit.enter().await, at);
         drop(waits);
-        let Err(failure) = attempt(object, &mut at, range.end, patience, sink, &permit).await else {
+        let Err(failure) = attempt(object, &mut at, range.end, patience.of_try, sink, &permit).await else {
             permit.done();
             return Ok(());
         };

@@ -6,7 +6,7 @@ use super::store::{Object, Store, lost, pin_of, runtime, store, wait};
 use super::url::Url;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::Way;
-use crate::storage::meta::{FileKind, Meta};
+use crate::storage::metadata::{FileKind, Meta};
 use crate::sync::Hold;
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path as Key;

@@ -40,5 +40,5 @@ mod url;
 
 pub(crate) use crate::meter::NetworkMeter as Meter;
 pub(crate) use lookup::{children, expand, look};
-pub(crate) use reader::{Keep, NoRoom, Remote};
+pub(crate) use reader::Remote;
 pub(crate) use store::{Object, configure};

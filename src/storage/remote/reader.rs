@@ -12,7 +12,8 @@ use super::limit::REQUESTS_MAX;
 use super::store::{lost, runtime};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::meter::NetworkMeter;
-use crate::storage::done::Done;
+use crate::storage::completions::Completions;
+use crate::storage::reader::{Keep, NoRoom, has_room};
 use crate::storage::{
     Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, ReaderOptions, Sealed, SourceId,
     Sources, Waker, add, count_leaked,
@@ -20,8 +21,8 @@ use crate::storage::{
 use futures_util::FutureExt;
 use std::ops::Range;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
@@ -59,7 +60,7 @@ pub(crate) struct Remote {
 struct RemoteState {
     sources: Arc<Sources>,
     counters: Counters,
-    done: Done,
+    done: Completions,
     /// Requests in flight.
     requests: AtomicUsize,
     /// A task announces what waits after [`GATHER_TIME`].
@@ -68,28 +69,13 @@ struct RemoteState {
     /// Number of cancellations; a task of an earlier number ends.
     cancels: AtomicU64,
     cancelled: Notify,
-    keep: OnceLock<Arc<dyn Keep>>,
+    keep: Option<Arc<dyn Keep>>,
     meter: Arc<NetworkMeter>,
 }
 
-/// Bytes on their way to the disk are at their limit.
-pub(crate) struct NoRoom;
-
-/// Keeps what requests bring.
-pub(crate) trait Keep: Send + Sync {
-    /// The range to ask for in place of this one, if its bytes are to be kept: it begins and ends as the keeper needs it.
-    /// Then [`keep`](Self::keep) follows. `Err`: there is no room now.
-    fn wants(&self, source: SourceId, offset: u64, len: u64) -> Result<Option<Range<u64>>, NoRoom>;
-
-    /// A range is read without being kept, for lack of room.
-    fn pass(&self);
-
-    /// Takes the bytes of such a range that came, and are right: all of them, or a beginning.
-    fn keep(&self, source: SourceId, range: Range<u64>, bytes: Vec<u8>);
-}
-
 impl Remote {
-    /// A reader for the objects of `sources`. `files`: wakes the driver, which sleeps in another reader.
+    /// A reader for the objects of `sources`. `files`: wakes the driver, which sleeps in another reader. `keep` gets
+    /// what is read, on the network's threads.
     ///
     /// Errors: [`ErrorKind::Io`] if the system refuses threads.
     pub(crate) fn start(
@@ -97,29 +83,25 @@ impl Remote {
         options: &ReaderOptions,
         meter: Arc<NetworkMeter>,
         files: Option<Waker>,
-    ) -> Result<Self> {
+        keep: Option<Arc<dyn Keep>>,
+    ) -> Result<Box<dyn Reader>> {
         runtime()?;
         let fits = |bytes: usize| ((bytes / CONNECTION) as u32).clamp(4, DEPTH);
         let depth = options.depth.unwrap_or_else(|| options.connections.map_or(DEPTH, fits)) as usize;
         let shared = RemoteState {
             sources,
             counters: Counters::default(),
-            done: Done::new(depth, files),
+            done: Completions::new(depth, files),
             requests: AtomicUsize::new(0),
             gathers: AtomicBool::new(false),
             patience: options.patience,
             cancels: AtomicU64::new(0),
             cancelled: Notify::new(),
-            keep: OnceLock::new(),
+            keep,
             meter,
         };
-        Ok(Self { shared: Arc::new(shared), pending: Vec::with_capacity(depth), in_flight: 0, depth })
-    }
-
-    /// As it is, and `keep` gets what is read, on the network's threads.
-    pub(crate) fn keeping(self, keep: Arc<dyn Keep>) -> Self {
-        let _ = self.shared.keep.set(keep);
-        self
+        let pending = Vec::with_capacity(depth);
+        Ok(Box::new(Self { shared: Arc::new(shared), pending, in_flight: 0, depth }))
     }
 
     /// Starts a task for each run of pending reads.
@@ -150,22 +132,12 @@ fn end_of(extent: &Extent) -> u64 {
 impl RemoteState {
     /// Completes reads that cannot work or need no request.
     fn needs_request(&self, mut op: ReadOp) -> Option<ReadOp> {
-        let (extent, room) = (op.extent, op.buf.len() as u64);
-        let checked = self.sources.check(&extent).and_then(|()| match room < extent.len {
-            true => {
-                let message = format!("the buffer has {room} bytes, but the read needs {}", extent.len);
-                Err(Error::new(ErrorKind::Config, Stage::Read, message))
-            }
-            false => Ok(()),
-        });
-        match (checked, self.sources.shared(&extent)) {
-            (Err(error), _) => self.complete(op, Err(error)),
-            (Ok(()), Some(bytes)) => {
-                op.buf.as_mut_slice()[..bytes.len()].copy_from_slice(&bytes);
-                self.complete(op, Ok(0));
-            }
-            (Ok(()), None) if extent.len == 0 => self.complete(op, Ok(0)),
-            (Ok(()), None) => return Some(op),
+        let extent = op.extent;
+        let checked = self.sources.check(&extent).and_then(|()| has_room(op.buf.len(), extent.len as usize));
+        match checked {
+            Err(error) => self.complete(op, Err(error)),
+            Ok(()) if self.sources.copy_resident(&extent, op.buf.as_mut_slice()) => self.complete(op, Ok(0)),
+            Ok(()) => return Some(op),
         }
         None
     }
@@ -191,12 +163,12 @@ impl RemoteState {
         add(&self.counters.bytes_asked, op.extent.len);
         add(&self.counters.failed, u64::from(result.is_err()));
         let result = result.map_err(|error| self.sources.at(error, &op.extent));
-        Completion { tag: op.tag, buf: op.buf, result }
+        op.end(result)
     }
 
     async fn run(self: Arc<Self>, mut reads: Reads, cancels: u64) {
         let mut cancel = std::pin::pin!(self.cancelled.notified());
-        let keep = self.keep.get();
+        let keep = &self.keep;
         if let Some(keep) = keep {
             self.widen(&**keep, &mut reads).await;
         }

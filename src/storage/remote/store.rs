@@ -8,7 +8,7 @@ use super::url::{Scheme, Url};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Process;
 use crate::meter::NetworkMeter;
-use crate::storage::meta::Meta;
+use crate::storage::metadata::Meta;
 use crate::sync::Hold;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};

@@ -285,7 +285,8 @@ impl Ring {
         key: Key,
         target: ReadTarget<'_>,
         next: Next,
-        (turn, hand_off): (Injection, bool),
+        turn: Injection,
+        hand_off: bool,
     ) -> bool {
         let next = turn.next(next);
         let slot = &mut self.slots[key.index()];

@@ -1,7 +1,7 @@
 //! Files of several writers, value by value against pyarrow's values (`fixtures/make_parquet_writers.py`).
 
 use super::fixture;
-use feedline::dataset::{Dataset, Nulls, Parquet, ParquetBuilder};
+use feedline::dataset::{Dataset, DatasetExt, Nulls, Parquet, ParquetBuilder};
 use feedline::decode::Bytes;
 use feedline::{ErrorKind, Loader, LoaderBuilder, Result};
 use serde_json::Value;

@@ -3,7 +3,7 @@
 //! By default every 7th byte and every 5th length.
 
 use crate::common::sweep::{self, places};
-use feedline::dataset::{Damage, DamageKind, Dataset, DatasetExt, OnDamage, Tar, TarBuilder};
+use feedline::dataset::{Damage, DamageKind, Dataset, DatasetExt, Framed, Tar, TarBuilder};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::unstable::fuzzing;
 use feedline::{ErrorKind, Result};
@@ -142,7 +142,7 @@ fn no_lost_sample_is_silent_without_an_index() {
 
 /// Opens a refused shard with a ledger: present samples are right, missing samples are named.
 fn reported(right: &[Vec<Option<(u64, u64)>>], what: &str, bytes: &[u8]) {
-    match builder().on_damage(OnDamage::Skip).open_bytes(bytes) {
+    match builder().skip_damage(true).open_bytes(bytes) {
         Ok(tar) => {
             assert!(!tar.damage().is_empty() && tar.len() <= right.len() as u64, "{what}");
             let mut rest = right.iter();
@@ -205,8 +205,8 @@ fn pax(records: &[(&str, &str)]) -> Vec<u8> {
 
 const END: [u8; 1024] = [0; 1024];
 
-fn open(parts: &[&[u8]], on_damage: OnDamage) -> Result<Tar> {
-    Tar::builder().bytes("bin").class("cls").on_damage(on_damage).open_bytes(parts.concat())
+fn open(parts: &[&[u8]], skip_damage: bool) -> Result<Tar> {
+    Tar::builder().bytes("bin").class("cls").skip_damage(skip_damage).open_bytes(parts.concat())
 }
 
 /// Puts `middle` between two good samples; gives the ledger and the number of samples left.
@@ -214,8 +214,8 @@ fn ledger(middle: &[&[u8]]) -> (Vec<(DamageKind, u64, u64)>, u64) {
     let before = [file("a.bin", "A"), file("a.cls", "1")].concat();
     let after = [file("z.bin", "Z"), file("z.cls", "26"), END.to_vec()].concat();
     let shard = [&[&before[..]], middle, &[&after[..]]].concat();
-    let tar = open(&shard, OnDamage::Skip).unwrap();
-    let refused = open(&shard, OnDamage::Fail);
+    let tar = open(&shard, true).unwrap();
+    let refused = open(&shard, false);
     assert_eq!(refused.is_err(), !tar.damage().is_empty(), "{refused:?}");
     let entry = |damage: &Damage| (damage.kind, damage.offset, damage.samples);
     (tar.damage().iter().map(entry).collect(), tar.len())
@@ -323,7 +323,7 @@ fn members_that_all_readers_see_alike_are_read() {
         let mut shard: Vec<&[u8]> = vec![&before];
         shard.extend(middle.iter().map(Vec::as_slice));
         shard.push(&END);
-        let tar = open(&shard, OnDamage::Fail).unwrap_or_else(|error| panic!("case {case}: {error}"));
+        let tar = open(&shard, false).unwrap_or_else(|error| panic!("case {case}: {error}"));
         assert_eq!(tar.read_sample(0).unwrap(), [b"A".to_vec(), (-1_i64).to_ne_bytes().to_vec()], "case {case}");
         assert_eq!(tar.read_sample(1).unwrap(), [b"M".to_vec(), 13_i64.to_ne_bytes().to_vec()], "case {case}");
         assert_eq!(tar.len(), 2);
@@ -380,11 +380,11 @@ fn the_end_of_a_shard_is_checked() {
     for (what, tail, expected) in cases {
         let mut shard: Vec<&[u8]> = vec![&sample];
         shard.extend(tail.iter().map(Vec::as_slice));
-        let tar = open(&shard, OnDamage::Skip).unwrap();
+        let tar = open(&shard, true).unwrap();
         let damage: Vec<_> = tar.damage().iter().map(|d| (d.kind, d.offset, d.samples)).collect();
         assert_eq!(damage, Vec::from_iter(expected), "{what}");
         assert_eq!(tar.len(), 1, "{what}");
-        assert_eq!(open(&shard, OnDamage::Fail).is_ok(), expected.is_none(), "{what}");
+        assert_eq!(open(&shard, false).is_ok(), expected.is_none(), "{what}");
     }
     let odd = [&sample[..], &zeroes(4096)].concat();
     assert!(Tar::builder().bytes("bin").padding(6144).open_bytes(odd).is_ok());
@@ -395,7 +395,7 @@ fn a_sample_before_damage_is_kept_only_if_surely_whole() {
     let mut broken = file("a.txt", "x");
     broken[3] ^= 1;
     let shard = [file("a.bin", "A"), broken, END.to_vec()].concat();
-    let whole = Tar::builder().bytes("bin").on_damage(OnDamage::Skip);
+    let whole = Tar::builder().bytes("bin").skip_damage(true);
     assert_eq!(whole.clone().open_bytes(&*shard).unwrap().len(), 1);
     // The broken member may have been the optional one.
     let error = whole.bytes("txt").optional().open_bytes(&*shard).unwrap_err();
@@ -407,19 +407,19 @@ fn a_sample_before_damage_is_kept_only_if_surely_whole() {
 fn a_ledger_of_endless_damage_is_bounded_and_adds_up() {
     let members: Vec<Vec<u8>> = (0..3000).map(|k| file(&format!("{k}.bin"), "x")).collect();
     let shard = [members.concat(), file("z.bin", "Z"), file("z.cls", "1"), END.to_vec()].concat();
-    let tar = open(&[&shard], OnDamage::Skip).unwrap();
+    let tar = open(&[&shard], true).unwrap();
     assert_eq!((tar.len(), tar.damage().len()), (1, 1001));
     assert_eq!(tar.damage().iter().map(|damage| damage.samples).sum::<u64>(), 3000);
     let last = tar.damage().last().unwrap();
     assert_eq!(last.offset + last.len, 3000 * 1024);
-    let error = open(&[&shard], OnDamage::Fail).unwrap_err();
+    let error = open(&[&shard], false).unwrap_err();
     assert!(error.message().contains("and 1000 more"), "{error}");
 }
 
 #[test]
 fn errors_name_the_member_and_its_place() {
     let shard = [file("k/a.bin", "A"), file("k/a.cls", "one"), END.to_vec()].concat();
-    let tar = open(&[&shard], OnDamage::Fail).unwrap();
+    let tar = open(&[&shard], false).unwrap();
     let error = fields(&tar, 0, &shard).unwrap_err();
     let words = "decode: cannot decode: a whole number expected, \"one\" found: path=<memory> member=k/a.cls offset=1536 \
                  len=3 sample=0";
@@ -461,8 +461,8 @@ fn impossible_settings_are_refused() {
     assert!(zipped.to_string().contains("gzip"), "{zipped}");
     // Without named fields the error also blames the file, not the settings.
     for (bytes, words) in [(&b"\x1f\x8b\x08and so on"[..], "gzip"), (&[b'x'; 1024][..], "not a header")] {
-        for on_damage in [OnDamage::Fail, OnDamage::Skip] {
-            let error = Tar::builder().on_damage(on_damage).open_bytes(bytes).unwrap_err();
+        for skip_damage in [false, true] {
+            let error = Tar::builder().skip_damage(skip_damage).open_bytes(bytes).unwrap_err();
             assert!(error.kind() != ErrorKind::Config && error.to_string().contains(words), "{error}");
         }
     }
@@ -492,7 +492,7 @@ proptest! {
                 block.copy_from_slice(&sum(block.to_vec()));
             }
         }
-        let Ok(tar) = builder().on_damage(OnDamage::Skip).open_bytes(&*bytes) else { return Ok(()) };
+        let Ok(tar) = builder().skip_damage(true).open_bytes(&*bytes) else { return Ok(()) };
         let mut end = 0;
         for row in rows(&tar) {
             for (offset, len) in row.into_iter().flatten() {

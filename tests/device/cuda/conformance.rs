@@ -74,7 +74,7 @@ fn conforms(
         }
         drop(before);
         same(&found, &right, &format!("{what}, settings {number}"));
-        let copies = loader.report().copies.unwrap();
+        let copies = loader.report().total.copy.unwrap();
         assert!(copies.batches >= right.len() as u64 && copies.pageable_slots == 0, "{what}: {copies:?}");
     }
 }
@@ -316,7 +316,7 @@ fn unused_fields_are_not_copied_to_the_device() {
                         .clone()
                         .map(|array| array.bytes.len() + array.lens.as_ref().map_or(0, |lens| 8 * lens.len()))
                         .sum();
-                    let bytes = loader.report().copies.unwrap().bytes as usize;
+                    let bytes = loader.report().total.copy.unwrap().bytes as usize;
                     // Arrays that are copied together are at most a page apart.
                     let between = arrays.count() * 2 * 4096;
                     assert!((kept..=kept + between).contains(&bytes), "{keep:?}: {bytes} of {kept}");

@@ -70,7 +70,7 @@ fn absent(kind: fn(&Absent) -> bool, words: &str) {
         let loader = build(data().device(device));
         same(&Got::epoch(&loader, 0), &Got::epoch(&build(data()), 0), "on the host instead");
         assert!(loader.report().to_string().contains(&format!("device    host ({why})")));
-        assert_eq!(loader.report().copies, None);
+        assert_eq!(loader.report().total.copy, None);
     }
 }
 

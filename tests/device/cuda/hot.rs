@@ -19,7 +19,7 @@ fn data() -> LoaderBuilder {
 
 fn all_pinned(loader: &Loader) {
     until("all slots are pinned", || {
-        let copies = loader.report().copies.unwrap();
+        let copies = loader.report().total.copy.unwrap();
         copies.pinned_slots + copies.pageable_slots == loader.plan().slots as u64
     });
 }
@@ -36,7 +36,7 @@ fn slots_are_pinned_once_and_unpinned_at_the_end() {
         assert_eq!((session.count("cuMemHostRegister_v2"), live.registrations), (5, 5));
         assert_eq!(live.registered_bytes as usize, 5 * plan.slot_bytes);
         assert_eq!((live.allocations, plan.device_batches), (3, 3));
-        let copies = loader.report().copies.unwrap();
+        let copies = loader.report().total.copy.unwrap();
         assert_eq!((copies.batches, copies.pinned_slots, copies.pageable_slots), (3 * BATCHES, 5, 0));
         assert!(loader.report().to_string().contains("; 5 slots pinned\n"), "{}", loader.report());
         drop(loader);
@@ -66,7 +66,7 @@ fn copies_begin_before_the_last_slots_are_pinned() {
         assert!(calls("cuMemcpyHtoDAsync_v2") > 0 && calls(REGISTER) == 4, "{trace}");
         session.admit(REGISTER, u64::MAX);
         same(&Got::all(batches), &Got::epoch(&build(data()), 1), "pinned one by one");
-        assert_eq!(loader.report().copies.unwrap().pinned_slots, 5);
+        assert_eq!(loader.report().total.copy.unwrap().pinned_slots, 5);
     });
 }
 
@@ -78,7 +78,7 @@ fn batches_are_right_without_pinned_memory() {
         case(Config { register_error: code, ..late() }, move |session| {
             let loader = build(data().device(gpu(0)).slots(3));
             same(&Got::epoch(&loader, 1), &Got::epoch(&build(data()), 1), "pageable");
-            let copies = loader.report().copies.unwrap();
+            let copies = loader.report().total.copy.unwrap();
             assert_eq!((copies.pinned_slots, copies.pageable_slots, session.live().registrations), (0, 3, 0));
             let why = copies.why_pageable.unwrap();
             assert!(
@@ -97,7 +97,7 @@ fn pinned_and_pageable_slots_work_together() {
         session.fail_named("cuMemHostRegister_v2", 2, 2, false);
         let loader = build(data().device(gpu(0)).slots(4));
         same(&Got::epoch(&loader, 1), &Got::epoch(&build(data()), 1), "mixed");
-        let copies = loader.report().copies.unwrap();
+        let copies = loader.report().total.copy.unwrap();
         assert_eq!((copies.pinned_slots, copies.pageable_slots, session.live().registrations), (2, 2, 2));
         assert!(copies.why_pageable.unwrap().contains("(712)"), "the first reason");
     });

@@ -108,7 +108,10 @@ fn take_turns(config: Config, watched: bool) {
             let (GpuIdle { span_ns, starved_ns, .. }, report) =
                 (idle(loader, iterators * (batches - 1)), loader.report());
             assert!(starved_ns <= span_ns, "{starved_ns} of {span_ns}");
-            assert_eq!((report.batches, report.copies.unwrap().batches), (iterators * batches, iterators * batches));
+            assert_eq!(
+                (report.total.consumer.batches, report.total.copy.unwrap().batches),
+                (iterators * batches, iterators * batches)
+            );
         }
     });
 }

@@ -4,7 +4,7 @@
 use crate::common::cufile::{Register, Route, StandIn};
 use crate::common::doubles::*;
 use crate::common::*;
-use feedline::dataset::{Dataset, Parts, Records};
+use feedline::dataset::{Dataset, Parts, Records, Sizes};
 use feedline::storage::{Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::unstable::{self, Faulty};
@@ -68,7 +68,7 @@ fn the_host_brings_rows_that_a_direct_read_does_not() {
             let loader = build(machine.on_gpu(plain(path, record), Gds::Auto));
             fault(&machine.double.cufile, machine.reads() as u64 + read);
             same(&Got::try_epoch(&loader, 0).unwrap(), right, words);
-            let direct = loader.report().direct.unwrap();
+            let direct = loader.report().total.copy.unwrap().direct.unwrap();
             assert_eq!((direct.reads, direct.host_rows), (2, BATCH as u64), "{words}: {direct}");
             assert_eq!(direct.bytes, (2 * BATCH * record) as u64);
             assert!(direct.why_host.as_ref().unwrap().contains(words), "{words}: {direct}");
@@ -76,7 +76,7 @@ fn the_host_brings_rows_that_a_direct_read_does_not() {
             assert!(report.contains("; 4 rows by the host ("), "{report}");
             // A file with one failed read is read again.
             same(&Got::try_epoch(&loader, 0).unwrap(), right, words);
-            assert_eq!(loader.report().direct.unwrap().reads, 5);
+            assert_eq!(loader.report().total.copy.unwrap().direct.unwrap().reads, 5);
         }
     });
 }
@@ -92,7 +92,11 @@ fn the_hosts_reads_of_rows_are_retried() {
             faulty.inject(2, unstable::Fault::Error(code));
             same(&Got::try_epoch(&loader, 0).unwrap(), &right(&path, 16_384), "tried again");
             let report = loader.report();
-            assert_eq!((report.recovered, report.direct.unwrap().host_rows), (1, BATCH as u64), "{code}");
+            assert_eq!(
+                (report.total.storage.recovered, report.total.copy.unwrap().direct.unwrap().host_rows),
+                (1, BATCH as u64),
+                "{code}"
+            );
         }
     });
 }
@@ -108,7 +112,7 @@ fn the_surroundings_of_rows_may_be_missing() {
             let loader = build(machine.on_gpu(plain(&path, 20_000).batch_size(COUNT), Gds::Auto));
             machine.double.cufile.short_read(machine.reads() as u64, bytes);
             same(&Got::try_epoch(&loader, 0).unwrap(), &right, "short");
-            assert_eq!(loader.report().direct.unwrap().host_rows, host_rows, "{bytes}");
+            assert_eq!(loader.report().total.copy.unwrap().direct.unwrap().host_rows, host_rows, "{bytes}");
         }
     });
 }
@@ -212,7 +216,7 @@ fn a_file_replaced_while_open_keeps_its_content() {
         Got::try_epoch(&loader, 0).unwrap();
         std::fs::rename(dir.write("other", &noise(COUNT * 16_384, 77)), &path).unwrap();
         same(&Got::try_epoch(&loader, 0).unwrap(), &right, "replaced");
-        assert_eq!(loader.report().direct.unwrap().host_rows, 0);
+        assert_eq!(loader.report().total.copy.unwrap().direct.unwrap().host_rows, 0);
     });
 }
 
@@ -241,7 +245,7 @@ fn a_file_refused_by_cufile_is_read_by_the_host() {
                     for _ in 0..2 {
                         same(&Got::try_epoch(&loader, 0).unwrap(), &right, "one file by the host");
                     }
-                    let direct = loader.report().direct.unwrap();
+                    let direct = loader.report().total.copy.unwrap().direct.unwrap();
                     assert_eq!((direct.host_rows, direct.reads), (2 * 4, 2 * 2), "{direct}");
                     let why = direct.why_host.unwrap();
                     assert!(why.contains("cuFileHandleRegister: CU_FILE_HANDLE_NOT_REGISTERED (5027)"), "{why}");
@@ -266,7 +270,7 @@ fn the_host_fills_memory_that_cufile_refuses() {
             let (report, counts) = (loader.report(), machine.double.cufile.counts());
             let route = &report.routes[0];
             assert!(route.route == feedline::Route::Staged && route.why.contains(said), "{route}");
-            assert!(report.direct.is_none());
+            assert!(report.total.copy.as_ref().unwrap().direct.is_none());
             assert_eq!((counts.buffers, counts.users), (0, 0), "cuFile is closed");
             same(&Got::try_epoch(&loader, 0).unwrap(), &right, "by the host");
             drop(loader);
@@ -367,8 +371,8 @@ impl Dataset for Liar {
     fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
-    fn sample_bytes_max(&self) -> u64 {
-        16_384
+    fn sizes(&self) -> Sizes {
+        Sizes::new(16_384)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         let extent = |source: usize, offset, len| Extent { source: SourceId::at(source), offset, len };
@@ -450,7 +454,10 @@ fn a_dataset_may_name_another_place_of_the_same_bytes() {
             let memory = noise(20_000, 6);
             let right = if from == u64::MAX { &memory[..16_384] } else { &bytes[from as usize..][..16_384] };
             assert!(row == right, "{from}");
-            assert_eq!(loader.report().direct.unwrap().host_rows, u64::from(from == 77 || from == u64::MAX));
+            assert_eq!(
+                loader.report().total.copy.unwrap().direct.unwrap().host_rows,
+                u64::from(from == 77 || from == u64::MAX)
+            );
         }
     });
 }

@@ -19,7 +19,7 @@ fn check(machine: &Machine, what: &str, make: &dyn Fn() -> LoaderBuilder) -> Rep
         same(&Got::try_epoch(&loader, epoch).unwrap(), &Got::try_epoch(&host, epoch).unwrap(), what);
     }
     let report = loader.report();
-    let direct = report.direct.as_ref().unwrap();
+    let direct = report.total.copy.as_ref().unwrap().direct.as_ref().unwrap();
     assert_eq!((direct.host_rows, &direct.why_host), (0, &None), "{what}");
     assert!(direct.reads > 0 && direct.bytes > 0, "{what}: {direct}");
     assert_eq!(direct.how, "p2p", "{what}");
@@ -51,7 +51,7 @@ fn direct_records_of_any_size_equal_the_hosts() {
                     Loader::builder(records).order(order.clone()).batch_size(batch)
                 });
                 assert_eq!(direct_fields(&report), ["record"]);
-                assert_eq!(report.direct.unwrap().bytes, 2 * (count * record) as u64);
+                assert_eq!(report.total.copy.unwrap().direct.unwrap().bytes, 2 * (count * record) as u64);
             }
         }
     });
@@ -211,7 +211,7 @@ fn direct_fields_bypass_the_host_only_where_wanted() {
             report.routes[2].to_string(),
             "label staged (rows of 8 bytes: the host's way is faster below 16384)"
         );
-        assert_eq!(report.direct.unwrap().bytes, 20 * (20_000 + 4096 * 4));
+        assert_eq!(report.total.copy.unwrap().direct.unwrap().bytes, 20 * (20_000 + 4096 * 4));
     });
 }
 
@@ -227,7 +227,7 @@ fn rows_of_any_length_are_one_read_each() {
                 let records = Records::builder(record).header(header as u64).open(&path).unwrap();
                 Loader::builder(records).batch_size(2).slots(2).device_batches(2).workers(1)
             });
-            assert_eq!(report.direct.unwrap().reads, 4);
+            assert_eq!(report.total.copy.unwrap().direct.unwrap().reads, 4);
             // And the trial.
             assert_eq!(machine.reads() - before, 5);
         }
@@ -249,22 +249,22 @@ fn rows_that_follow_each_other_are_one_read() {
             };
             let before = machine.reads();
             let report = check(machine, &format!("{record} × {count}"), &make(Order::sequential()));
-            assert_eq!(report.direct.unwrap().reads, 2 * reads, "{record} × {count}");
+            assert_eq!(report.total.copy.unwrap().direct.unwrap().reads, 2 * reads, "{record} × {count}");
             assert_eq!(machine.reads() - before, 2 * reads as i64 + 1, "{record} × {count}");
             let shuffled = check(machine, &format!("{record} × {count}"), &make(Order::shuffled(5)));
-            assert!(shuffled.direct.unwrap().reads > 2 * reads, "others follow by chance only");
+            assert!(shuffled.total.copy.unwrap().direct.unwrap().reads > 2 * reads, "others follow by chance only");
         }
         // Rows of two files and overlapping rows are never merged.
         dir.write("two/a", &noise(4 * 4096, 1));
         dir.write("two/b", &noise(4 * 4096, 2));
         let two = || Loader::builder(records(&dir.path("two"), 4096)).batch_size(8);
-        assert_eq!(check(machine, "two files", &two).direct.unwrap().reads, 2 * 2);
+        assert_eq!(check(machine, "two files", &two).total.copy.unwrap().direct.unwrap().reads, 2 * 2);
         let path = dir.write("windows", &noise(9 * 512 * 2, 3));
         let windows = || {
             let tokens = Tokens::builder(DType::U16).window(512).next_token().open(&path).unwrap();
             Loader::builder(tokens).batch_size(8)
         };
-        assert_eq!(check(machine, "windows", &windows).direct.unwrap().reads, 2 * 8);
+        assert_eq!(check(machine, "windows", &windows).total.copy.unwrap().direct.unwrap().reads, 2 * 8);
     });
 }
 
@@ -288,7 +288,7 @@ fn pictures_that_were_read_directly_are_finished_on_the_device() {
             // A label and a flip for each row, with an offset if rows are moved.
             let offset = if record % 4096 == 0 { 0 } else { 8 };
             let least = 2 * 24 * (8 + 1 + offset) as u64;
-            let copied = report.copies.unwrap().bytes;
+            let copied = report.total.copy.unwrap().bytes;
             assert!(copied >= least && copied < least + 6 * 4096, "{copied} bytes, {least} at least");
         }
     });
@@ -317,7 +317,7 @@ fn rows_unlike_the_first_go_through_the_host() {
                 match Got::try_epoch(&loader, 0) {
                     Ok(found) => {
                         same(&found, &right, why);
-                        let direct = loader.report().direct.unwrap();
+                        let direct = loader.report().total.copy.unwrap().direct.unwrap();
                         assert!(whole && direct.host_rows == 10 && direct.bytes == 10 * 16_384, "{direct}");
                         assert!(direct.why_host.as_ref().unwrap().contains(why), "{direct}");
                     }

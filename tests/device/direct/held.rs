@@ -5,7 +5,7 @@ use crate::common::cufile::Route;
 use crate::common::doubles::*;
 use crate::common::*;
 use cudarc::driver::CudaContext;
-use feedline::dataset::{Dataset, Parts, Records};
+use feedline::dataset::{Dataset, Parts, Records, Sizes};
 use feedline::order::Draws;
 use feedline::storage::{Extent, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
@@ -64,7 +64,7 @@ fn an_epoch_dropped_under_its_reads_spares_the_next() {
             let rest: Vec<_> = batches.map(|batch| Got::of(&batch.unwrap()).unwrap()).collect();
             same(&rest, &right[1][1..], &what);
         }
-        assert_eq!(loader.report().direct.unwrap().host_rows, 0);
+        assert_eq!(loader.report().total.copy.unwrap().direct.unwrap().host_rows, 0);
     });
 }
 
@@ -202,8 +202,8 @@ impl Dataset for Panics {
     fn sources(&self) -> &Arc<Sources> {
         &self.0
     }
-    fn sample_bytes_max(&self) -> u64 {
-        4096
+    fn sizes(&self) -> Sizes {
+        Sizes::new(4096)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         let direct = std::thread::current().name().is_some_and(|name| name.starts_with("feedline-gds"));

@@ -33,7 +33,11 @@ fn check_staged(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, words: &str
     let report = loader.report();
     let route = report.routes.iter().find(|route| route.field == "x").unwrap();
     assert!(route.route == feedline::Route::Staged && route.why.contains(words), "{words}: {route}");
-    assert!(report.direct.is_none() && report.to_string().contains(&format!("x staged ({}", route.why)), "{report}");
+    assert!(
+        report.total.copy.as_ref().unwrap().direct.is_none()
+            && report.to_string().contains(&format!("x staged ({}", route.why)),
+        "{report}"
+    );
     let error = machine.direct(make()).build().unwrap_err();
     assert_eq!((error.kind(), error.stage()), (ErrorKind::Unsupported, Stage::Build), "{error}");
     assert!(error.message().starts_with("no field can be read directly: `x`: "), "{error}");
@@ -138,7 +142,7 @@ fn a_loader_chooses_by_itself_and_can_be_told() {
             assert_eq!(why(builder, gds), words);
         }
         let host = build(whole().device(Device::host()));
-        assert!(host.report().routes.is_empty() && host.report().direct.is_none());
+        assert!(host.report().routes.is_empty() && host.report().total.copy.is_none());
     });
 }
 
@@ -275,7 +279,7 @@ fn a_library_without_counters_is_used_only_if_required() {
             assert!(route.ends_with("which does not count the route of bytes)"), "{route}");
             let right = Got::try_epoch(&build(uncached(open(&path))), 0).unwrap();
             same(&Got::try_epoch(&loader, 0).unwrap(), &right, "not counted");
-            let direct = loader.report().direct.unwrap();
+            let direct = loader.report().total.copy.unwrap().direct.unwrap();
             assert_eq!((direct.how.as_str(), direct.reads), ("cuFile does not report the route", 3));
         });
     }
@@ -293,7 +297,7 @@ fn the_report_counts_the_bytes_of_each_route() {
                 let loader = build(machine.direct(uncached(open(&path))));
                 let way = format!("cuFile {}.{}: {name}", version.0, version.1);
                 assert_eq!(loader.report().routes[0].why, way);
-                let how = || loader.report().direct.unwrap().how;
+                let how = || loader.report().total.copy.unwrap().direct.unwrap().how;
                 assert_eq!(how(), "cuFile does not report the route", "nothing was read yet");
                 Got::try_epoch(&loader, 0).unwrap();
                 assert_eq!(how(), name);
@@ -327,7 +331,7 @@ fn a_test_may_have_cufile_read_through_host_memory() {
             let route = loader.report().routes[0].to_string();
             assert_eq!(route, "x direct (cuFile 1.20: compat: through host memory)");
             same(&Got::try_epoch(&loader, 0).unwrap(), &Got::try_epoch(&build(make()), 0).unwrap(), "any route");
-            let direct = loader.report().direct.unwrap();
+            let direct = loader.report().total.copy.unwrap().direct.unwrap();
             assert_eq!((direct.how.as_str(), direct.reads), ("compat: through host memory", 3));
             assert_eq!(machine.reads(), before + 1 + 3, "the trial, and one for each batch");
         }
@@ -342,6 +346,6 @@ fn a_route_that_ends_after_the_trial_is_not_direct() {
         let loader = build(machine.direct(uncached(open(&path))));
         machine.double.cufile.route(0, Route::Host);
         Got::try_epoch(&loader, 0).unwrap();
-        assert_eq!(loader.report().direct.unwrap().how, "compat: through host memory");
+        assert_eq!(loader.report().total.copy.unwrap().direct.unwrap().how, "compat: through host memory");
     });
 }

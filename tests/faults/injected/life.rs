@@ -5,8 +5,8 @@
 //!             └ rows as in a life without faults, but for rows whose bytes were wrong unnoticed
 //! ```
 
-use super::workloads::{Notices, Workload};
 use crate::common::got::{Array, Got};
+use crate::common::workloads::{Notices, Workload};
 use feedline::dataset::Dataset;
 use feedline::storage::{Direct, Extent, Mode, SourceId};
 use feedline::unstable::{Fault, Faulty, Hit, fuzzing};
@@ -110,7 +110,7 @@ impl Setting {
         } else if found.len() != self.right.len() {
             complaints.push(format!("{} batches of {} and no error", found.len(), self.right.len()));
         }
-        let told = loader.report();
+        let told = loader.report().total.consumer;
         let samples: usize = found.iter().map(|batch| batch.valid).sum();
         if (told.batches, told.samples) != (found.len() as u64, samples as u64) {
             complaints.push(format!("{samples} samples received, the report has {}", told.samples));

@@ -14,10 +14,10 @@
 
 mod house;
 mod life;
-mod workloads;
 
 use crate::common::standin;
 use crate::common::sweep;
+use crate::common::workloads::WORKLOADS;
 use crate::common::{Dir, READERS, beside, tell, told};
 use feedline::Device;
 use feedline::unstable::{Fault, Faulty};
@@ -27,7 +27,6 @@ use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use workloads::WORKLOADS;
 
 /// Processes that share a sweep.
 const PARTS: usize = 2;

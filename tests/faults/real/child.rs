@@ -412,7 +412,7 @@ pub fn pull(given: &Given, mut at: impl FnMut(u64)) {
     }
     if let Some(loader) = &loader {
         let report = loader.report();
-        let reads = report.reads;
+        let reads = report.total.storage.counts;
         say("retries", reads.retries);
         say("short", reads.short_reads);
         say("reads", reads.ops);

@@ -1,7 +1,7 @@
 //! A dataset that can delay each of its functions.
 
 use feedline::Result;
-use feedline::dataset::{Dataset, Parts};
+use feedline::dataset::{Dataset, Framed, Parts, Sizes};
 use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use std::path::Path;
@@ -49,14 +49,20 @@ impl Dataset for Hooked {
     fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
-    fn sample_bytes_max(&self) -> u64 {
-        4
+    fn sizes(&self) -> Sizes {
+        Sizes::new(4)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         (self.extents)(sample);
         parts.framed(0, Extent { source: SourceId::at(0), offset: sample * 4, len: 4 });
         Ok(())
     }
+    fn framed(&self) -> Option<&dyn Framed> {
+        Some(self)
+    }
+}
+
+impl Framed for Hooked {
     fn open<'a>(&self, sample: u64, _: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         (self.open)(sample);
         Ok(bytes)

@@ -136,7 +136,7 @@ fn a_decoder_that_hangs_on_a_substitute_is_named_as_one() {
     assert_eq!(error.stage(), Stage::Decode, "{error}");
 }
 
-/// `Dataset::member` has a deadline like the dataset's other functions.
+/// `Framed::member` has a deadline like the dataset's other functions.
 #[test]
 fn a_dataset_that_hangs_in_member_is_named() {
     let gate = Gate::default();

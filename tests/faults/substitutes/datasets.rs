@@ -4,7 +4,7 @@ use crate::common::formats::tf_record;
 use crate::common::toys::Chunks;
 use crate::common::{Dir, noise, records_file};
 use bytes::Bytes;
-use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
+use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Framed, Parts, Sizes};
 use feedline::decode::{Ctx, Decoder, Scratch};
 use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
@@ -44,8 +44,8 @@ impl Dataset for Mixed {
     fn sources(&self) -> &Arc<Sources> {
         &self.1
     }
-    fn sample_bytes_max(&self) -> u64 {
-        9
+    fn sizes(&self) -> Sizes {
+        Sizes::new(9)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         self.0.extents(sample, parts)
@@ -104,14 +104,20 @@ impl Dataset for Frames {
     fn sources(&self) -> &Arc<Sources> {
         &self.sources
     }
-    fn sample_bytes_max(&self) -> u64 {
-        self.record
+    fn sizes(&self) -> Sizes {
+        Sizes::new(self.record)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         let extent = Extent { source: SourceId::at(0), offset: sample * self.record, len: self.record };
         (0..4).for_each(|field| parts.framed(field, extent));
         Ok(())
     }
+    fn framed(&self) -> Option<&dyn Framed> {
+        Some(self)
+    }
+}
+
+impl Framed for Frames {
     fn open<'a>(&self, _: u64, field: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         Ok(&bytes[field * 8..][..8])
     }
@@ -136,8 +142,8 @@ impl Dataset for Pictures {
     fn sources(&self) -> &Arc<Sources> {
         &self.0
     }
-    fn sample_bytes_max(&self) -> u64 {
-        1
+    fn sizes(&self) -> Sizes {
+        Sizes::new(1)
     }
     fn extents<'a>(&'a self, _: u64, parts: &mut Parts<'a>) -> Result<()> {
         parts.inline(0, &[7]);

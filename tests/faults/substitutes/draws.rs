@@ -201,5 +201,5 @@ fn draws_that_fall_on_a_chunk_known_to_be_bad_are_no_tries() {
     let toy = numbered(&dir, &[50, 90], &[1]);
     let loader = build(Loader::builder(toy).batch_size(10).order(Order::shuffled(1)).on_bad_sample(ALL));
     let end = loader.epochs(0..40).unwrap().try_for_each(|batch| batch.map(drop));
-    assert!(end.is_ok(), "after {} batches: {}", loader.report().batches, end.unwrap_err());
+    assert!(end.is_ok(), "after {} batches: {}", loader.report().total.consumer.batches, end.unwrap_err());
 }

@@ -1,7 +1,7 @@
 //! The parts of a loader that take virtual time: storage, decoder, sampler; and their dataset.
 
 use super::time::{SharedTime, Span};
-use crate::dataset::{Dataset, Parts};
+use crate::dataset::{Dataset, Parts, Sizes};
 use crate::decode::{Ctx, Decoder};
 use crate::error::Result;
 use crate::memory::Row;
@@ -233,8 +233,8 @@ impl Dataset for Samples {
         &self.sources
     }
 
-    fn sample_bytes_max(&self) -> u64 {
-        self.bytes
+    fn sizes(&self) -> Sizes {
+        Sizes::new(self.bytes)
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {

@@ -363,7 +363,7 @@ fn a_gpu_behind_its_host_is_not_starved() {
             (crate::report::Cause::NotStarved, None),
             "{ahead} {given:?} {verdict}"
         );
-        let copy = verdict.stages.iter().find(|stage| stage.stage == crate::report::Cause::Copy).unwrap();
+        let copy = verdict.stages.iter().find(|stage| stage.stage == crate::meter::PipelineStage::Copy).unwrap();
         assert!((copy.utilisation / (2.0 / 15.0) - 1.0).abs() < 0.1, "{ahead} {given:?} {verdict}");
         assert!(outcome.report.contains("waits     GPU starved 0.0 %"), "{}", outcome.report);
         let rate = 8.0 / 2e-3;

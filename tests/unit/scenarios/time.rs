@@ -288,7 +288,7 @@ impl SharedTime {
         let active = || core.to_workers.drains.active();
         // The order matters; see the module documentation.
         active() != state.workers_asleep
-            || (!core.to_workers.is_empty() && state.workers_asleep < core.to_workers.drains.count())
+            || (!core.to_workers.is_empty() && state.workers_asleep < core.to_workers.drains.count)
             || active() != state.workers_asleep
             || (self.gpu.get().is_some() && !core.dozing.is_asleep())
             || io()

@@ -24,9 +24,10 @@ use self::columns::{Chosen, Column, Columns, Value};
 use self::index::{FileInfo, INDEX_MAX, ShardInfo};
 use crate::dataset::chunked::{ChunkBytes, Chunked};
 use crate::dataset::format::fetched;
+use crate::dataset::forward::{forward, own};
 use crate::dataset::parallel::parallel;
 use crate::dataset::starts::Starts;
-use crate::dataset::{Dataset, Parts};
+use crate::dataset::{Dataset, Framed, Parts, Sizes};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ChunkBuf;
@@ -78,10 +79,9 @@ pub struct Mds {
     /// Offset of every sample and of the end, shard after shard; empty if the shards are chunks.
     offsets: Vec<u32>,
     chunks: bool,
-    sample_bytes_max: u64,
+    sizes: Sizes,
     /// Bytes of the largest sample in chunks, once asked for.
     longest: OnceLock<u64>,
-    largest: Option<u64>,
     name: String,
 }
 
@@ -210,9 +210,8 @@ impl MdsBuilder {
             starts,
             offsets: offsets.concat(),
             chunks,
-            sample_bytes_max: 0,
+            sizes: Sizes::default(),
             longest: OnceLock::new(),
-            largest: None,
             name: home.name(),
         };
         mds.measure();
@@ -411,16 +410,23 @@ fn offsets_of(
 impl Mds {
     /// Finds the largest sample, or chunk.
     fn measure(&mut self) {
+        let (mut most, mut largest) = (0, None);
         if self.chunks {
-            self.sample_bytes_max = self.sources.ids().map(|id| self.sources.len_of(id)).max().unwrap_or(0);
-            return;
+            most = self.sources.ids().map(|id| self.sources.len_of(id)).max().unwrap_or(0);
         }
-        for sample in 0..self.len() {
+        for sample in (0..self.len()).filter(|_| !self.chunks) {
             let len = self.extent(sample).len;
-            if len > self.sample_bytes_max {
-                (self.sample_bytes_max, self.largest) = (len, Some(sample));
+            if len > most {
+                (most, largest) = (len, Some(sample));
             }
         }
+        let shards = self.shards.capacity() * size_of::<Shard>();
+        self.sizes = Sizes {
+            sample_bytes_max: most,
+            opened_bytes_max: if self.chosen.iter().any(Chosen::makes) { 8 } else { 0 },
+            largest_sample: largest,
+            index_bytes: self.offsets.capacity() * 4 + self.starts.heap() + shards,
+        };
     }
 
     /// Bytes of a shard's largest sample, by its offsets. A compressed shard is read and decompressed up to their end.
@@ -565,50 +571,8 @@ fn decompress(_: &[u8], _: &mut [u8], _: &mut Scratch) -> Result<()> {
 }
 
 impl Dataset for Mds {
-    fn schema(&self) -> &[EncodedField] {
-        &self.schema
-    }
-
-    fn member(&self, _: u64, _: Option<usize>) -> Option<String> {
-        // A shard does not name its samples.
-        None
-    }
-
-    fn len(&self) -> u64 {
-        self.starts.len()
-    }
-
-    fn sources(&self) -> &Arc<Sources> {
-        &self.sources
-    }
-
-    fn sample_bytes_max(&self) -> u64 {
-        self.sample_bytes_max
-    }
-
-    /// In chunks, a sample may have as many bytes as a shard. The offsets of all shards tell its own maximum.
-    fn field_bytes_max(&self, field: usize) -> Result<u64> {
-        let chosen = &self.chosen[field];
-        let fixed = self.columns.all()[chosen.column].size;
-        if let Some(bytes) = if chosen.makes() { Some(8) } else { fixed.map(u64::from) } {
-            return Ok(bytes);
-        }
-        if !self.chunks {
-            return Ok(self.sample_bytes_max);
-        }
-        let largest = match self.longest.get() {
-            Some(known) => *known,
-            None => {
-                let each = parallel(0..self.shards.len(), |_, number| self.largest_in(number))?;
-                *self.longest.get_or_init(|| each.into_iter().max().unwrap_or(0))
-            }
-        };
-        Ok(self.columns.most(largest))
-    }
-
-    fn largest_sample(&self) -> Option<u64> {
-        self.largest
-    }
+    own!(schema sources sizes framed);
+    forward!(self => self.starts; len);
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         if self.chunks {
@@ -620,6 +584,19 @@ impl Dataset for Mds {
         Ok(())
     }
 
+    fn chunked(&self) -> Option<&dyn Chunked> {
+        self.chunks.then_some(self)
+    }
+
+    fn describe(&self) -> String {
+        let zstd = self.shards.iter().filter(|shard| shard.compressed).count();
+        let how = if zstd > 0 { format!(" ({zstd} compressed by zstd)") } else { String::new() };
+        format!("{} samples in {} MDS shards{how} of {}", self.len(), self.shards.len(), self.name)
+    }
+}
+
+/// A shard does not name its samples.
+impl Framed for Mds {
     fn open<'a>(&self, _sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         let chosen = &self.chosen[field];
         let value = &bytes[self.columns.find(chosen.column, bytes)?];
@@ -632,25 +609,24 @@ impl Dataset for Mds {
         }
     }
 
-    fn opened_bytes_max(&self) -> u64 {
-        if self.chosen.iter().any(Chosen::makes) { 8 } else { 0 }
-    }
-
-    fn chunked(&self) -> Option<&dyn Chunked> {
-        self.chunks.then_some(self)
-    }
-
-    fn index_bytes(&self) -> usize {
-        self.sources.table_bytes()
-            + self.offsets.capacity() * 4
-            + self.starts.heap()
-            + self.shards.capacity() * size_of::<Shard>()
-    }
-
-    fn describe(&self) -> String {
-        let zstd = self.shards.iter().filter(|shard| shard.compressed).count();
-        let how = if zstd > 0 { format!(" ({zstd} compressed by zstd)") } else { String::new() };
-        format!("{} samples in {} MDS shards{how} of {}", self.len(), self.shards.len(), self.name)
+    /// In chunks, a sample may have as many bytes as a shard. The offsets of all shards tell its own maximum.
+    fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
+        let chosen = &self.chosen[field];
+        let fixed = self.columns.all()[chosen.column].size;
+        if let Some(bytes) = if chosen.makes() { Some(8) } else { fixed.map(u64::from) } {
+            return Ok(Some(bytes));
+        }
+        if !self.chunks {
+            return Ok(Some(self.sizes.sample_bytes_max));
+        }
+        let largest = match self.longest.get() {
+            Some(known) => *known,
+            None => {
+                let each = parallel(0..self.shards.len(), |_, number| self.largest_in(number))?;
+                *self.longest.get_or_init(|| each.into_iter().max().unwrap_or(0))
+            }
+        };
+        Ok(Some(self.columns.most(largest)))
     }
 }
 

@@ -244,7 +244,7 @@ fn difference<'a>(a: &'a [u8], b: &'a [u8]) -> (&'a [u8], &'a [u8]) {
 }
 
 impl Dataset for Npy {
-    forward!(self => self.0; schema len sources sample_bytes_max largest_sample extents check open index_bytes describe);
+    forward!(self => self.0; schema len sources sizes extents framed chunked identity describe);
 }
 
 #[cfg(test)]

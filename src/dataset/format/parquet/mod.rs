@@ -33,10 +33,12 @@ use self::column::{Column, Place, Scratch as Arenas, TOGETHER};
 use self::fields::{SchemaPlan, outside, prune_columns, same_columns};
 use self::footer::Footer;
 use self::groups::Cut;
+use crate::dataset::contract::chunk_member;
 use crate::dataset::digest::Digest;
+use crate::dataset::forward::own;
 use crate::dataset::parallel::{by_threads, parallel_paths};
 use crate::dataset::sample::Plain;
-use crate::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
+use crate::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Framed, Parts, Sizes};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
@@ -384,20 +386,17 @@ fn interleave_columns<'c>(
 }
 
 impl Dataset for Parquet {
-    fn schema(&self) -> &[EncodedField] {
-        &self.schema
-    }
+    own!(schema sources framed);
 
     fn len(&self) -> u64 {
         *self.starts.last().expect("starts with 0")
     }
 
-    fn sources(&self) -> &Arc<Sources> {
-        &self.sources
-    }
-
-    fn sample_bytes_max(&self) -> u64 {
-        self.sample_bytes_max
+    fn sizes(&self) -> Sizes {
+        let places: usize = self.chunks.iter().map(|chunk| chunk.places.len() * size_of::<Place>()).sum();
+        let leaves = self.leaves.capacity() * size_of::<Leaves>();
+        let index_bytes = leaves + self.starts.capacity() * 8 + self.chunks.capacity() * size_of::<Chunk>() + places;
+        Sizes { index_bytes, ..Sizes::new(self.sample_bytes_max) }
     }
 
     fn extents<'a>(&'a self, sample: u64, _: &mut Parts<'a>) -> Result<()> {
@@ -423,8 +422,21 @@ impl Dataset for Parquet {
         self.chunks.iter().fold(digest, chunk).end()
     }
 
+    fn describe(&self) -> String {
+        let pruned = if self.pruned > 0 { format!(", {} row groups left out", self.pruned) } else { String::new() };
+        format!(
+            "{} rows in {} chunks of {} Parquet files{pruned} in {}",
+            self.len(),
+            self.chunks.len(),
+            self.sources.count(),
+            self.name
+        )
+    }
+}
+
+impl Framed for Parquet {
     /// Reads the field's column: neither footer nor index has the lengths of rows.
-    fn field_bytes_max(&self, field: usize) -> Result<u64> {
+    fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
         let FieldPlan { columns, kind } = &self.fields[field];
         let stored = |chunk: &Chunk| chunk.places[columns.clone()].iter().map(|place| place.data.1).sum::<u64>();
         let bytes = self.chunks.iter().map(stored).fold(0, u64::saturating_add);
@@ -449,28 +461,11 @@ impl Dataset for Parquet {
         };
         // Each thread holds the open rows of a chunk.
         let found = by_threads(4, 0..alone.chunks.len(), |chunk, _| longest(chunk))?;
-        Ok(found.into_iter().max().unwrap_or(0) as u64)
+        Ok(Some(found.into_iter().max().unwrap_or(0) as u64))
     }
 
-    fn index_bytes(&self) -> usize {
-        let places: usize = self.chunks.iter().map(|chunk| chunk.places.len() * size_of::<Place>()).sum();
-        let leaves = self.leaves.capacity() * size_of::<Leaves>();
-        self.sources.table_bytes()
-            + leaves
-            + self.starts.capacity() * 8
-            + self.chunks.capacity() * size_of::<Chunk>()
-            + places
-    }
-
-    fn describe(&self) -> String {
-        let pruned = if self.pruned > 0 { format!(", {} row groups left out", self.pruned) } else { String::new() };
-        format!(
-            "{} rows in {} chunks of {} Parquet files{pruned} in {}",
-            self.len(),
-            self.chunks.len(),
-            self.sources.count(),
-            self.name
-        )
+    fn member(&self, sample: u64, _: Option<usize>) -> Option<String> {
+        chunk_member(self, sample)
     }
 }
 

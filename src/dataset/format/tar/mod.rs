@@ -23,11 +23,11 @@ mod member;
 mod samples;
 
 use self::samples::{Len, RECORD, Rule, Samples, split};
-use crate::dataset::damage::{Damage, OnDamage, cost};
+use crate::dataset::damage::{Damage, cost};
 use crate::dataset::digest::Digest;
-use crate::dataset::forward::forward;
+use crate::dataset::forward::{forward, own};
 use crate::dataset::index::{FIELDS_MAX, Index, Place, Rows, Scan, Settings, index_getters, index_setters};
-use crate::dataset::{Dataset, EXTENSIONS, Parts};
+use crate::dataset::{Dataset, EXTENSIONS, Framed, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::storage::listing::{Listed, expand, others};
@@ -71,7 +71,7 @@ pub struct TarBuilder {
     fields: Vec<TarField>,
     checksums: Option<bool>,
     place: Place,
-    on_damage: OnDamage,
+    skip_damage: bool,
     padding: u64,
 }
 
@@ -100,13 +100,7 @@ impl Tar {
 
     /// Starts a builder.
     pub fn builder() -> TarBuilder {
-        TarBuilder {
-            fields: Vec::new(),
-            checksums: None,
-            place: Place::Beside,
-            on_damage: OnDamage::Fail,
-            padding: RECORD,
-        }
+        TarBuilder { fields: Vec::new(), checksums: None, place: Place::Beside, skip_damage: false, padding: RECORD }
     }
 
     /// Counts of the members left out, by ending that no field asks for (`.json`) or by other reason.
@@ -288,7 +282,7 @@ impl TarBuilder {
             fields: rules.len(),
             checksums: self.has_checksums(),
             place: self.place.clone(),
-            on_damage: self.on_damage,
+            skip_damage: self.skip_damage,
         }
     }
 
@@ -387,14 +381,7 @@ struct First(Mutex<Vec<String>>);
 
 impl First {
     fn settings(&self) -> Settings<'static> {
-        Settings {
-            format: FORMAT,
-            options: "",
-            fields: 1,
-            checksums: false,
-            place: Place::Off,
-            on_damage: OnDamage::Skip,
-        }
+        Settings { format: FORMAT, options: "", fields: 1, checksums: false, place: Place::Off, skip_damage: true }
     }
 
     fn endings(&self) -> Vec<String> {
@@ -436,20 +423,11 @@ fn class(text: &[u8]) -> Result<i64> {
 }
 
 impl Dataset for Tar {
-    forward!(self => self.index; len sources sample_bytes_max largest_sample);
+    own!(schema framed);
+    forward!(self => self.index; len sources);
 
-    fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
-        let stored = self.index.entry(sample, field).map_or(0, |(_, entry)| entry.len);
-        Ok(Some(if self.classes & (1 << field) == 0 { stored } else { size_of::<i64>() as u64 }))
-    }
-
-    /// Key and ending of the field's member, or of the first field's.
-    fn member(&self, sample: u64, field: Option<usize>) -> Option<String> {
-        self.member_name(sample, field.unwrap_or(0)).ok()
-    }
-
-    fn schema(&self) -> &[EncodedField] {
-        &self.schema
+    fn sizes(&self) -> Sizes {
+        Sizes { opened_bytes_max: if self.classes == 0 { 0 } else { 8 }, ..self.index.sizes() }
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
@@ -457,27 +435,9 @@ impl Dataset for Tar {
         Ok(())
     }
 
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        let own = self.index.open(sample, field, bytes).map_err(|error| self.named(&error, sample, field))?;
-        if self.classes & (1 << field) == 0 {
-            return Ok(own);
-        }
-        let class = class(own).map_err(|error| self.named(&error, sample, field))?;
-        buffer.extend_from_slice(&class.to_ne_bytes());
-        Ok(buffer)
-    }
-
-    fn opened_bytes_max(&self) -> u64 {
-        if self.classes == 0 { 0 } else { 8 }
-    }
-
     fn identity(&self) -> u64 {
         // Hashes the members' places, not the endings that found them: the default endings may grow.
         Digest::new("tar").word(u64::from(self.classes)).word(self.index.places()).end()
-    }
-
-    fn index_bytes(&self) -> usize {
-        self.index.index_bytes()
     }
 
     fn describe(&self) -> String {
@@ -496,5 +456,27 @@ impl Dataset for Tar {
             text += &format!("; index not saved: {why}");
         }
         text
+    }
+}
+
+impl Framed for Tar {
+    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        let own = self.index.open(sample, field, bytes).map_err(|error| self.named(&error, sample, field))?;
+        if self.classes & (1 << field) == 0 {
+            return Ok(own);
+        }
+        let class = class(own).map_err(|error| self.named(&error, sample, field))?;
+        buffer.extend_from_slice(&class.to_ne_bytes());
+        Ok(buffer)
+    }
+
+    fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
+        let stored = self.index.entry(sample, field).map_or(0, |(_, entry)| entry.len);
+        Ok(Some(if self.classes & (1 << field) == 0 { stored } else { size_of::<i64>() as u64 }))
+    }
+
+    /// Key and ending of the field's member, or of the first field's.
+    fn member(&self, sample: u64, field: Option<usize>) -> Option<String> {
+        self.member_name(sample, field.unwrap_or(0)).ok()
     }
 }

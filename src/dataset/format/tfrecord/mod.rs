@@ -17,12 +17,12 @@
 pub(crate) mod example;
 
 use self::example::{Feature, ListKind, zeros};
-use crate::dataset::damage::{Damage, DamageKind, OnDamage};
+use crate::dataset::damage::{Damage, DamageKind};
 use crate::dataset::digest::Digest;
 use crate::dataset::format::foreign;
-use crate::dataset::forward::forward;
+use crate::dataset::forward::{forward, own};
 use crate::dataset::index::{Entry, Index, Place, Rows, Scan, Settings, index_getters, index_setters};
-use crate::dataset::{Dataset, Parts};
+use crate::dataset::{Dataset, Framed, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::storage::Extent;
@@ -88,7 +88,7 @@ pub struct TfRecordBuilder {
     checksums: bool,
     records: Option<u64>,
     place: Place,
-    on_damage: OnDamage,
+    skip_damage: bool,
 }
 
 impl TfRecord {
@@ -112,7 +112,7 @@ impl TfRecord {
             checksums: true,
             records: None,
             place: Place::Beside,
-            on_damage: OnDamage::Fail,
+            skip_damage: false,
         }
     }
 }
@@ -229,7 +229,7 @@ impl TfRecordBuilder {
             fields: 1,
             checksums: false,
             place: self.place.clone(),
-            on_damage: self.on_damage,
+            skip_damage: self.skip_damage,
         }
     }
 
@@ -380,10 +380,11 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Dataset for TfRecord {
-    forward!(self => self.index; len sources sample_bytes_max largest_sample index_bytes);
+    own!(schema framed);
+    forward!(self => self.index; len sources);
 
-    fn schema(&self) -> &[EncodedField] {
-        &self.schema
+    fn sizes(&self) -> Sizes {
+        Sizes { opened_bytes_max: self.opened_bytes_max, ..self.index.sizes() }
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
@@ -394,6 +395,22 @@ impl Dataset for TfRecord {
         Ok(())
     }
 
+    fn identity(&self) -> u64 {
+        let feature = |digest: Digest, take: &Take| match take {
+            Take::Payload => digest.word(0),
+            Take::Bytes(feature) => digest.word(1).bytes(feature.as_bytes()),
+            // The field's dtype tells the kind of list.
+            Take::List { feature, .. } => digest.word(2).bytes(feature.as_bytes()),
+        };
+        self.features.iter().fold(Digest::new("tfrecord"), feature).end()
+    }
+
+    fn describe(&self) -> String {
+        format!("{} records in {}", self.index.len(), self.name)
+    }
+}
+
+impl Framed for TfRecord {
     fn check(&self, _sample: u64, _field: usize, record: &[u8]) -> Result<()> {
         let wrong = |kind, message| Err(Error::new(kind, Stage::Decode, message));
         let payload = payload_of(record)?;
@@ -445,24 +462,6 @@ impl Dataset for TfRecord {
             return Err(of(feature, Error::new(ErrorKind::Shape, Stage::Decode, message + &advice)));
         }
         Ok(values)
-    }
-
-    fn opened_bytes_max(&self) -> u64 {
-        self.opened_bytes_max
-    }
-
-    fn identity(&self) -> u64 {
-        let feature = |digest: Digest, take: &Take| match take {
-            Take::Payload => digest.word(0),
-            Take::Bytes(feature) => digest.word(1).bytes(feature.as_bytes()),
-            // The field's dtype tells the kind of list.
-            Take::List { feature, .. } => digest.word(2).bytes(feature.as_bytes()),
-        };
-        self.features.iter().fold(Digest::new("tfrecord"), feature).end()
-    }
-
-    fn describe(&self) -> String {
-        format!("{} records in {}", self.index.len(), self.name)
     }
 }
 

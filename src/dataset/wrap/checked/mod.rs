@@ -24,13 +24,14 @@
 mod file;
 mod outline;
 #[cfg(test)]
+#[allow(clippy::missing_trait_methods, reason = "toys, not wrappers")]
 #[path = "../../../../tests/unit/checked.rs"]
 mod tests;
 
 use self::file::{Found, HEADER, Head, hashes, load};
 use self::outline::Outline;
-use crate::dataset::forward::forward;
-use crate::dataset::{ChunkBuf, Chunked, Dataset, Parts};
+use crate::dataset::forward::{forward, frames_of, own};
+use crate::dataset::{ChunkBuf, Chunked, Dataset, Framed, Parts, Sizes, frames};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
@@ -123,7 +124,8 @@ fn another(place: &Path) -> Error {
 }
 
 impl<D: Dataset> Dataset for Checked<D> {
-    forward!(self => self.inner; schema len sources sample_bytes_max field_bytes field_bytes_max largest_sample member open seek_points opened_bytes_max identity);
+    own!(framed);
+    forward!(self => self.inner; schema len sources identity);
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         self.inner.extents(sample, parts)?;
@@ -131,20 +133,13 @@ impl<D: Dataset> Dataset for Checked<D> {
         Ok(())
     }
 
-    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
-        let fields = self.schema().len();
-        let expected = self.words[HEADER + sample as usize * fields + field];
-        self.compare(expected, bytes)
-            .map_err(|error| error.within(format_args!("field `{}`", self.schema()[field].name)).with_sample(sample))?;
-        self.inner.check(sample, field, bytes)
+    fn sizes(&self) -> Sizes {
+        let (inner, pieces) = (self.inner.sizes(), self.pieces.capacity() * size_of::<usize>());
+        Sizes { index_bytes: inner.index_bytes + self.words.capacity() * 4 + pieces, ..inner }
     }
 
     fn chunked(&self) -> Option<&dyn Chunked> {
         self.inner.chunked().map(|_| self as &dyn Chunked)
-    }
-
-    fn index_bytes(&self) -> usize {
-        self.inner.index_bytes() + self.words.capacity() * 4 + self.pieces.capacity() * size_of::<usize>()
     }
 
     fn describe(&self) -> String {
@@ -154,6 +149,22 @@ impl<D: Dataset> Dataset for Checked<D> {
             SumsOrigin::Kept => "from",
         };
         format!("{}; checked: CRC32Cs {how} {}", self.inner.describe(), self.place.display())
+    }
+}
+
+impl<D: Dataset> Framed for Checked<D> {
+    frames_of!(self, sample => (&self.inner, sample); open field_bytes member seek_points);
+
+    fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
+        frames(&self.inner).field_bytes_max(field)
+    }
+
+    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
+        let fields = self.schema().len();
+        let expected = self.words[HEADER + sample as usize * fields + field];
+        self.compare(expected, bytes)
+            .map_err(|error| error.within(format_args!("field `{}`", self.schema()[field].name)).with_sample(sample))?;
+        frames(&self.inner).check(sample, field, bytes)
     }
 }
 

@@ -5,8 +5,8 @@ use super::config::{Cache, QUEUE};
 use super::entry::stamp_of;
 use super::units::{Units, units_of};
 use crate::meter::CacheReads;
-use crate::storage::Sources;
-use crate::storage::meta::Version;
+use crate::storage::metadata::Version;
+use crate::storage::{Sources, add};
 use crate::sync::Hold;
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
@@ -16,36 +16,48 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 /// The blocks of all sources of a loader.
-pub(crate) struct Kept {
+pub(crate) struct CachedBlocks {
     block: u64,
     /// The folder of all objects.
     root: PathBuf,
-    objects: Box<[OnceLock<Option<Object>>]>,
+    objects: Box<[OnceLock<Option<CachedObject>>]>,
     /// Of the same sources; empty if none of them lies on a mount.
-    mounts: Box<[OnceLock<OnMount>]>,
+    mounts: Box<[OnceLock<MountedFile>]>,
     /// Limit of heap bytes beside `objects`.
     beside: usize,
-    counts: Counts,
+    pub(crate) counts: BlockCounts,
 }
 
 /// Counts for the report; relaxed.
 #[derive(Default)]
-struct Counts {
-    hits: AtomicU64,
-    misses: AtomicU64,
-    blocks: AtomicU64,
-    bytes: AtomicU64,
+pub(crate) struct BlockCounts {
+    /// Reads from the cache's disk, and from the network.
+    pub(crate) hits: AtomicU64,
+    pub(crate) misses: AtomicU64,
+    /// Blocks that were written, or that pieces completed.
+    pub(super) blocks: AtomicU64,
+    /// Bytes of blocks and pieces that were written.
+    pub(super) bytes: AtomicU64,
     not_kept: AtomicU64,
-    removed: AtomicU64,
+    /// Entries that were removed for room.
+    pub(super) removed: AtomicU64,
     /// The last reason why something was not kept, and whether that is a lack of room.
     why: Mutex<Option<(String, bool)>>,
 }
 
-/// Path and inode of a cache's file, and the version of a file on a mount.
-pub(super) type Place = (PathBuf, u64, Option<Version>);
+/// What a lookup found of an object.
+pub(super) struct FoundFile {
+    /// The cache's file.
+    pub(super) path: PathBuf,
+    pub(super) inode: u64,
+    /// Of the object.
+    pub(super) len: u64,
+    /// Of a file on a mount.
+    pub(super) version: Option<Version>,
+}
 
 /// What is known of a file on a mount.
-struct OnMount {
+struct MountedFile {
     version: Version,
     /// It is another file now: every read fails.
     changed: AtomicBool,
@@ -53,31 +65,25 @@ struct OnMount {
     compared: AtomicU64,
 }
 
-impl OnMount {
-    fn new(version: Version) -> Self {
-        Self { version, changed: AtomicBool::new(false), compared: AtomicU64::new(0) }
-    }
-}
-
 /// A cached object: few bytes, since there may be millions.
-pub(super) struct Object {
-    name: Name,
+pub(super) struct CachedObject {
+    name: DataName,
     /// The file's inode: blocks of another file of this name do not count.
     pub(super) inode: u64,
-    blocks: Blocks,
+    blocks: BlockFacts,
     /// The file is gone or unreadable.
     lost: AtomicBool,
 }
 
 /// The numbers in the path of a data file: `root/share/hash.number`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Name {
+struct DataName {
     hash: u64,
     number: u32,
     share: u8,
 }
 
-impl Name {
+impl DataName {
     fn of(path: &Path) -> Option<Self> {
         let (share, name) = (path.parent()?.file_name()?.to_str()?, path.file_name()?.to_str()?);
         let (hash, number) = name.split_once('.')?;
@@ -86,19 +92,20 @@ impl Name {
     }
 }
 
-impl Kept {
-    pub(super) fn new(sources: &Sources, cache: &Cache) -> Self {
+impl CachedBlocks {
+    pub(crate) fn new(sources: &Sources, cache: &Cache) -> Self {
         let root = std::path::absolute(&cache.dir).unwrap_or_default().join("v1/objects");
         let staged = || sources.ids().filter(|id| sources.is_staged(*id));
         let on_mounts = if staged().any(|id| !sources.is_remote(id)) { sources.count() } else { 0 };
         let mounts: Box<[_]> = (0..on_mounts).map(|_| OnceLock::new()).collect();
         let blocks = staged().map(|id| sources.len_of(id).div_ceil(cache.block));
-        let (words, blocks) = blocks.fold((0, 0), |(words, all), blocks| (words + Blocks::words(blocks), all + blocks));
+        let (words, blocks) =
+            blocks.fold((0, 0), |(words, all), blocks| (words + BlockFacts::words(blocks), all + blocks));
         let queue = blocks.min(QUEUE as u64).next_power_of_two() as usize * size_of::<(u64, u64)>();
         // The reader of files has a copy of `sources`.
         let beside = words * 8 + size_of_val(&*mounts) + root.as_os_str().len() + queue + sources.table_bytes();
         let objects = (0..sources.count()).map(|_| OnceLock::new()).collect();
-        Self { block: cache.block, root, objects, mounts, beside, counts: Counts::default() }
+        Self { block: cache.block, root, objects, mounts, beside, counts: BlockCounts::default() }
     }
 
     /// Limit of the heap bytes of the table, once all objects are known, and of the queue of their blocks.
@@ -110,13 +117,13 @@ impl Kept {
         self.block
     }
 
-    /// Blocks that a range, which is not empty, needs.
+    /// BlockFacts that a range, which is not empty, needs.
     pub(super) fn blocks(&self, offset: u64, len: u64) -> RangeInclusive<u64> {
         offset / self.block..=(offset + len - 1) / self.block
     }
 
     /// The object, once it was looked up, unless it changed. `Some(None)`: it is not cached.
-    pub(super) fn object(&self, source: usize) -> Option<Option<&Object>> {
+    pub(super) fn object(&self, source: usize) -> Option<Option<&CachedObject>> {
         let found = self.objects[source].get()?.as_ref();
         if self.is_changed(source) {
             return None;
@@ -125,33 +132,34 @@ impl Kept {
     }
 
     /// The object that a lookup found, also one that was lost or changed since.
-    pub(super) fn found(&self, source: usize) -> Option<&Object> {
+    pub(super) fn found(&self, source: usize) -> Option<&CachedObject> {
         self.objects[source].get()?.as_ref()
     }
 
-    /// Sets what a lookup found: path and inode of a file for an object of `len` bytes, and the version of a file on a
-    /// mount; or nothing. `mark` sets the blocks that are there, before any read meets the object.
+    /// Sets what a lookup found; `None`: the object is not kept. `mark` sets the blocks that are there, before any read
+    /// meets the object.
     pub(super) fn set(
         &self,
         source: usize,
-        file: Option<Place>,
-        len: u64,
-        mark: impl FnOnce(&Object),
-    ) -> Option<&Object> {
-        let version = file.as_ref().and_then(|(_, _, version)| *version);
-        let known = file.and_then(|(path, inode, _)| Some((Name::of(&path)?, inode)));
-        let object = known.map(|(name, inode)| Object {
-            name,
-            inode,
-            blocks: Blocks::new(len.div_ceil(self.block)),
-            lost: AtomicBool::new(false),
+        file: Option<FoundFile>,
+        mark: impl FnOnce(&CachedObject),
+    ) -> Option<&CachedObject> {
+        let version = file.as_ref().and_then(|file| file.version);
+        let object = file.and_then(|file| {
+            Some(CachedObject {
+                name: DataName::of(&file.path)?,
+                inode: file.inode,
+                blocks: BlockFacts::new(file.len.div_ceil(self.block)),
+                lost: AtomicBool::new(false),
+            })
         });
         if let Some(object) = &object {
             mark(object);
         }
         let set = || {
             if let (Some(mount), Some(version)) = (self.mounts.get(source), version) {
-                mount.get_or_init(|| OnMount::new(version));
+                let (changed, compared) = (AtomicBool::new(false), AtomicU64::new(0));
+                mount.get_or_init(|| MountedFile { version, changed, compared });
             }
             object
         };
@@ -189,7 +197,7 @@ impl Kept {
         now >= last + pause && swap().is_ok()
     }
 
-    fn on_mount(&self, source: usize) -> Option<&OnMount> {
+    fn on_mount(&self, source: usize) -> Option<&MountedFile> {
         self.mounts.get(source)?.get()
     }
 
@@ -199,56 +207,25 @@ impl Kept {
         len > 0 && self.blocks(offset, len).all(|block| object.has(block))
     }
 
-    /// Reads from the cache's disk.
-    pub(crate) fn hit(&self, reads: u64) {
-        self.counts.hits.fetch_add(reads, Ordering::Relaxed);
-    }
-
-    /// Reads from the network.
-    pub(crate) fn miss(&self, reads: u64) {
-        self.counts.misses.fetch_add(reads, Ordering::Relaxed);
-    }
-
-    /// A block of this length was written.
-    pub(super) fn wrote(&self, len: u64) {
-        self.completed();
-        self.wrote_piece(len);
-    }
-
-    /// Pieces of this length were written.
-    pub(super) fn wrote_piece(&self, len: u64) {
-        self.counts.bytes.fetch_add(len, Ordering::Relaxed);
-    }
-
-    /// Pieces completed a block.
-    pub(super) fn completed(&self) {
-        self.counts.blocks.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// A block or object was not kept.
     pub(super) fn dropped(&self, why: String) {
-        self.not_kept((why, false));
+        self.not_kept(why, false);
     }
 
     /// As [`Self::dropped`], for an error of the disk.
     pub(super) fn refused(&self, why: &str, error: &io::Error) {
-        self.not_kept((format!("{why}: {error}"), is_full(error)));
+        self.not_kept(format!("{why}: {error}"), is_full(error));
     }
 
-    fn not_kept(&self, why: (String, bool)) {
-        self.counts.not_kept.fetch_add(1, Ordering::Relaxed);
-        *self.counts.why.hold() = Some(why);
-    }
-
-    /// Entries that were removed for room.
-    pub(super) fn removed(&self, entries: u64) {
-        self.counts.removed.fetch_add(entries, Ordering::Relaxed);
+    fn not_kept(&self, why: String, is_full: bool) {
+        add(&self.counts.not_kept, 1);
+        *self.counts.why.hold() = Some((why, is_full));
     }
 
     /// The counts so far.
     pub(crate) fn counts(&self) -> CacheReads {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let Counts { hits, misses, blocks, bytes, not_kept, removed, why } = &self.counts;
+        let BlockCounts { hits, misses, blocks, bytes, not_kept, removed, why } = &self.counts;
         let (why, is_full) = why.hold().clone().unzip();
         CacheReads {
             hits: load(hits),
@@ -265,13 +242,13 @@ impl Kept {
     /// Appends the path of the cache's file of an object; false if there is none.
     pub(crate) fn path_into(&self, source: usize, out: &mut Vec<u8>) -> bool {
         let object = self.objects.get(source).and_then(OnceLock::get).and_then(Option::as_ref);
-        let Some(Object { name, .. }) = object else { return false };
+        let Some(CachedObject { name, .. }) = object else { return false };
         out.extend_from_slice(self.root.as_os_str().as_bytes());
         write!(out, "/{:02x}/{:016x}.{:08x}", name.share, name.hash, name.number).is_ok()
     }
 
     /// Whether pieces of an object have brought all of a range. Asks the system, for all processes bring some.
-    pub(super) fn has_pieces(&self, source: usize, object: &Object, offset: u64, len: u64) -> bool {
+    pub(super) fn has_pieces(&self, source: usize, object: &CachedObject, offset: u64, len: u64) -> bool {
         let mut path = Vec::with_capacity(128);
         let found = self.path_into(source, &mut path);
         let path = Path::new(std::ffi::OsStr::from_bytes(&path));
@@ -288,7 +265,7 @@ impl Kept {
     }
 
     /// The folder of an object's file.
-    pub(super) fn folder(&self, object: &Object) -> PathBuf {
+    pub(super) fn folder(&self, object: &CachedObject) -> PathBuf {
         self.root.join(format!("{:02x}", object.name.share))
     }
 }
@@ -298,10 +275,10 @@ pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-impl Object {
+impl CachedObject {
     /// Whether this is the path of its file.
     pub(super) fn is_at(&self, path: &Path) -> bool {
-        Name::of(path) == Some(self.name)
+        DataName::of(path) == Some(self.name)
     }
 
     pub(super) fn has(&self, block: u64) -> bool {
@@ -348,15 +325,15 @@ const ASKED: u64 = 2;
 const FACTS: u64 = 3;
 
 /// Three sets of blocks, in one word for a small object.
-enum Blocks {
+enum BlockFacts {
     Few(AtomicU64),
     Many(Box<[AtomicU64]>),
 }
 
-/// Blocks that one word has room for.
+/// BlockFacts that one word has room for.
 const FEW: u64 = 64 / FACTS;
 
-impl Blocks {
+impl BlockFacts {
     fn new(blocks: u64) -> Self {
         match Self::words(blocks) {
             0 => Self::Few(AtomicU64::new(0)),
@@ -403,10 +380,11 @@ mod tests {
     fn an_extent_is_here_once_all_of_its_blocks_are() {
         let mut sources = Sources::new();
         sources.file("/a", 70 * 4096).unwrap();
-        let kept = Kept::new(&sources, &Cache { block: 4096, ..Cache::at("/c") });
-        assert!(!kept.has(0, 0, 1), "before the lookup");
+        let blocks = CachedBlocks::new(&sources, &Cache { block: 4096, ..Cache::at("/c") });
+        assert!(!blocks.has(0, 0, 1), "before the lookup");
         let path = "/c/v1/objects/2a/0123456789abcdef.00000007";
-        let object = kept.set(0, Some((path.into(), 1, None)), 70 * 4096, |_| ()).unwrap();
+        let file = FoundFile { path: path.into(), inode: 1, len: 70 * 4096, version: None };
+        let object = blocks.set(0, Some(file), |_| ()).unwrap();
         assert!(object.ask(65) && !object.ask(65));
         object.forget(65);
         assert!(object.ask(65));
@@ -416,20 +394,20 @@ mod tests {
         let table =
             [(pages(64), 8192, true), (pages(65), 4096, true), (pages(64) - 1, 2, false), (pages(66) - 1, 2, false)];
         for (offset, len, here) in table {
-            assert_eq!(kept.has(0, offset, len), here, "{offset} {len}");
+            assert_eq!(blocks.has(0, offset, len), here, "{offset} {len}");
         }
-        kept.lose(0);
-        assert!(!kept.has(0, pages(64), 1));
+        blocks.lose(0);
+        assert!(!blocks.has(0, pages(64), 1));
         let mut named = Vec::new();
-        assert!(kept.path_into(0, &mut named) && object.is_at(Path::new(path)), "open descriptors still name it");
+        assert!(blocks.path_into(0, &mut named) && object.is_at(Path::new(path)), "open descriptors still name it");
         assert_eq!(named, path.as_bytes());
-        assert_eq!(kept.folder(object), Path::new("/c/v1/objects/2a"));
+        assert_eq!(blocks.folder(object), Path::new("/c/v1/objects/2a"));
     }
 
     #[test]
     fn facts_of_blocks_are_independent() {
         for blocks in [1, FEW, FEW + 1, 64, 65, 1000] {
-            let set = Blocks::new(blocks);
+            let set = BlockFacts::new(blocks);
             let all = || (0..FACTS).flat_map(|fact| (0..blocks).map(move |block| (fact, block)));
             for (fact, block) in all() {
                 assert!(set.set(fact, block) && !set.set(fact, block), "{fact} {block} of {blocks}");
@@ -445,6 +423,6 @@ mod tests {
 
     #[test]
     fn a_small_object_takes_no_more_than_64_bytes() {
-        assert!(size_of::<OnceLock<Option<Object>>>() <= 64, "{}", size_of::<OnceLock<Option<Object>>>());
+        assert!(size_of::<OnceLock<Option<CachedObject>>>() <= 64, "{}", size_of::<OnceLock<Option<CachedObject>>>());
     }
 }

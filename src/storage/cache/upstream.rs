@@ -1,4 +1,4 @@
-//! Where a cache's blocks come from: an object of a store, or a file on a network mount. Each job opens it anew.
+//! Where a cache's blocks come from: an object of a store, or a file on a network mount. Each task opens it anew.
 //!
 //! A file's version is its inode and the times of its last changes, in nanoseconds; a name is its canonical path. Every
 //! open and every block compares the version with the one that the loader met first:
@@ -13,7 +13,7 @@
 use super::entry::Identity;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::files::{OPEN_FLAGS, check_regular, open, open_error};
-use crate::storage::meta::Version;
+use crate::storage::metadata::Version;
 use crate::storage::mounts::{Mount, Mounts};
 use crate::storage::remote::{self, Meter};
 use crate::storage::{SourceId, Sources};
@@ -34,21 +34,21 @@ const PIECE: usize = 1 << 20;
 const YOUNG: Duration = Duration::from_secs(2);
 
 /// What a look at a source found.
-pub(super) enum Found {
-    Origin(Origin),
+pub(super) enum FoundUpstream {
+    Open(Upstream),
     /// It is never kept; the reason, if that is worth a word.
     Never(Option<&'static str>),
     /// It is not kept yet.
     Later(&'static str),
 }
 
-pub(super) enum Origin {
+pub(super) enum Upstream {
     Object(remote::Object, Arc<str>),
-    File(Staged),
+    File(StagedFile),
 }
 
 /// An open file on a mount.
-pub(super) struct Staged {
+pub(super) struct StagedFile {
     file: File,
     /// Canonical.
     path: PathBuf,
@@ -56,22 +56,23 @@ pub(super) struct Staged {
     mount: &'static Mount,
 }
 
-impl Origin {
+impl Upstream {
     /// `known`: the loader has met it before. `meter` counts the requests to stores. Errors: as of a read, without its
     /// place.
     pub(super) fn open(
         sources: &Sources,
         source: SourceId,
         known: bool,
-        (mounts, meter): (&Mounts, &Arc<Meter>),
-    ) -> Result<Found> {
+        mounts: &Mounts,
+        meter: &Arc<Meter>,
+    ) -> Result<FoundUpstream> {
         if !sources.is_remote(source) {
-            return Staged::open(sources, source, known, mounts);
+            return StagedFile::open(sources, source, known, mounts);
         }
         let object = sources.object(source).map(|object| object.metered(meter))?;
         Ok(match sources.pin(source).filter(|_| object.is_pinned()) {
-            Some(pin) => Found::Origin(Self::Object(object, pin)),
-            None => Found::Never(Some("the store names no version")),
+            Some(pin) => FoundUpstream::Open(Self::Object(object, pin)),
+            None => FoundUpstream::Never(Some("the store names no version")),
         })
     }
 
@@ -116,8 +117,8 @@ impl Origin {
     }
 }
 
-impl Staged {
-    fn open(sources: &Sources, source: SourceId, known: bool, mounts: &Mounts) -> Result<Found> {
+impl StagedFile {
+    fn open(sources: &Sources, source: SourceId, known: bool, mounts: &Mounts) -> Result<FoundUpstream> {
         let fd = open(sources, source, OPEN_FLAGS).map_err(|errno| open_error(sources, source, errno))?;
         check_regular(&fd, Some(sources.len_of(source)))?;
         let file = File::from(fd);
@@ -126,17 +127,17 @@ impl Staged {
         // The kernel's name of the open file needs no request to a server.
         let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let path = link.or_else(|_| sources.path(source).canonicalize()).map_err(at)?;
-        let Some(mount) = mounts.of(&path, meta.dev()) else { return Ok(Found::Never(None)) };
+        let Some(mount) = mounts.of(&path, meta.dev()) else { return Ok(FoundUpstream::Never(None)) };
         match SystemTime::now().duration_since(meta.modified().map_err(at)?) {
             // The caller compares it.
             _ if known => {}
-            Ok(age) if age < YOUNG => return Ok(Found::Later("a file was written just now")),
+            Ok(age) if age < YOUNG => return Ok(FoundUpstream::Later("a file was written just now")),
             Ok(_) => {}
             // By a server's clock that is ahead, it may have been written just now.
-            Err(_) => return Ok(Found::Never(Some("a file's time lies in the future"))),
+            Err(_) => return Ok(FoundUpstream::Never(Some("a file's time lies in the future"))),
         }
         let version = Version::of(&meta, mount.keeps_inodes);
-        Ok(Found::Origin(Origin::File(Self { file, path, version, mount })))
+        Ok(FoundUpstream::Open(Upstream::File(Self { file, path, version, mount })))
     }
 
     fn bring(self, range: Range<u64>, mut buffer: Vec<u8>, stop: &AtomicBool) -> Result<Vec<u8>> {

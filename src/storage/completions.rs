@@ -3,30 +3,26 @@
 use super::waker::Bell;
 use super::{Completion, Waker};
 use crate::sync::Hold;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The end of every operation of a reader whose threads do the reads.
-pub(super) struct Done {
+pub(super) struct Completions {
     completions: Mutex<Vec<Completion>>,
     bell: Arc<Bell>,
     /// The reader that the driver sleeps in, if it is another one.
     other: Option<Waker>,
 }
 
-impl Done {
+impl Completions {
     /// Room for `depth` completions. `other`: wakes the driver, which may sleep in another reader.
     pub(super) fn new(depth: usize, other: Option<Waker>) -> Self {
         Self { completions: Mutex::new(Vec::with_capacity(depth)), bell: Bell::futex(), other }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Completion>> {
-        self.completions.hold()
-    }
-
     /// Number of completions that nobody has collected.
     pub(super) fn len(&self) -> usize {
-        self.lock().len()
+        self.completions.hold().len()
     }
 
     /// Adds completions: one lock and one wake for all of them.
@@ -38,7 +34,7 @@ impl Done {
     /// Adds completions, which the driver meets at the next [`announce`](Self::announce); gives the number of
     /// completions that wait.
     pub(super) fn add(&self, completions: impl IntoIterator<Item = Completion>) -> usize {
-        let mut waiting = self.lock();
+        let mut waiting = self.completions.hold();
         waiting.extend(completions);
         waiting.len()
     }
@@ -72,7 +68,7 @@ impl Done {
     }
 
     fn collect(&self, out: &mut Vec<Completion>) -> usize {
-        let mut completions = self.lock();
+        let mut completions = self.completions.hold();
         let found = completions.len();
         out.append(&mut completions);
         found

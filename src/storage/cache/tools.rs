@@ -4,8 +4,8 @@
 //! removal, as a loader does, and claims the block that it compares. Removal needs a share that no process reads.
 
 use super::config::Cache;
-use super::dir::{Dir, Old};
-use super::entry::Entry;
+use super::dir::{CacheDir, FoundEntry};
+use super::entry::EntryFiles;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ impl Cache {
         let dir = self.existing(false)?;
         let (found, _) = dir.all().map_err(|error| self.failed("list", error))?;
         let mut read = BTreeMap::new();
-        let mut entries: Vec<_> = (found.into_iter().filter(Old::is_own))
+        let mut entries: Vec<_> = (found.into_iter().filter(FoundEntry::is_own))
             .map(|old| {
                 let in_use = *read.entry(old.share).or_insert_with(|| dir.is_read(old.share));
                 entry_of(old, in_use)
@@ -104,8 +104,8 @@ impl Cache {
         Ok(freed)
     }
 
-    fn existing(&self, write: bool) -> Result<Dir> {
-        Dir::existing(self, write).map_err(|error| match error.kind() {
+    fn existing(&self, write: bool) -> Result<CacheDir> {
+        CacheDir::existing(self, write).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory if self.dir.is_dir() => {
                 let message = format!("this folder is no cache; name the one that loaders got ({})", Setting::Cache);
                 Error::new(ErrorKind::Config, Stage::Open, message).with_path(&self.dir)
@@ -119,34 +119,26 @@ impl Cache {
     }
 }
 
-fn entry_of(old: Old, in_use: bool) -> CacheEntry {
-    let Old { used, data: path, bytes, .. } = old;
-    let bare = CacheEntry {
-        url: String::new(),
-        version: String::new(),
-        len: 0,
-        blocks: 0,
-        whole: 0,
-        bytes,
-        used,
-        in_use,
-        path,
-    };
-    let Ok(Some((entry, identity, url, version))) = Entry::open(&bare.path, false) else { return bare };
-    let whole = entry.checksums(&identity).map_or(0, |blocks| blocks.iter().flatten().count() as u64);
-    CacheEntry { url, version, len: identity.len, blocks: identity.len.div_ceil(identity.block), whole, ..bare }
+fn entry_of(old: FoundEntry, in_use: bool) -> CacheEntry {
+    let FoundEntry { used, data: path, bytes, .. } = old;
+    let opened = EntryFiles::open(&path, false).ok().flatten();
+    let (url, version, len, blocks, whole) = opened.map_or_else(Default::default, |(entry, url, version)| {
+        let whole = entry.checksums().map_or(0, |blocks| blocks.iter().flatten().count() as u64);
+        (url, version, entry.layout.len, entry.layout.blocks(), whole)
+    });
+    CacheEntry { url, version, len, blocks, whole, bytes, used, in_use, path }
 }
 
 /// Compares the blocks of an entry, and refuses those that are wrong. `read`: gets the bytes of each.
 fn verify_entry(
-    dir: &Dir,
-    old: &Old,
+    dir: &CacheDir,
+    old: &FoundEntry,
     damaged: &mut Vec<Error>,
     read: &mut impl FnMut(u64) -> ControlFlow<()>,
 ) -> io::Result<ControlFlow<()>> {
     let in_use = dir.is_read(old.share);
     let lease = dir.protect(old.share)?;
-    let Some((entry, identity, url, _)) = Entry::open(&old.data, true)? else {
+    let Some((entry, url, _)) = EntryFiles::open(&old.data, true)? else {
         drop(lease);
         let removed = dir.discard(old)? > 0;
         dir.recount()?;
@@ -159,24 +151,23 @@ fn verify_entry(
     if !in_use {
         entry.drop_pages();
     }
-    for (crc, block) in entry.checksums(&identity)?.into_iter().zip(0..) {
+    for (crc, block) in entry.checksums()?.into_iter().zip(0..) {
         let Some(crc) = crc else { continue };
         // Whoever has the claim compares or replaces the block.
         if !entry.claim(block) {
             continue;
         }
         // Another process may have replaced it since.
-        let is_wrong =
-            entry.checksum(&identity, block)? == Some(crc) && !entry.compare(&identity, block, crc, &mut buffer);
+        let is_wrong = entry.checksum(block)? == Some(crc) && !entry.compare(block, crc, &mut buffer);
         if is_wrong {
-            entry.refuse(&identity, &old.data, block, crc)?;
+            entry.refuse(block, crc)?;
             let message =
                 format!("block {block} of {url} differs from its checksum; it is fetched again when it is used");
             let error = Error::new(ErrorKind::Io, Stage::Read, message).with_path(&old.data);
-            damaged.push(error.with_range(block * identity.block, identity.block_len(block)));
+            damaged.push(error.with_range(block * entry.layout.block, entry.layout.block_len(block)));
         }
         entry.yield_claims();
-        if read(identity.block_len(block)).is_break() {
+        if read(entry.layout.block_len(block)).is_break() {
             return Ok(ControlFlow::Break(()));
         }
     }

@@ -1,8 +1,0 @@
-//! An npy header: any bytes at all are an answer, never a panic, nor memory that the file has no bytes for.
-//!
-//! `cargo +nightly fuzz run npy tests/fixtures/npy -- -rss_limit_mb=512`
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    feedline::unstable::fuzzing::npy(bytes);
-});

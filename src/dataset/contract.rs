@@ -1,0 +1,197 @@
+//! What a dataset is: the places of its bytes, their sizes, and for few formats the meaning of the bytes.
+
+use super::forward::forward;
+use super::parts::{Part, Parts, unframed};
+use super::{Chunked, starts};
+use crate::error::Result;
+use crate::storage::Sources;
+use crate::tensor::EncodedField;
+use std::sync::Arc;
+
+/// A set of samples with ids 0 … len - 1. Open: implement it for a format of your own.
+///
+/// The first five methods are enough for data that lies in storage as it is delivered.
+#[allow(clippy::len_without_is_empty, reason = "a loader refuses an empty dataset")]
+pub trait Dataset: Send + Sync + 'static {
+    /// Stored fields of a sample, in order.
+    fn schema(&self) -> &[EncodedField];
+
+    /// Number of samples.
+    fn len(&self) -> u64;
+
+    /// Files and memory that hold the bytes.
+    fn sources(&self) -> &Arc<Sources>;
+
+    /// Sizes by the index, for a loader's memory plan.
+    fn sizes(&self) -> Sizes;
+
+    /// Gives the place of the bytes of every field of the schema. `sample` is below `len`.
+    ///
+    /// Arithmetic only, since it runs at least once per sample during an epoch: by a worker that asks the page cache, by the
+    /// I/O thread for a read, by a cuFile thread. Every call gives the same answer. An error becomes the sample's error.
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()>;
+
+    /// What the dataset does and knows about stored fields, if `extents` gives [framed](Parts::framed) parts, or if it
+    /// knows more of a field than its extent tells. The default has nothing: fields are delivered as they are stored.
+    fn framed(&self) -> Option<&dyn Framed> {
+        None
+    }
+
+    /// The chunks, for data without random access to samples: Parquet row groups, compressed shards. The loader then
+    /// never calls [`extents`](Self::extents) or [`Framed::open`].
+    fn chunked(&self) -> Option<&dyn Chunked> {
+        None
+    }
+
+    /// Hash that separates datasets of the same files and schema: chosen samples, windows, strides, label maps. Saved
+    /// states of a loader contain it ([`State`](crate::State)), so it must be the same in every process and on every
+    /// machine: use no addresses, no folders, none of the standard library's hashes.
+    ///
+    /// **A state resumes without an error in another dataset with the same files, schema, length and identity.** Mix in all
+    /// that chooses or orders samples ([`identity_of`](crate::order::identity_of)).
+    fn identity(&self) -> u64 {
+        0
+    }
+
+    /// Name of the dataset in the report, with its path.
+    fn describe(&self) -> String {
+        format!("{} samples", self.len())
+    }
+}
+
+/// Sizes of a dataset, known from its index.
+///
+/// ```
+/// # use feedline::dataset::Sizes;
+/// let raw = Sizes::new(16);
+/// let offsets = vec![0_u64; 100]; // which the dataset keeps
+/// let unpacked = Sizes { opened_bytes_max: 64, index_bytes: offsets.capacity() * 8, ..Sizes::new(16) };
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// Maximum bytes of all extents of one sample together, one that several fields share counted once: the smallest memory
+    /// budget must hold them. More is an error of the sample. With chunks, the most bytes of a chunk for each of its
+    /// samples.
+    pub sample_bytes_max: u64,
+    /// Maximum bytes that [`Framed::open`] puts into its buffer. The loader's memory plan has them once per worker. More is
+    /// an error of the sample.
+    pub opened_bytes_max: u64,
+    /// The sample with the most bytes, if the index knows it. The error of a memory budget that is too small names it.
+    pub largest_sample: Option<u64>,
+    /// Heap bytes of offsets, lengths or labels, beside the table of sources, for the loader's printed plan.
+    pub index_bytes: usize,
+}
+
+impl Sizes {
+    /// Sizes of samples of at most so many bytes; the rest is 0 or unknown.
+    pub fn new(sample_bytes_max: u64) -> Self {
+        Self { sample_bytes_max, ..Self::default() }
+    }
+}
+
+/// What a dataset does and knows about stored fields, beyond the places of their bytes. Each default is the answer for
+/// fields that are delivered as they are stored.
+pub trait Framed: Send + Sync {
+    /// Verifies the bytes of a [framed](Parts::framed) extent before any field is opened. It runs where [`open`](Self::open) does,
+    /// once per read of an extent, however many fields share the extent: `field` is the first wanted one of them, not
+    /// always field 0. In a [`Checked`](super::Checked) dataset it also runs for extents that are not framed.
+    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
+        let _ = (sample, field, bytes);
+        Ok(())
+    }
+
+    /// Turns the bytes of a [framed](Parts::framed) extent into the field's bytes: checks the part of this field alone
+    /// and cuts off a header. Bytes that must be unpacked or converted go into `buffer`, which is empty and belongs to
+    /// the worker. Runs on a decode worker, or on the I/O thread for samples of at most 64 KiB without a decoder or `.map`: it
+    /// must not wait. The bytes are untrusted.
+    ///
+    /// Fields with the same framed extent share one read. Wanted fields are opened in the order given to [`Parts`];
+    /// other fields are not opened.
+    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        let _ = (sample, field, buffer);
+        Ok(bytes)
+    }
+
+    /// Bytes that [`open`](Self::open) makes of a sample's field, by the index alone; `None` if only reading tells. Packed
+    /// rows need them. The lengths of fields that are not framed are known without it.
+    fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
+        let _ = (sample, field);
+        Ok(None)
+    }
+
+    /// Maximum bytes of a field as a decoder gets them, if the dataset has another way to it than to ask
+    /// [`field_bytes`](Self::field_bytes) for every sample. Parquet reads the column, compressed MDS the offsets of each
+    /// shard.
+    ///
+    /// Errors: those of [`DatasetExt::field_bytes_max`](super::DatasetExt::field_bytes_max).
+    fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
+        let _ = field;
+        Ok(None)
+    }
+
+    /// Name of the sample within its file, for people: a tar member. It may read a few bytes, and is called only for
+    /// errors of the sample; `field` is the field with the error, where one has it. A dataset in chunks that is not
+    /// framed names the chunk.
+    fn member(&self, sample: u64, field: Option<usize>) -> Option<String> {
+        let _ = (sample, field);
+        None
+    }
+
+    /// Seek points of the picture in a field, which decoders get with its bytes; see
+    /// [`DatasetExt`](super::DatasetExt)`::seekable`.
+    fn seek_points(&self, sample: u64, field: usize) -> &[u8] {
+        let _ = (sample, field);
+        &[]
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<D: Dataset + ?Sized> Dataset for Arc<D> {
+    forward!(self => (**self); schema len sources sizes extents framed chunked identity describe);
+}
+
+/// The dataset's frames, or those of plain data.
+pub(super) fn frames<D: Dataset + ?Sized>(dataset: &D) -> &dyn Framed {
+    dataset.framed().unwrap_or(&Unframed)
+}
+
+struct Unframed;
+
+impl Framed for Unframed {
+    fn open<'a>(&self, _: u64, _: usize, _: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        unframed()
+    }
+}
+
+/// Bytes of a sample's field as a decoder gets them, by the index alone; `None` if only reading tells: for most framed
+/// fields, and for chunks.
+pub(crate) fn field_bytes<D: Dataset + ?Sized>(dataset: &D, sample: u64, field: usize) -> Result<Option<u64>> {
+    if let Some(bytes) = frames(dataset).field_bytes(sample, field)? {
+        return Ok(Some(bytes));
+    }
+    if dataset.chunked().is_some() {
+        return Ok(None);
+    }
+    let mut parts = Parts::new();
+    dataset.extents(sample, &mut parts)?;
+    Ok(parts.iter().find(|(of, _)| *of == field).and_then(|(_, part)| match part {
+        Part::Framed(_) => None,
+        Part::Extent(extent) | Part::Checked(extent) => Some(extent.len),
+        Part::Inline(bytes) => Some(bytes.len() as u64),
+    }))
+}
+
+/// Name of the sample within its file, for people.
+pub(crate) fn member<D: Dataset + ?Sized>(dataset: &D, sample: u64, field: Option<usize>) -> Option<String> {
+    if let Some(framed) = dataset.framed() {
+        return framed.member(sample, field);
+    }
+    chunk_member(dataset.chunked()?, sample)
+}
+
+/// The name of the sample's chunk.
+pub(super) fn chunk_member(chunks: &dyn Chunked, sample: u64) -> Option<String> {
+    let starts = chunks.starts();
+    let chunk = starts::locate(starts, chunks.inner(sample))?;
+    (chunk + 1 < starts.len()).then(|| chunks.chunk_name(chunk))
+}

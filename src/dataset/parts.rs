@@ -1,0 +1,220 @@
+//! The places of one sample's bytes, as a dataset gives them, and checks of its answers.
+
+use super::Dataset;
+use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
+use crate::storage::{Extent, SourceId, Sources};
+use crate::tensor::Spec;
+
+/// Places of the bytes of one sample's fields, filled by [`Dataset::extents`].
+pub struct Parts<'a> {
+    /// The first few parts, inline: a usual schema needs no allocation.
+    few: [(usize, Part<'a>); PARTS_INLINE],
+    more: Vec<(usize, Part<'a>)>,
+    len: usize,
+}
+
+const PARTS_INLINE: usize = 8;
+
+/// Place of one field's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part<'a> {
+    /// In storage and final: they may be read in place.
+    Extent(Extent),
+    /// In storage; they must pass through [`check`](super::Framed::check).
+    Checked(Extent),
+    /// In storage; they must pass through [`check`](super::Framed::check) and [`open`](super::Framed::open).
+    Framed(Extent),
+    /// In the index.
+    Inline(&'a [u8]),
+}
+
+impl Part<'_> {
+    /// Extent in the sources; `None` for bytes of the index.
+    pub(crate) fn extent(&self) -> Option<Extent> {
+        match *self {
+            Self::Extent(extent) | Self::Checked(extent) | Self::Framed(extent) => Some(extent),
+            Self::Inline(_) => None,
+        }
+    }
+
+    /// Whether the dataset must check the bytes before use.
+    pub(crate) fn is_checked(&self) -> bool {
+        matches!(self, Self::Checked(_) | Self::Framed(_))
+    }
+
+    /// Whether this part has the same extent as the part `before`, so that one read serves both.
+    pub(crate) fn shares(&self, before: Option<Part<'_>>) -> bool {
+        let before = before.filter(|before| self.is_checked() && before.is_checked());
+        before.is_some_and(|before| {
+            self.extent() == before.extent() && self.extent().is_some_and(|extent| extent.len > 0)
+        })
+    }
+}
+
+impl<'a> Parts<'a> {
+    pub(crate) fn new() -> Self {
+        Self { few: [(0, Part::Inline(&[])); PARTS_INLINE], more: Vec::new(), len: 0 }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.len = 0;
+        self.more.clear();
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, Part<'a>)> + '_ {
+        self.few[..self.len.min(PARTS_INLINE)].iter().chain(&self.more).copied()
+    }
+
+    /// Asks the dataset for the parts of a sample and checks them: every one of the `fields` must have bytes exactly
+    /// once, and every extent must lie within its source.
+    pub(crate) fn ask(
+        &mut self,
+        dataset: &'a dyn Dataset,
+        sources: &Sources,
+        fields: usize,
+        sample: u64,
+    ) -> Result<()> {
+        self.clear();
+        let ask = || dataset.extents(sample, self).map_err(|error| error.in_stage(Stage::Read));
+        caught_in("the dataset's `extents`", Stage::Read, ask)?;
+        let name = |field: usize| dataset.schema().get(field).map_or("?", |field| &field.name);
+        if fields > Spec::FIELDS_MAX {
+            return lie(format!("{fields} fields, {} are the limit", Spec::FIELDS_MAX));
+        }
+        let mut seen = 0_u64;
+        for (field, part) in self.iter() {
+            if field >= fields {
+                return lie(format!("the dataset names field {field}, its schema has {fields}"));
+            }
+            if seen & (1 << field) != 0 {
+                return lie(format!("the dataset gave bytes for field `{}` twice", name(field)));
+            }
+            seen |= 1 << field;
+            part.extent().map_or(Ok(()), |extent| sources.check(&extent))?;
+        }
+        let missing = seen.trailing_ones() as usize;
+        if missing < fields {
+            return lie(format!("the dataset gave no bytes for field `{}`", name(missing)));
+        }
+        Ok(())
+    }
+
+    /// Checks the bytes of all extents, the read buffers' share, against the dataset's bound.
+    pub(crate) fn within(&self, sample_bytes_max: u64) -> Result<()> {
+        match self.stored_bytes() {
+            bytes if bytes <= sample_bytes_max => Ok(()),
+            bytes => {
+                lie(format!("the sample has {bytes} bytes, the dataset's `sample_bytes_max` is {sample_bytes_max}"))
+            }
+        }
+    }
+
+    /// As [`ask`](Self::ask), for all fields and sources of the dataset. Errors name the sample.
+    pub(super) fn ask_all(&mut self, dataset: &'a dyn Dataset, sample: u64) -> Result<()> {
+        let fields = dataset.schema().len();
+        self.ask(dataset, dataset.sources(), fields, sample).map_err(|error| error.with_sample(sample))
+    }
+
+    /// Bytes of all extents; one that follows itself counts once.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        let (mut before, mut sum) = (None, 0_u64);
+        for extent in self.iter().filter_map(|(_, part)| part.extent()) {
+            if before.replace(extent) != Some(extent) {
+                sum = sum.saturating_add(extent.len);
+            }
+        }
+        sum
+    }
+
+    /// Number of parts so far.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Adds `by` to the source ids of the parts from number `from` on: their table was appended to another.
+    pub(super) fn move_sources(&mut self, from: usize, by: usize) {
+        for (_, part) in self.few[..self.len.min(PARTS_INLINE)].iter_mut().chain(&mut self.more).skip(from) {
+            if let Part::Extent(extent) | Part::Checked(extent) | Part::Framed(extent) = part {
+                extent.source = SourceId::at(extent.source.index() + by);
+            }
+        }
+    }
+
+    fn push(&mut self, field: usize, part: Part<'a>) {
+        match self.few.get_mut(self.len) {
+            Some(place) => *place = (field, part),
+            None => self.more.push((field, part)),
+        }
+        self.len += 1;
+    }
+
+    /// Marks all parts in storage for [`check`](super::Framed::check).
+    pub(super) fn check_all(&mut self) {
+        for (_, part) in self.few[..self.len.min(PARTS_INLINE)].iter_mut().chain(&mut self.more) {
+            if let Part::Extent(extent) = *part {
+                *part = Part::Checked(extent);
+            }
+        }
+    }
+
+    /// Gives field `field` the bytes of this extent, unchanged.
+    pub fn extent(&mut self, field: usize, extent: Extent) {
+        self.push(field, Part::Extent(extent));
+    }
+
+    /// Gives field `field` the result of [`open`](super::Framed::open) for this extent, by the dataset's
+    /// [`framed`](Dataset::framed). Several fields may share an extent: add them one after the other.
+    pub fn framed(&mut self, field: usize, extent: Extent) {
+        self.push(field, Part::Framed(extent));
+    }
+
+    /// Gives field `field` these bytes of the index itself (a label).
+    pub fn inline(&mut self, field: usize, bytes: &'a [u8]) {
+        self.push(field, Part::Inline(bytes));
+    }
+}
+
+/// The error of a dataset that breaks its word.
+pub(crate) fn lie<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::User, Stage::Read, message))
+}
+
+/// The error of a dataset that has framed parts and nothing to open them.
+pub(crate) fn unframed<T>() -> Result<T> {
+    lie("the dataset gave a framed part, but its `framed` is `None`".into())
+}
+
+/// Where `part` lies in `whole`, unless it was copied.
+fn offset_in(part: &[u8], whole: &[u8]) -> Option<u64> {
+    let within = whole.as_ptr_range().contains(&part.as_ptr());
+    within.then(|| (part.as_ptr().addr() - whole.as_ptr().addr()) as u64)
+}
+
+/// Checks the bytes that `open` made of `given` against the dataset's bound. A part of the given ones takes no memory.
+pub(crate) fn within_opened<'a>(opened: &'a [u8], given: &[u8], most: u64) -> Result<&'a [u8]> {
+    match opened.len() as u64 <= most || offset_in(opened, given).is_some() {
+        true => Ok(opened),
+        false => lie(format!("`open` gave {} bytes, the dataset's `opened_bytes_max` is {most}", opened.len())),
+    }
+}
+
+/// Moves a range that code gave within its `bytes` to its place in the file; `given` are the bytes of the extent.
+pub(crate) fn placed(error: Error, bytes: &[u8], given: &[u8], extent: &Extent) -> Error {
+    match offset_in(bytes, given) {
+        Some(within) => error.moved(extent.offset + within),
+        None => error.with_range_in_words(),
+    }
+}
+
+/// Whether bytes go through [`check`](super::Framed::check) or [`open`](super::Framed::open), judged by a few samples. Rows are then not read in
+/// place, whatever their fields.
+pub(crate) fn opens_bytes(dataset: &dyn Dataset) -> bool {
+    let len = dataset.len();
+    let framed = |sample| {
+        let mut parts = Parts::new();
+        dataset.extents(sample, &mut parts).is_err() || parts.iter().any(|(_, part)| part.is_checked())
+    };
+    // A user's dataset may panic here; planning the sample meets the panic again and names it.
+    let asked = std::panic::AssertUnwindSafe(|| [0, len / 2, len.saturating_sub(1)].into_iter().any(framed));
+    dataset.chunked().is_none() && len > 0 && std::panic::catch_unwind(asked).unwrap_or(true)
+}

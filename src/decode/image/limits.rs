@@ -1,0 +1,102 @@
+//! Bounds of one picture, and its memory within them.
+
+use super::geometry::Size;
+use super::resize::{self, Resizer};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
+
+/// Limits for one picture, checked from its header before memory is allocated.
+///
+/// No limit is a time, because a library cannot be stopped in mid-picture. Instead the work is bounded: for all formats
+/// it is linear in encoded bytes and pixels, for a JPEG in pixels times scans (`bytes + pixels × scans`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Pixels of the encoded picture.
+    pub pixels: u64,
+    /// Bytes of the encoded picture.
+    pub bytes: usize,
+    /// Heap bytes of one decode in total; all workers may take as much at once. See [`Image`](super::Image) for the sum.
+    pub memory: usize,
+    /// Scans of a JPEG with several, mostly progressive. Encoders write about 10.
+    ///
+    /// Each scan is a pass over all coefficients, at the cost of a hundred bytes in the file.
+    pub scans: u32,
+}
+
+impl Default for Limits {
+    /// 64 megapixels, 256 MiB encoded, 1 GiB of heap, 100 scans.
+    fn default() -> Self {
+        Self::of_pixels(64 << 20)
+    }
+}
+
+impl Limits {
+    /// Pictures of up to `pixels`, of any format: 4 encoded bytes and 16 bytes of heap for each pixel, but at least 64 MiB.
+    pub fn of_pixels(pixels: u64) -> Self {
+        let bytes = |each| usize::try_from(pixels.saturating_mul(each)).unwrap_or(usize::MAX).max(64 << 20);
+        Self { pixels, bytes: bytes(4), memory: bytes(16), scans: 100 }
+    }
+}
+
+/// The only source of memory for a picture: it checks the limits.
+pub(super) struct Room<'a> {
+    pub(super) limits: Limits,
+    /// Bytes of the encoded picture.
+    pub(super) encoded: usize,
+    /// Heap bytes for resizing a picture of this size.
+    pub(super) resizing: &'a dyn Fn(Size) -> u64,
+    pub(super) pixels: &'a mut Vec<u8>,
+    pub(super) resizer: &'a mut Resizer,
+}
+
+impl Room<'_> {
+    /// Refuses a picture with too many pixels.
+    pub(super) fn admit(&self, picture: Size) -> Result<()> {
+        let (Size { width, height }, limit) = (picture, self.limits.pixels);
+        match picture.pixels() {
+            pixels if pixels > limit => {
+                Err(over_limit(format!("{width}x{height} = {pixels} pixels; the limit is {limit}")))
+            }
+            _ if width.max(height) > resize::SIDE_MAX => {
+                Err(over(format!("{width}x{height} pixels; sides of at most {} are supported", resize::SIDE_MAX)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns `own` bytes, of any content, for the pixels of a picture of size `picture`.
+    ///
+    /// Errors: [`ErrorKind::Limit`] if these, `theirs` for the decoder and those for resizing exceed the limits.
+    pub(super) fn take(&mut self, picture: Size, own: u64, theirs: u64) -> Result<&mut [u8]> {
+        self.admit(picture)?;
+        let Size { width, height } = picture;
+        let (resizing, limit) = ((self.resizing)(picture), self.limits.memory as u64);
+        let theirs = theirs.saturating_add(self.encoded as u64);
+        let sum = own.saturating_add(theirs).saturating_add(resizing);
+        if sum > limit {
+            let message = format!("{width}x{height} pixels take {sum} bytes to decode; the limit is {limit}");
+            return Err(over_limit(message).with_note(&format!("a tight {} lowers it", Setting::MemoryBudget)));
+        }
+        let kept = (self.pixels.len().max(own as usize) + self.resizer.bytes()) as u64;
+        if kept.saturating_add(resizing).saturating_add(theirs) > limit {
+            // Buffers of earlier pictures leave too little for this one.
+            *self.pixels = Vec::new();
+            self.resizer.release();
+        }
+        if self.pixels.len() < own as usize {
+            // Freed first, because the old pixels are not needed.
+            *self.pixels = Vec::new();
+            *self.pixels = vec![0; own as usize];
+        }
+        Ok(&mut self.pixels[..own as usize])
+    }
+}
+
+pub(super) fn over(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Limit, Stage::Decode, message)
+}
+
+/// For the limits that a setting raises.
+pub(super) fn over_limit(message: String) -> Error {
+    over(message + &Setting::MaxPixels.hint(|most| format!(" ({most} raises it)")))
+}

@@ -1,0 +1,294 @@
+//! What a decoder of pictures is told: crop, size, values, limits.
+
+use super::finish::Values;
+use super::geometry::{Crop, Op, Size};
+use super::limits::Limits;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::jpeg::Header;
+use crate::tensor::DType;
+
+/// Longest side of an output.
+const SIDE_MAX: u32 = 16_384;
+
+/// Order of a row's dimensions (N is the batch).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PixelLayout {
+    /// Height, width, channel: as decoded.
+    Nhwc,
+    /// Channel, height, width: the default of PyTorch's convolutions.
+    Nchw,
+}
+
+/// Filter for resizing. All except `Nearest` average all source pixels under an output pixel (antialiasing), as Pillow
+/// does, and torchvision by default. Values equal those of Pillow 11.3 to the bit; newer versions round otherwise for some
+/// tall pictures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Filter {
+    /// The nearest pixel, for label maps.
+    Nearest,
+    /// Triangle, the default.
+    #[default]
+    Bilinear,
+    /// Cubic with a = -0.5.
+    Bicubic,
+    /// Windowed sinc over 6 pixels.
+    Lanczos3,
+}
+
+/// What decodes JPEGs. Tests choose one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(test), allow(dead_code, reason = "tests compare the others with it"))]
+pub(super) enum Backend {
+    /// [`crate::jpeg`]; for kinds that it does not decode, libjpeg-turbo if it is built in, else zune-jpeg.
+    Own,
+    Turbo,
+    Zune,
+}
+
+/// Decodes JPEG, PNG, WebP, BMP or GIF, identified by their first bytes; then crops, resizes, flips and converts.
+///
+/// A JPEG is decoded only as far as the crop needs. In files with restart markers even the entropy coding beside the
+/// crop is skipped. Pixels of sequential JPEGs equal those of libjpeg-turbo, and so Pillow's and torchvision's, to the
+/// bit. Progressive JPEGs are decoded by libjpeg-turbo with the feature `turbojpeg`, else by zune-jpeg, whose pixels
+/// differ by at most 5 of 255 (0.4 in the mean), and by up to 80 in the last column and row. So are sequential ones of
+/// several scans. Kinds that zune-jpeg gets wrong are refused: see [formats](crate::guide::formats).
+///
+/// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]. Random choices depend on (seed,
+/// epoch, sample id) alone.
+///
+/// # Memory
+///
+/// One decode takes at most this many heap bytes, per pixel of the encoded picture unless noted:
+/// - RGB pixels: 3 (kept for the next picture). 4 to 8 for a PNG with alpha or 16 bits, 4 for a GIF. None for a sequential
+///   JPEG, whose rows are scaled as they are decoded. For a progressive one by libjpeg-turbo only the decoded part
+///   counts, with 4 for CMYK.
+/// - Decoder, while it runs: 1 for PNG and BMP, 8 for WebP (of an animation also 1 frame as it is encoded). A JPEG of
+///   several scans takes 2 per sample (progressive: 3 per pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), any other only rows,
+///   512 per pixel of width.
+/// - Tables: 4 MiB for formats other than JPEG, 256 KiB for JPEG; 8 bytes per restart interval.
+/// - Copies of the file's metadata: as many bytes as are encoded.
+/// - Resizing, with T source pixels under an output pixel in each direction: per column of the output 12 × (T + 8) for rows
+///   and 24 × (T + 2) for weights; 12 per column of the source; 6 per pixel of output.
+///
+/// The sum is computed from the header and compared with [`Limits::memory`] before any of it is allocated. By default pictures
+/// of any format fit that have the default of [`Limits::pixels`].
+///
+/// ```
+/// use feedline::decode::{Image, PixelLayout};
+/// use feedline::tensor::DType;
+///
+/// let train = Image::random_resized_crop(224)
+///     .flip(0.5)
+///     .dtype(DType::BF16)
+///     .layout(PixelLayout::Nchw)
+///     .normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
+/// let validate = Image::center_crop(256, 224);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Image {
+    pub(super) op: Op,
+    pub(super) flip: f64,
+    pub(super) values: Values,
+    pub(super) layout: PixelLayout,
+    pub(super) filter: Filter,
+    pub(super) limits: Limits,
+    pub(super) strict: bool,
+    pub(super) backend: Backend,
+    pub(super) scaling: bool,
+    pub(super) orient: bool,
+}
+
+impl Image {
+    /// The whole picture, scaled to `width` × `height` pixels.
+    pub fn resize(width: u32, height: u32) -> Self {
+        Self::new(Op::Resize(Size::new(width, height)))
+    }
+
+    /// The middle `size` × `size` pixels of the picture, after scaling its shorter side to `resize_shorter_side`.
+    ///
+    /// The same as torchvision's `Resize` and `CenterCrop`. `build()` refuses a `size` over `resize_shorter_side`.
+    pub fn center_crop(resize_shorter_side: u32, size: u32) -> Self {
+        Self::new(Op::CenterCrop { resize: resize_shorter_side, size })
+    }
+
+    /// A random part of the picture, scaled to `size` × `size` pixels: torchvision's `RandomResizedCrop`.
+    pub fn random_resized_crop(size: u32) -> Self {
+        Self::new(Op::RandomResizedCrop { size, scale: (0.08, 1.0), ratio: (3.0 / 4.0, 4.0 / 3.0) })
+    }
+
+    pub(super) fn new(op: Op) -> Self {
+        Self {
+            op,
+            flip: 0.0,
+            values: Values { dtype: DType::U8, normalize: None },
+            layout: PixelLayout::Nhwc,
+            filter: Filter::default(),
+            limits: Limits::default(),
+            strict: true,
+            backend: Backend::Own,
+            scaling: false,
+            orient: false,
+        }
+    }
+
+    /// Smallest and largest share of the picture's area for a random crop; 0.08 to 1 by default. Other crops ignore it.
+    #[must_use]
+    pub fn scale(mut self, low: f64, high: f64) -> Self {
+        if let Op::RandomResizedCrop { scale, .. } = &mut self.op {
+            *scale = (low, high);
+        }
+        self
+    }
+
+    /// Smallest and largest width / height of a random crop; 3/4 to 4/3 by default. Other crops ignore it.
+    #[must_use]
+    pub fn ratio(mut self, low: f64, high: f64) -> Self {
+        if let Op::RandomResizedCrop { ratio, .. } = &mut self.op {
+            *ratio = (low, high);
+        }
+        self
+    }
+
+    /// Mirrors left and right with probability `p`; 0 by default.
+    #[must_use]
+    pub fn flip(mut self, p: f64) -> Self {
+        self.flip = p;
+        self
+    }
+
+    /// `U8` (pixel values, the default), or `F32`, `F16`, `BF16` (values scaled to 0..1).
+    #[must_use]
+    pub fn dtype(mut self, dtype: DType) -> Self {
+        self.values.dtype = dtype;
+        self
+    }
+
+    /// The order of dimensions; [`PixelLayout::Nhwc`] by default.
+    #[must_use]
+    pub fn layout(mut self, layout: PixelLayout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// Normalises each channel: scales values to 0..1, subtracts `mean`, divides by `std`. Not for `U8`.
+    #[must_use]
+    pub fn normalize(mut self, mean: [f32; 3], std: [f32; 3]) -> Self {
+        self.values.normalize = Some((mean, std));
+        self
+    }
+
+    /// The filter for resizing; [`Filter::Bilinear`] by default.
+    #[must_use]
+    pub fn filter(mut self, filter: Filter) -> Self {
+        self.filter = filter;
+        self
+    }
+
+    /// The limits for one picture.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Whether a damaged JPEG is an error; true by default.
+    ///
+    /// If false, its readable part is decoded, as by browsers and Pillow, and the rest is grey. Stray bytes between the
+    /// segments of a header count as damage even if no pixel changes: the bytes after them may be an overwritten
+    /// segment.
+    #[must_use]
+    pub fn strict(mut self, strict: bool) -> Self {
+        self.strict = strict;
+        self
+    }
+
+    #[cfg(test)]
+    pub(super) fn backend(mut self, backend: Backend) -> Self {
+        self.backend = backend;
+        self
+    }
+
+    /// Whether a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size; false by default.
+    ///
+    /// It is, if the crop stays at least as large as the output. Other formats ignore this, and so do progressive JPEGs
+    /// without the feature `turbojpeg`. It saves much of the work besides entropy coding. Pixels change, because blocks are
+    /// averaged before the filter averages: on photo-like pictures by 0.6 to 1.8 of 255 in the mean, by at most 26. Before
+    /// the filter they equal libjpeg-turbo's at that scale to the bit.
+    #[must_use]
+    pub fn dct_scaling(mut self, scaling: bool) -> Self {
+        self.scaling = scaling;
+        self
+    }
+
+    /// Whether to apply a JPEG's EXIF orientation, as Pillow's `ImageOps.exif_transpose`; false by default, as in
+    /// torchvision.
+    ///
+    /// The crop is chosen in the upright picture and mapped back, and only the output is turned. An unreadable tag
+    /// counts as upright. Other formats decode as stored; the EXIF data of PNG and WebP is ignored.
+    #[must_use]
+    pub fn exif_orientation(mut self, apply: bool) -> Self {
+        self.orient = apply;
+        self
+    }
+
+    /// Refuses illegal parameters.
+    pub(super) fn check(&self) -> Result<()> {
+        let config = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
+        let size = self.op.output();
+        if ![size.width, size.height].iter().all(|side| (1..=SIDE_MAX).contains(side)) {
+            return config(format!(
+                "an output of {}x{} pixels: each side must be 1 to {SIDE_MAX}",
+                size.width, size.height
+            ));
+        }
+        match self.op {
+            Op::CenterCrop { resize, size } if resize < size || resize > SIDE_MAX => {
+                return config(format!(
+                    "a centre crop of {size} pixels from a shorter side of {resize}: the side must be at least the crop \
+                     and at most {SIDE_MAX}"
+                ));
+            }
+            Op::RandomResizedCrop { scale: (low, high), .. } if !(0.0 < low && low <= high && high <= 1.0) => {
+                return config(format!("crop scale {low} to {high}: it must rise, above 0 and up to 1"));
+            }
+            Op::RandomResizedCrop { ratio: (low, high), .. } if !(0.0 < low && low <= high && high.is_finite()) => {
+                return config(format!("crop ratio {low} to {high}: it must rise, above 0 and finite"));
+            }
+            _ => {}
+        }
+        if !(0.0..=1.0).contains(&self.flip) {
+            return config(format!("flip probability {}: it must be 0 to 1", self.flip));
+        }
+        match self.values {
+            Values { dtype: DType::U8, normalize: Some(_) } => {
+                config("u8 pixels cannot be normalised: choose another dtype".into())
+            }
+            Values { dtype: DType::U8 | DType::F32 | DType::F16 | DType::BF16, normalize } => match normalize {
+                Some((mean, std)) if !(mean.iter().all(|v| v.is_finite()) && std.iter().all(|v| v.is_normal())) => {
+                    config(format!("mean {mean:?} and std {std:?}: they must be finite, std not 0"))
+                }
+                _ => Ok(()),
+            },
+            Values { dtype, .. } => config(format!("pixels as {dtype}: u8, f32, f16 and bf16 are supported")),
+        }
+    }
+
+    /// The largest divisor (1, 2, 4 or 8) of a JPEG's size at which `crop` is still as large as the output.
+    pub(super) fn scale_of(&self, header: &Header, crop: &Crop) -> u32 {
+        // zune-jpeg decodes full sizes alone.
+        let zune = match self.backend {
+            Backend::Own => !header.one_scan && !cfg!(feature = "turbojpeg"),
+            backend => backend == Backend::Zune,
+        };
+        if !self.scaling || zune {
+            return 1;
+        }
+        let fits = |scale: &u32| {
+            let scaled = |side: f64| side / f64::from(*scale);
+            let Size { width, height } = crop.whole;
+            scaled(crop.part.width) >= f64::from(width) && scaled(crop.part.height) >= f64::from(height)
+        };
+        [8, 4, 2].into_iter().find(fits).unwrap_or(1)
+    }
+}

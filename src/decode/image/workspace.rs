@@ -1,0 +1,259 @@
+//! From the bytes of a picture to a row, in a worker's buffers.
+
+use super::finish;
+use super::format::Format;
+use super::geometry::{Crop, Rect, Size};
+use super::limits::{Limits, Room, over_limit};
+use super::orientation::Orientation;
+use super::resize::{Pixels, Resizer};
+use super::settings::{Backend, Filter, Image, PixelLayout};
+#[cfg(feature = "turbojpeg")]
+use super::turbo;
+use super::{other, zune};
+use crate::decode::{Ctx, Decoder};
+use crate::error::{Error, ErrorKind, Result, Stage, guarded};
+use crate::jpeg::{self, Header};
+use crate::memory::Row;
+use crate::order::Draws;
+use crate::setting::Setting;
+use crate::tensor::{EncodedField, Encoding, Field};
+
+/// Purpose of this decoder's draws: one for the flip, then those of the crop.
+pub(super) const PURPOSE: &str = "feedline image";
+
+impl Decoder for Image {
+    fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
+        if !matches!(input.encoding, Encoding::Image | Encoding::Bytes) {
+            let message = format!("field `{}` is {}: this decoder takes encoded pictures", input.name, input.encoding);
+            return Err(Error::new(ErrorKind::Config, Stage::Build, message));
+        }
+        self.check()?;
+        let Size { width, height } = self.op.output();
+        let (width, height) = (width as usize, height as usize);
+        let shape = match self.layout {
+            PixelLayout::Nhwc => [height, width, 3],
+            PixelLayout::Nchw => [3, height, width],
+        };
+        Ok(vec![Field::fixed(&input.name, self.values.dtype, shape)])
+    }
+
+    /// [`Limits::memory`].
+    fn scratch_bytes(&self) -> usize {
+        self.limits.memory
+    }
+
+    fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
+        let done = guarded("a picture", Stage::Decode, || self.decode_one(input, ctx, out));
+        if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::Panicked) {
+            // The panic may have left it half done.
+            *ctx.scratch().get::<Workspace>() = Workspace::default();
+        }
+        done
+    }
+}
+
+impl Image {
+    fn decode_one(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
+        let mut draws = ctx.draws(PURPOSE);
+        let field = ctx.fields().start;
+        let limits = Limits { memory: self.limits.memory.min(ctx.scratch_limit()), ..self.limits };
+        let points = ctx.seek_points();
+        let scratch: &mut Workspace = ctx.scratch().get();
+        // Drawn first, so that the flip does not depend on the picture's size.
+        let flip = draws.bool(self.flip);
+        let (size, row) = (self.op.output(), out.bytes_mut(field));
+        let in_place = finish::in_place(self.values, self.layout);
+        let encoded = Encoded { bytes: input, points };
+        let Picture { orientation, stored, .. } =
+            scratch.decode(encoded, self, limits, &mut draws, in_place.then_some(&mut *row))?;
+        if in_place {
+            if !orientation.is_upright() {
+                orientation.turn(&scratch.resized, stored, row);
+            }
+            if flip {
+                finish::flip(row, size);
+            }
+            return Ok(());
+        }
+        finish::write(scratch.upright(orientation, stored), size, flip, self.values, self.layout, row);
+        Ok(())
+    }
+}
+
+/// An encoded picture and its seek points.
+#[derive(Clone, Copy)]
+pub(super) struct Encoded<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) points: &'a [u8],
+}
+
+#[cfg(test)]
+impl<'a> Encoded<'a> {
+    /// Without seek points.
+    pub(super) fn alone(bytes: &'a [u8]) -> Self {
+        Self { bytes, points: &[] }
+    }
+}
+
+/// A worker's buffers. They grow to the largest picture within the limits, and stay.
+#[derive(Default)]
+pub(super) struct Workspace {
+    /// The decoded part of a picture that is not scaled row by row, RGB.
+    pub(super) pixels: Vec<u8>,
+    /// The output before its last pass.
+    pub(super) resized: Vec<u8>,
+    /// `resized`, turned upright.
+    pub(super) upright: Vec<u8>,
+    pub(super) resizer: Resizer,
+    pub(super) jpeg: jpeg::Decoder,
+    #[cfg(feature = "turbojpeg")]
+    pub(super) turbo: turbo::Turbo,
+}
+
+/// A picture that was decoded, cropped and scaled.
+pub(super) struct Picture {
+    /// The size at which it was decoded.
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests ask for it"))]
+    pub(super) size: Size,
+    /// The size of the output as stored.
+    pub(super) stored: Size,
+    pub(super) orientation: Orientation,
+}
+
+impl Workspace {
+    /// Decodes, crops and scales: upright pictures into `row`, if there is one, others as stored into `self.resized`.
+    pub(super) fn decode(
+        &mut self,
+        encoded: Encoded<'_>,
+        image: &Image,
+        limits: Limits,
+        draws: &mut Draws,
+        row: Option<&mut [u8]>,
+    ) -> Result<Picture> {
+        let input = encoded.bytes;
+        if input.len() > limits.bytes {
+            return Err(over_limit(format!("{} encoded bytes; the limit is {}", input.len(), limits.bytes)));
+        }
+        match Format::of(input)? {
+            Format::Jpeg => self.decode_jpeg(encoded, image, limits, draws, row),
+            format => {
+                let crop = |size| image.op.crop(size, &mut draws.clone());
+                let resizing = |size| resizing(&crop(size), image.filter);
+                // Less than what other formats are charged for tables.
+                self.jpeg.release_beyond(1 << 20);
+                let Self { pixels, resizer, .. } = self;
+                let mut room = Room { limits, encoded: input.len(), resizing: &resizing, pixels, resizer };
+                let size = other::decode(format, input, &mut room)?;
+                let crop = crop(size);
+                self.resize(Rect::of(size), &crop, image.filter, row);
+                Ok(Picture { size, stored: crop.window.size, orientation: Orientation::default() })
+            }
+        }
+    }
+
+    pub(super) fn decode_jpeg(
+        &mut self,
+        encoded: Encoded<'_>,
+        image: &Image,
+        limits: Limits,
+        draws: &mut Draws,
+        row: Option<&mut [u8]>,
+    ) -> Result<Picture> {
+        let input = encoded.bytes;
+        let header = Header::parse(input)?;
+        let scans = header.check_scans(input, limits.scans, image.strict)?;
+        if image.strict {
+            header.check_stray()?;
+        }
+        let orientation = if image.orient { header.orientation(input) } else { Orientation::default() };
+        let row = row.filter(|_| orientation.is_upright());
+        let crop = orientation.stored(image.op.crop(orientation.size(header.size()), draws), header.size());
+        let scale = image.scale_of(&header, &crop);
+        #[cfg(feature = "turbojpeg")]
+        let full = crop.needed(image.filter);
+        let size = header.size().divided(scale);
+        let crop = if scale == 1 { crop } else { crop.scaled(scale, size) };
+        let (pixels, resizer) = (&mut self.pixels, &mut self.resizer);
+        let resizing = |_| resizing(&crop, image.filter);
+        let mut room = Room { limits, encoded: input.len(), resizing: &resizing, pixels, resizer };
+        let done = match image.backend {
+            Backend::Own if header.one_scan => {
+                self.jpeg.release_beyond(header.engine_bytes());
+                let taken = room.take(header.size(), 0, header.engine_bytes()).map(drop);
+                taken.and_then(|()| self.decode_rows(encoded, (&header, image), (&crop, scale), row))
+            }
+            #[cfg(feature = "turbojpeg")]
+            Backend::Own | Backend::Turbo => {
+                let want = turbo::Want { needed: full, scale, strict: image.strict };
+                let there = self.turbo.decode(input, &header, want, &mut room);
+                there.map(|there| self.resize(there, &crop, image.filter, row))
+            }
+            _ => {
+                let there = zune::decode(input, (&header, scans), image.strict, &mut room);
+                there.map(|there| self.resize(there, &crop, image.filter, row))
+            }
+        };
+        let damaged = |error: &Error| error.kind() == ErrorKind::Decode && error.message().starts_with(jpeg::DAMAGED);
+        done.map_err(|error| match image.strict && damaged(&error) {
+            true => Setting::Strict
+                .there()
+                .into_iter()
+                .fold(error, |error, strict| error.with_note(&format!("{strict} takes what can be decoded"))),
+            false => error,
+        })?;
+        Ok(Picture { size, stored: crop.window.size, orientation })
+    }
+
+    /// Decodes the rows of a sequential JPEG at 1 / `scale` of its size, and scales each while it is in the cache.
+    pub(super) fn decode_rows(
+        &mut self,
+        Encoded { bytes, points }: Encoded<'_>,
+        (header, image): (&Header, &Image),
+        (crop, scale): (&Crop, u32),
+        row: Option<&mut [u8]>,
+    ) -> Result<()> {
+        let Rect { left, top, size: Size { width, height } } = crop.needed(image.filter);
+        let region = jpeg::Region { left, top, width, height };
+        let out = target(row, &mut self.resized, crop);
+        let mut rows = self.resizer.start(&crop.plan(image.filter), out);
+        let picture = jpeg::Input { bytes, header, strict: image.strict };
+        self.jpeg.decode(picture, points, (region, scale), &mut rows)?;
+        rows.finish();
+        Ok(())
+    }
+
+    /// `self.resized`, turned upright.
+    pub(super) fn upright(&mut self, orientation: Orientation, stored: Size) -> &[u8] {
+        if orientation.is_upright() {
+            return &self.resized;
+        }
+        self.upright.resize(self.resized.len(), 0);
+        orientation.turn(&self.resized, stored, &mut self.upright);
+        &self.upright
+    }
+
+    /// Crops and scales the pixels, which are `there` in the picture, into `row`, or into `self.resized`.
+    pub(super) fn resize(&mut self, there: Rect, crop: &Crop, filter: Filter, row: Option<&mut [u8]>) {
+        let seen = crop.view.common(there);
+        let stride = 3 * there.size.width as usize;
+        let start = stride * (seen.top - there.top) as usize + 3 * (seen.left - there.left) as usize;
+        let bytes = &self.pixels[start..3 * there.size.pixels() as usize];
+        // The view is the picture of the plan.
+        let place = Rect { left: seen.left - crop.view.left, top: seen.top - crop.view.top, size: seen.size };
+        let out = target(row, &mut self.resized, crop);
+        self.resizer.resize(Pixels { bytes, stride, there: place }, &crop.plan(filter), out);
+    }
+}
+
+/// The place of the crop's output: `row`, or `resized`.
+fn target<'a>(row: Option<&'a mut [u8]>, resized: &'a mut Vec<u8>, crop: &Crop) -> &'a mut [u8] {
+    row.unwrap_or_else(|| {
+        resized.resize(3 * crop.window.size.pixels() as usize, 0);
+        resized
+    })
+}
+
+/// Maximum heap bytes for resizing: the resizer's, and the output before its last pass, as stored and turned upright.
+fn resizing(crop: &Crop, filter: Filter) -> u64 {
+    crop.plan(filter).heap_bytes() + 6 * crop.window.size.pixels()
+}

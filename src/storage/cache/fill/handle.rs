@@ -1,0 +1,187 @@
+//! A cache's side of a loader: it starts and ends the threads, and gives the driver what waited.
+
+use super::state::{FillState, Flow};
+use super::threads::LOOK;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::cache::blocks::CachedBlocks;
+use crate::storage::cache::config::Cache;
+use crate::storage::cache::dir::CacheDir;
+use crate::storage::cache::entry::knows_boot;
+use crate::storage::completions::Completions;
+use crate::storage::reader::Keep;
+use crate::storage::remote::Meter;
+use crate::storage::{Completion, DROP_DEADLINE, ReadOp, ReaderOptions, Sources, Waker, is_url};
+use crate::sync::Hold;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Downloads at a time, without a limit of memory.
+const THREADS: usize = 8;
+
+/// Blocks of memory for pieces, without a limit of memory: a shuffled order has some hundred of them in flight.
+const PIECES: usize = 4;
+
+/// Time to write what reads have brought, at a loader's end.
+const LAST: Duration = Duration::from_secs(1);
+
+/// A cache's side of a loader.
+pub(crate) struct Fill {
+    pub(super) shared: Arc<FillState>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What a cache's side of a loader is made of.
+pub(crate) struct FillSetup<'a> {
+    pub(crate) sources: &'a Arc<Sources>,
+    /// The table of them.
+    pub(crate) blocks: Arc<CachedBlocks>,
+    pub(crate) options: &'a ReaderOptions,
+    pub(crate) cache: &'a Cache,
+    /// Counts the downloads.
+    pub(crate) meter: &'a Arc<Meter>,
+    /// Wakes the driver.
+    pub(crate) waker: &'a Waker,
+}
+
+/// Tells a cache of reads to come.
+#[derive(Clone)]
+pub(crate) struct Announcer(pub(super) Arc<FillState>);
+
+impl Fill {
+    /// Errors: [`ErrorKind::Config`] for a folder that cannot be used.
+    pub(crate) fn start(setup: FillSetup<'_>) -> Result<Self> {
+        let FillSetup { sources, blocks, options, cache, meter, waker } = setup;
+        if is_url(&cache.dir) {
+            let message = "a cache is a folder on a local disk, not a URL";
+            return Err(Error::new(ErrorKind::Config, Stage::Build, message).with_path(&cache.dir));
+        }
+        let dir = CacheDir::open(cache).map_err(|error| {
+            let message = format!("the folder cannot be a cache: {error}");
+            Error::new(ErrorKind::Config, Stage::Build, message).with_path(&cache.dir)
+        })?;
+        // One more block is for what reads bring.
+        let fits = |bytes: usize| (bytes as u64 / cache.block).saturating_sub(1).clamp(1, THREADS as u64) as usize;
+        let count = options.connections.map_or(THREADS, fits);
+        let pieces = if options.connections.is_none() { PIECES } else { 1 };
+        let shared = Arc::new(FillState {
+            blocks,
+            sources: sources.clone(),
+            mounts: cache.mounts(),
+            dir,
+            locality: options.locality,
+            patience: options.patience,
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            ended: Condvar::new(),
+            done: Completions::new(0, Some(waker.clone())),
+            ready: Mutex::default(),
+            waker: waker.clone(),
+            meter: meter.clone(),
+            stop: AtomicBool::new(false),
+            downloads: count,
+            brought_max: pieces * cache.block as usize,
+            written: Mutex::default(),
+            pieces: knows_boot() && cache.own_mount().is_none(),
+            flow: Flow::default(),
+            started: Instant::now(),
+        });
+        let mut fill = Self { shared, threads: Vec::new() };
+        for number in 0..=count {
+            fill.spawn(format!("feedline-fill-{number}"), move |shared| shared.work(number > 0))?;
+        }
+        fill.spawn("feedline-fill-late".into(), FillState::watch)?;
+        Ok(fill)
+    }
+
+    fn spawn(&mut self, name: String, work: impl FnOnce(&FillState) + Send + 'static) -> Result<()> {
+        let shared = self.shared.clone();
+        let started = std::thread::Builder::new().name(name).spawn(move || work(&shared));
+        let refused = |error| Error::os(Stage::Build, "cannot start a thread of the cache", error);
+        self.threads.push(started.map_err(refused)?);
+        Ok(())
+    }
+
+    pub(crate) fn announcer(&self) -> Announcer {
+        Announcer(self.shared.clone())
+    }
+
+    /// What is on the disk.
+    pub(crate) fn blocks(&self) -> &Arc<CachedBlocks> {
+        &self.shared.blocks
+    }
+
+    /// Keeps what the network brings for reads.
+    pub(crate) fn taker(&self) -> Arc<dyn Keep> {
+        self.shared.clone()
+    }
+
+    /// Moves the completions of reads that waited to `out`; gives their number.
+    pub(crate) fn collect(&self, out: &mut Vec<Completion>) -> usize {
+        self.shared.done.wait(out, Some(Duration::ZERO))
+    }
+
+    /// Reads that waited, and whether they go to the network in any case.
+    pub(crate) fn take_ready(&self) -> Vec<(ReadOp, bool)> {
+        std::mem::take(&mut *self.shared.ready.hold())
+    }
+
+    /// Completes the reads that wait as cancelled. Downloads go on.
+    pub(crate) fn cancel(&self) {
+        let waiting: Vec<_> = self.shared.queue.hold().waiting.drain().collect();
+        let ready: Vec<_> = self.shared.ready.hold().drain(..).map(|(op, _)| op).collect();
+        let ops = waiting.into_iter().flat_map(|(_, waiting)| waiting.ops).chain(ready);
+        self.shared.done.extend(ops.map(ReadOp::cancelled));
+    }
+
+    /// Downloads at a time.
+    pub(in crate::storage::cache) fn downloads(&self) -> usize {
+        self.shared.downloads
+    }
+
+    /// Whether the disk was full lately, or the capacity is used up.
+    pub(in crate::storage::cache) fn is_full(&self) -> bool {
+        self.shared.rests(&self.shared.flow.full_until)
+    }
+
+    /// Bytes of blocks in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.shared.downloads * self.shared.blocks.block() as usize
+            + self.shared.brought_max
+            + self.shared.blocks.table_bytes()
+    }
+
+    /// Ends all downloads. Blocks that came are written.
+    pub(in crate::storage::cache) fn end(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        // A thread that hangs in a disk keeps no buffer of a read.
+        self.cancel();
+        self.collect(&mut Vec::new());
+        // Between a thread's look at `stop` and its sleep lies the lock.
+        drop(self.shared.queue.hold());
+        self.shared.changed.notify_all();
+        self.shared.ended.notify_all();
+        let deadline = Instant::now() + DROP_DEADLINE;
+        for thread in self.threads.drain(..) {
+            while !thread.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if thread.is_finished() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Drop for Fill {
+    /// Blocks that reads brought are written first, within [`LAST`].
+    fn drop(&mut self) {
+        let deadline = Instant::now() + LAST;
+        while self.shared.has_pieces_to_write() && Instant::now() < deadline {
+            self.shared.sync_soon();
+            std::thread::sleep(LOOK / 5);
+        }
+        self.end();
+    }
+}

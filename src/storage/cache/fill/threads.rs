@@ -1,0 +1,326 @@
+//! The threads of a cache: they look objects up, download blocks, and write them. One looks for reads that wait too long.
+
+use super::queue::{BlockId, FillTask, LOOKUP, Waiting};
+use super::state::{FillState, REST};
+use crate::error::{Error, ErrorKind, Result};
+use crate::storage::cache::blocks::{CachedObject, FoundFile, is_full};
+use crate::storage::cache::config::PATIENCE;
+use crate::storage::cache::entry::{BlockState, EntryFiles, Identity};
+use crate::storage::cache::upstream::{FoundUpstream, TOUCHED, Upstream, compare};
+use crate::storage::{SourceId, add};
+use crate::sync::Hold;
+use std::collections::hash_map;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Pause between two looks at another process's download.
+pub(super) const LOOK: Duration = Duration::from_millis(5);
+
+/// While some of a file on a mount is read from the mount and some from the disk, it is compared so often.
+const COMPARE: Duration = Duration::from_secs(1);
+
+impl FillState {
+    pub(super) fn work(&self, downloads: bool) {
+        let mut buffer = Vec::new();
+        while let Some(work) = self.next(downloads) {
+            self.flow.busy.fetch_add(1, Ordering::Relaxed);
+            let done = catch_unwind(AssertUnwindSafe(|| {
+                match &work {
+                    FillTask::Block(id) => return self.run(*id, &mut buffer),
+                    FillTask::Piece(piece) => self.put(piece),
+                    FillTask::Sync(source) => self.sync(*source, &mut buffer),
+                }
+                false
+            }));
+            let past_cache = done.unwrap_or_else(|_| {
+                // A bug of this crate. It must not cost a read; nothing more is kept.
+                self.flow.fails_until.store(u64::MAX, Ordering::Relaxed);
+                true
+            });
+            match work {
+                FillTask::Block(id) => self.release(id, past_cache),
+                FillTask::Piece(piece) => _ = self.flow.brought.fetch_sub(piece.bytes.len(), Ordering::Relaxed),
+                FillTask::Sync(_) => {}
+            }
+            self.flow.busy.fetch_sub(1, Ordering::Relaxed);
+            // Threads and downloads move, so reads in the queue may wait.
+            self.flow.moved.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
+        }
+    }
+
+    fn next(&self, downloads: bool) -> Option<FillTask> {
+        let mut queue = self.queue.hold();
+        loop {
+            if self.stop.load(Ordering::Acquire) {
+                return None;
+            }
+            let lookup = queue.lookups.pop_front().map(FillTask::Block);
+            match lookup.or_else(|| if downloads { queue.next() } else { None }) {
+                None => queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                Some(FillTask::Block(id)) => {
+                    if let hash_map::Entry::Vacant(vacant) = queue.running.entry(id) {
+                        vacant.insert(false);
+                        return Some(FillTask::Block(id));
+                    }
+                    // Another thread does the same.
+                }
+                piece => return piece,
+            }
+        }
+    }
+
+    pub(super) fn watch(&self) {
+        let mut queue = self.queue.hold();
+        while !self.stop.load(Ordering::Acquire) {
+            drop(self.ended.wait_timeout(queue, PATIENCE / 4).unwrap_or_else(PoisonError::into_inner));
+            self.sweep();
+            self.sync_soon();
+            queue = self.queue.hold();
+        }
+    }
+
+    /// Sends reads to the network whose disk or process does not answer.
+    fn sweep(&self) {
+        let moved = self.started + Duration::from_millis(self.flow.moved.load(Ordering::Relaxed));
+        let late = |waiting: &Waiting| {
+            let since = |since: Instant| since.max(moved).elapsed() > PATIENCE || since.elapsed() > 4 * PATIENCE;
+            waiting.since.is_some_and(since)
+        };
+        let mut queue = self.queue.hold();
+        let late: Vec<_> = queue.waiting.iter().filter(|(_, waiting)| late(waiting)).map(|(id, _)| *id).collect();
+        let ops: Vec<_> = late.iter().filter_map(|id| queue.waiting.remove(id)).flat_map(|late| late.ops).collect();
+        drop(queue);
+        if !ops.is_empty() {
+            self.rest("a read waited too long", &io::ErrorKind::TimedOut.into());
+            self.give_back(ops, true);
+        }
+    }
+
+    /// Does what a block asks for; true if the reads that wait for it are to go past the cache.
+    fn run(&self, id: BlockId, buffer: &mut Vec<u8>) -> bool {
+        let BlockId { source, block } = id;
+        if block != LOOKUP && self.blocks.object(source.index()).flatten().is_some_and(|object| object.has(block)) {
+            return false;
+        }
+        let upstream = self.upstream(source).inspect_err(|error| self.fail(id, error));
+        let Ok(Some((upstream, identity))) = upstream else {
+            // It may pass: the next read asks again.
+            if let (Some(Some(object)), true) = (self.blocks.object(source.index()), block != LOOKUP) {
+                object.unask(block);
+            }
+            return true;
+        };
+        if block == LOOKUP {
+            if self.blocks.found(source.index()).is_none() {
+                self.look_up(source, &upstream, &identity);
+            }
+            return self.blocks.object(source.index()).is_none();
+        }
+        let Some(Some(object)) = self.blocks.object(source.index()) else { return true };
+        let fill = || self.fill(id, &self.entry(object, &identity)?, upstream, buffer);
+        let brought = fill().unwrap_or_else(|error| {
+            self.not_written(source, "a block cannot be written", &error);
+            None
+        });
+        let Some(written) = brought else {
+            object.forget(block);
+            return true;
+        };
+        object.set(block);
+        add(&self.blocks.counts.blocks, u64::from(written > 0));
+        add(&self.blocks.counts.bytes, written);
+        false
+    }
+
+    /// The files of an object, if they are those that this process knows.
+    pub(super) fn entry(&self, object: &CachedObject, identity: &Identity) -> io::Result<EntryFiles> {
+        let entry = EntryFiles::find(&self.blocks.folder(object), identity)?;
+        let known = entry.filter(|entry| object.is_at(&entry.path) && entry.inode == object.inode);
+        known.ok_or(io::ErrorKind::NotFound.into())
+    }
+
+    /// The files of an object cannot be written.
+    pub(super) fn not_written(&self, source: SourceId, why: &str, error: &io::Error) {
+        if error.kind() == io::ErrorKind::NotFound {
+            self.blocks.lose(source.index());
+            return self.blocks.dropped("the cache's file is gone".into());
+        }
+        self.rest(why, error);
+    }
+
+    /// Lets a thread compare a file on a mount of which some is on the disk: all reads are to bring one version.
+    pub(super) fn compare_soon(&self, source: SourceId) {
+        let (now, pause) = (self.started.elapsed().as_millis() as u64, COMPARE.as_millis() as u64);
+        let several = self.sources.len_of(source) > self.blocks.block();
+        if several && self.blocks.is_due(source.index(), now, pause) {
+            self.queue.hold().lookups.push_back(BlockId { source, block: LOOKUP });
+            self.changed.notify_all();
+        }
+    }
+
+    /// Opens where a source's blocks come from, which must be what the loader met first. `None`: nothing of it is kept
+    /// now.
+    pub(super) fn upstream(&self, source: SourceId) -> Result<Option<(Upstream, Identity)>> {
+        let never = |why: Option<&str>| {
+            why.into_iter().for_each(|why| self.blocks.dropped(why.into()));
+            self.blocks.set(source.index(), None, |_| ());
+            Ok(None)
+        };
+        let changed = |error: &Error| {
+            if error.kind() == ErrorKind::Changed {
+                self.blocks.change(source.index());
+            }
+        };
+        let first = self.blocks.version(source.index());
+        let found = Upstream::open(&self.sources, source, first.is_some(), &self.mounts, &self.meter);
+        let upstream = match found.inspect_err(changed)? {
+            FoundUpstream::Open(upstream) => upstream,
+            FoundUpstream::Never(why) => return never(why),
+            FoundUpstream::Later(why) => {
+                self.blocks.dropped(why.into());
+                return Ok(None);
+            }
+        };
+        if let (Some(first), Some(now)) = (first, upstream.version())
+            && !compare(first, now).inspect_err(changed)?
+        {
+            self.blocks.lose(source.index());
+            self.blocks.dropped(TOUCHED.into());
+        }
+        match upstream.identity(&self.sources, source, self.blocks.block()) {
+            Some(identity) => Ok(Some((upstream, identity))),
+            None => never(Some("the URL or path is too long")),
+        }
+    }
+
+    /// Finds or makes the files of an object, and what they hold.
+    fn look_up(&self, source: SourceId, upstream: &Upstream, identity: &Identity) {
+        let found = || -> io::Result<(EntryFiles, Vec<BlockState>)> {
+            let folder = self.dir.folder(&upstream.name(&self.sources, source))?;
+            let entry = match EntryFiles::find(&folder, identity)? {
+                Some(found) => found,
+                None => {
+                    let bytes = identity.layout.map_bytes();
+                    add(&self.blocks.counts.removed, self.dir.reserve(bytes)?);
+                    let made = EntryFiles::make(&folder, identity);
+                    match made {
+                        Ok(_) => self.dir.written(bytes),
+                        Err(_) => self.dir.release(bytes),
+                    }
+                    made?
+                }
+            };
+            entry.touch();
+            let states = entry.states()?;
+            Ok((entry, states))
+        };
+        match found() {
+            Ok((entry, states)) => {
+                // Reads find the object with its blocks.
+                let mark = |object: &CachedObject| {
+                    for (state, block) in states.iter().zip(0..) {
+                        match state {
+                            BlockState::Whole => object.set(block),
+                            BlockState::Unproven(_) => object.doubt(block),
+                            BlockState::Missing => {}
+                        }
+                    }
+                };
+                let EntryFiles { ref path, inode, ref layout, .. } = entry;
+                let file = FoundFile { path: path.clone(), inode, len: layout.len, version: upstream.version() };
+                self.blocks.set(source.index(), Some(file), mark);
+            }
+            // A full cache has no room for the object in this run; others are looked up.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData || is_full(&error) => {
+                self.blocks.refused("an object has no file", &error);
+                self.blocks.set(source.index(), None, |_| ());
+            }
+            // It may pass: the next read after the rest looks again.
+            Err(error) => self.rest("an object has no file", &error),
+        }
+    }
+
+    /// Brings one block to the disk; gives the bytes that it wrote. `None`: another process downloads it, or the network
+    /// failed.
+    fn fill(
+        &self,
+        id: BlockId,
+        entry: &EntryFiles,
+        upstream: Upstream,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<Option<u64>> {
+        let block = id.block;
+        let started = Instant::now();
+        self.queue.hold().held.retain(|_, since| since.elapsed() < REST);
+        while !entry.claim(block) {
+            if entry.state(block)? == BlockState::Whole {
+                return Ok(Some(0));
+            }
+            let mut queue = self.queue.hold();
+            // Whoever holds one block for long may hold more.
+            let patience = if queue.held.is_empty() { PATIENCE } else { PATIENCE / 8 };
+            let late = started.elapsed() > patience;
+            if late && queue.held.insert(id, Instant::now()).is_none() {
+                self.blocks.dropped("another process holds a block, and does not bring it".into());
+            }
+            if late || !queue.waiting.contains_key(&id) || self.stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            drop(queue);
+            std::thread::sleep(LOOK);
+        }
+        let state = entry.state(block)?;
+        match state {
+            BlockState::Whole => return Ok(Some(0)),
+            BlockState::Unproven(crc) if entry.prove(block, crc, buffer)? => {
+                add(&self.blocks.counts.hits, self.serve(id, buffer));
+                return Ok(Some(0));
+            }
+            BlockState::Unproven(_) | BlockState::Missing => {}
+        }
+        if entry.complete(block, buffer)? {
+            add(&self.blocks.counts.blocks, 1);
+            add(&self.blocks.counts.hits, self.serve(id, buffer));
+            return Ok(Some(0));
+        }
+        // A block that was wrong has its room, and so have pieces.
+        let len = entry.layout.block_len(block);
+        let there = entry.brought(block * entry.layout.block, len);
+        let room = if state == BlockState::Missing { len.next_multiple_of(4096).saturating_sub(there) } else { 0 };
+        add(&self.blocks.counts.removed, self.dir.reserve(room)?);
+        if let Err(error) = self.download(upstream, id, len, buffer) {
+            self.dir.release(room);
+            self.fail(id, &error);
+            return Ok(None);
+        }
+        add(&self.blocks.counts.misses, self.serve(id, buffer));
+        self.flow.writers.fetch_add(1, Ordering::Relaxed);
+        let kept = entry.keep(block, buffer);
+        self.flow.writers.fetch_sub(1, Ordering::Relaxed);
+        kept.inspect_err(|_| self.dir.release(room))?;
+        self.dir.written(room);
+        self.queue.hold().held.remove(&id);
+        Ok(Some(len))
+    }
+
+    fn download(&self, upstream: Upstream, id: BlockId, len: u64, buffer: &mut Vec<u8>) -> Result<()> {
+        let downloads = |now: bool| {
+            let mut queue = self.queue.hold();
+            queue.running.insert(id, now);
+            if let Some(waiting) = queue.waiting.get_mut(&id) {
+                waiting.since = (!now).then(Instant::now);
+            }
+        };
+        downloads(true);
+        let start = id.block * self.blocks.block();
+        // The reads' own requests follow if this one brings nothing: both fit the stall deadline.
+        let patience = self.patience.map(|patience| patience / 2);
+        let brought = upstream.bring(start..start + len, patience, std::mem::take(buffer), &self.stop);
+        downloads(false);
+        *buffer = brought?;
+        Ok(())
+    }
+}

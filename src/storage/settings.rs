@@ -1,0 +1,60 @@
+//! What a user chooses of readers and of stores.
+
+use super::remote;
+
+/// Sets options of an object store, such as `s3://bucket`, in place of the environment's. Later opens and reads of the
+/// process use them; objects keep the version that was listed.
+///
+/// Names are those of the crate [`object_store`](https://docs.rs/object_store): for S3 `region`, `endpoint`,
+/// `access_key_id`, `secret_access_key`, `session_token`, `skip_signature`, `virtual_hosted_style_request`, and `profile`
+/// for one of `~/.aws`; for GCS `service_account_path`; for Azure `account_name`, `account_key`, `sas_token`. `timeout` is for all stores:
+/// a request without an answer or more bytes for so many seconds is tried again (10). Reads of a loader wait at most a
+/// twelfth of its stall deadline, so that all tries fit.
+///
+/// Errors: [`ErrorKind::Config`](crate::ErrorKind) for an unknown option, a missing one, or a build without the feature
+/// `remote`. No message shows a value.
+///
+/// ```
+/// # #[cfg(feature = "remote")]
+/// feedline::storage::configure("s3://bucket", [("endpoint", "http://localhost:9000"), ("skip_signature", "true")])?;
+/// # Ok::<(), feedline::Error>(())
+/// ```
+pub fn configure(
+    store: &str,
+    options: impl IntoIterator<Item = (impl Into<String>, impl Into<String>)>,
+) -> crate::Result<()> {
+    remote::configure(store, options.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+}
+
+/// The choice of reader.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mode {
+    /// The page cache first; misses go to io_uring if it is available, else to pread threads.
+    #[default]
+    Auto,
+    /// io_uring, or an error that says why not.
+    Uring,
+    /// Threads that call `pread`.
+    Pread,
+    /// Threads that copy out of memory maps.
+    Mmap,
+}
+
+/// Whether reads bypass the page cache (`O_DIRECT`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Direct {
+    /// `O_DIRECT` if the file system allows it. Under [`Mode::Auto`] only if the dataset exceeds half of the free
+    /// memory; otherwise a second epoch runs from memory. Never for [`Mode::Mmap`].
+    ///
+    /// A cold first epoch through the page cache costs CPU time. It also costs speed on devices that are slow with many
+    /// small segments, because the kernel puts a random extent into single pages of 4 KiB. If each sample is read only
+    /// once, [`Direct::On`] is better.
+    #[default]
+    Auto,
+    /// Always; an error on opening the reader if it is not possible.
+    On,
+    /// Never.
+    Off,
+}
