@@ -132,14 +132,6 @@ impl Rect {
         let size = Size::new(self.right().min(other.right()) - left, self.bottom().min(other.bottom()) - top);
         Self { left, top, size }
     }
-
-    /// The rectangle with `by` more pixels on every side, within a picture of size `picture`.
-    #[cfg(feature = "turbojpeg")]
-    pub(super) fn widened(&self, by: u32, picture: Size) -> Self {
-        let (left, top) = (self.left.saturating_sub(by), self.top.saturating_sub(by));
-        let (right, bottom) = ((self.right() + by).min(picture.width), (self.bottom() + by).min(picture.height));
-        Self { left, top, size: Size::new(right - left, bottom - top) }
-    }
 }
 
 /// `Resize(resize)`, then `CenterCrop(size)`, for `size <= resize`.

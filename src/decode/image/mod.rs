@@ -1,10 +1,10 @@
 //! Pictures: common formats in, pixels of one size out.
 //!
 //! ```text
-//! sequential JPEG ──► crate::jpeg: the crop alone ───────── rows of RGB, in the cache ─┐
-//! other JPEGs ─────► turbo | zune ─┐                                                   ├► crop + resize, one pass
-//! other formats ───► other ────────┴► RGB: the picture, or the part that a crop needs ─┘         │
-//!              (limits from the header)       (worker's buffer)                                  ▼
+//! JPEG ──────────► crate::jpeg: the crop alone ──── rows of RGB, in the cache ─┐
+//! other formats ─► other ─────────────────────────► RGB, in a worker's buffer ─┴► crop + resize, one pass
+//!            (limits from the header)                                                            │
+//!                                                                                                ▼
 //!                                                 row ◄────────────────────────────────────  u8 pixels
 //!                                                      upright, flip, dtype, layout,      (u8 NHWC: into the row,
 //!                                                      normalise, one pass                 else a small buffer)
@@ -27,7 +27,7 @@
 //! # Invariants
 //!
 //! * The header's size is checked against [`Limits`] before any allocation.
-//! * Steady state needs no allocation here. zune-jpeg, libjpeg-turbo and `image` allocate their own tables and rows per
+//! * Steady state needs no allocation here, but for the list of a JPEG's scans. `image` allocates its own tables and rows per
 //!   picture, within [`Limits::memory`].
 //! * An earlier picture's content of a buffer never shows.
 //! * A panic of one of these libraries is an error of the picture ([`ErrorKind::Panicked`](crate::ErrorKind::Panicked)).
@@ -35,11 +35,10 @@
 //! # Damage
 //!
 //! A damaged picture is an error, never grey pixels, as far as its format can detect damage. JPEG has no checksum. A
-//! cut file is always detected, and in a JPEG of one scan any missing or surplus data. Other damage is detected if it
-//! puts the codes out of step. zune-jpeg detects a half of 4 KiB zeroed or of other data in progressive files, and a
-//! sixth of single flipped bits.
+//! cut file is always detected, and any missing or surplus data of a scan. Other damage is detected if it
+//! puts the codes out of step.
 //!
-//! Rows below the crop of a sequential JPEG are not decoded. So only a crop that reaches the damage there detects it,
+//! Rows below the crop of a JPEG are not decoded. So only a crop that reaches the damage there detects it,
 //! except for a cut. With seek points, the same holds for damage above and beside the crop, if it is newer than the points.
 //! Restart markers are all checked for order and number, their intervals only under the crop. A
 //! checksum in the dataset covers all bytes, decoded or not.
@@ -53,15 +52,15 @@ mod other;
 #[cfg(test)]
 #[path = "../../../tests/unit/image_parts.rs"]
 mod parts_tests;
+#[cfg(all(test, feature = "turbojpeg"))]
+#[path = "../../../tests/common/turbojpeg.rs"]
+mod oracle;
 mod resize;
 mod settings;
 #[cfg(test)]
 #[path = "../../../tests/unit/image.rs"]
 mod tests;
-#[cfg(feature = "turbojpeg")]
-mod turbo;
 mod workspace;
-mod zune;
 
 pub use limits::Limits;
 pub use settings::{Filter, Image, PixelLayout};

@@ -36,16 +36,6 @@ pub enum Filter {
     Lanczos3,
 }
 
-/// What decodes JPEGs. Tests choose one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(test), allow(dead_code, reason = "tests compare the others with it"))]
-pub(super) enum Backend {
-    /// [`crate::jpeg`]; for kinds that it does not decode, libjpeg-turbo if it is built in, else zune-jpeg.
-    Own,
-    Turbo,
-    Zune,
-}
-
 /// Decodes JPEG, PNG, WebP, BMP or GIF, identified by their first bytes; then crops, resizes, flips and converts.
 ///
 /// A JPEG is decoded only as far as the crop needs. In files with restart markers even the entropy coding beside the
@@ -94,7 +84,6 @@ pub struct Image {
     pub(super) filter: Filter,
     pub(super) limits: Limits,
     pub(super) strict: bool,
-    pub(super) backend: Backend,
     pub(super) scaling: bool,
     pub(super) orient: bool,
 }
@@ -126,7 +115,6 @@ impl Image {
             filter: Filter::default(),
             limits: Limits::default(),
             strict: true,
-            backend: Backend::Own,
             scaling: false,
             orient: false,
         }
@@ -203,12 +191,6 @@ impl Image {
         self
     }
 
-    #[cfg(test)]
-    pub(super) fn backend(mut self, backend: Backend) -> Self {
-        self.backend = backend;
-        self
-    }
-
     /// Whether a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size; false by default.
     ///
     /// It is, if the crop stays at least as large as the output. Other formats ignore this, and so do progressive JPEGs
@@ -275,13 +257,8 @@ impl Image {
     }
 
     /// The largest divisor (1, 2, 4 or 8) of a JPEG's size at which `crop` is still as large as the output.
-    pub(super) fn scale_of(&self, header: &Header, crop: &Crop) -> u32 {
-        // zune-jpeg decodes full sizes alone.
-        let zune = match self.backend {
-            Backend::Own => !header.one_scan && !cfg!(feature = "turbojpeg"),
-            backend => backend == Backend::Zune,
-        };
-        if !self.scaling || zune {
+    pub(super) fn scale_of(&self, crop: &Crop) -> u32 {
+        if !self.scaling {
             return 1;
         }
         let fits = |scale: &u32| {

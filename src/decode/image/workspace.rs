@@ -6,10 +6,8 @@ use super::geometry::{Crop, Rect, Size};
 use super::limits::{Limits, Room, over_limit};
 use super::orientation::Orientation;
 use super::resize::{Pixels, Resizer};
-use super::settings::{Backend, Filter, Image, PixelLayout};
-#[cfg(feature = "turbojpeg")]
-use super::turbo;
-use super::{other, zune};
+use super::other;
+use super::settings::{Filter, Image, PixelLayout};
 use crate::decode::{Ctx, Decoder};
 use crate::error::{Error, ErrorKind, Result, Stage, guarded};
 use crate::jpeg::{self, Header};
@@ -80,6 +78,28 @@ impl Image {
     }
 }
 
+impl Header {
+    pub(super) fn size(&self) -> Size {
+        Size::new(self.width, self.height)
+    }
+
+    /// Refuses bytes between the segments of the header.
+    fn check_stray(&self) -> Result<()> {
+        match self.stray {
+            (0, _) => Ok(()),
+            (count, at) => {
+                let message = format!("JPEG with {count} stray bytes between the segments of its header, at byte {at}");
+                Err(Error::decode(message + &Setting::Strict.hint(|strict| format!("; {strict} skips them"))))
+            }
+        }
+    }
+
+    /// The EXIF orientation of `input`, to which this header belongs.
+    fn orientation(&self, input: &[u8]) -> Orientation {
+        input.get(self.exif.0..self.exif.1).map(Orientation::of_exif).unwrap_or_default()
+    }
+}
+
 /// An encoded picture and its seek points.
 #[derive(Clone, Copy)]
 pub(super) struct Encoded<'a> {
@@ -106,8 +126,6 @@ pub(super) struct Workspace {
     pub(super) upright: Vec<u8>,
     pub(super) resizer: Resizer,
     pub(super) jpeg: jpeg::Decoder,
-    #[cfg(feature = "turbojpeg")]
-    pub(super) turbo: turbo::Turbo,
 }
 
 /// A picture that was decoded, cropped and scaled.
@@ -161,38 +179,25 @@ impl Workspace {
     ) -> Result<Picture> {
         let input = encoded.bytes;
         let header = Header::parse(input)?;
-        let scans = header.check_scans(input, limits.scans, image.strict)?;
         if image.strict {
             header.check_stray()?;
         }
         let orientation = if image.orient { header.orientation(input) } else { Orientation::default() };
         let row = row.filter(|_| orientation.is_upright());
         let crop = orientation.stored(image.op.crop(orientation.size(header.size()), draws), header.size());
-        let scale = image.scale_of(&header, &crop);
-        #[cfg(feature = "turbojpeg")]
-        let full = crop.needed(image.filter);
+        let scale = image.scale_of(&crop);
         let size = header.size().divided(scale);
         let crop = if scale == 1 { crop } else { crop.scaled(scale, size) };
         let (pixels, resizer) = (&mut self.pixels, &mut self.resizer);
         let resizing = |_| resizing(&crop, image.filter);
         let mut room = Room { limits, encoded: input.len(), resizing: &resizing, pixels, resizer };
-        let done = match image.backend {
-            Backend::Own if header.one_scan => {
-                self.jpeg.release_beyond(header.engine_bytes());
-                let taken = room.take(header.size(), 0, header.engine_bytes()).map(drop);
-                taken.and_then(|()| self.decode_rows(encoded, (&header, image), (&crop, scale), row))
-            }
-            #[cfg(feature = "turbojpeg")]
-            Backend::Own | Backend::Turbo => {
-                let want = turbo::Want { needed: full, scale, strict: image.strict };
-                let there = self.turbo.decode(input, &header, want, &mut room);
-                there.map(|there| self.resize(there, &crop, image.filter, row))
-            }
-            _ => {
-                let there = zune::decode(input, (&header, scans), image.strict, &mut room);
-                there.map(|there| self.resize(there, &crop, image.filter, row))
-            }
-        };
+        let picture = jpeg::Input { bytes: input, header: &header, strict: image.strict };
+        let done = jpeg::Scans::of(picture, limits.scans).and_then(|scans| {
+            let bytes = scans.engine_bytes(&header);
+            room.take(header.size(), 0, bytes)?;
+            self.jpeg.release_beyond(bytes);
+            self.decode_rows((picture, &scans, encoded.points), image.filter, (&crop, scale), row)
+        });
         let damaged = |error: &Error| error.kind() == ErrorKind::Decode && error.message().starts_with(jpeg::DAMAGED);
         done.map_err(|error| match image.strict && damaged(&error) {
             true => Setting::Strict
@@ -204,20 +209,19 @@ impl Workspace {
         Ok(Picture { size, stored: crop.window.size, orientation })
     }
 
-    /// Decodes the rows of a sequential JPEG at 1 / `scale` of its size, and scales each while it is in the cache.
-    pub(super) fn decode_rows(
+    /// Decodes the rows of a JPEG at 1 / `scale` of its size, and scales each while it is in the cache.
+    fn decode_rows(
         &mut self,
-        Encoded { bytes, points }: Encoded<'_>,
-        (header, image): (&Header, &Image),
+        (picture, scans, points): (jpeg::Input<'_>, &jpeg::Scans<'_>, &[u8]),
+        filter: Filter,
         (crop, scale): (&Crop, u32),
         row: Option<&mut [u8]>,
     ) -> Result<()> {
-        let Rect { left, top, size: Size { width, height } } = crop.needed(image.filter);
+        let Rect { left, top, size: Size { width, height } } = crop.needed(filter);
         let region = jpeg::Region { left, top, width, height };
         let out = target(row, &mut self.resized, crop);
-        let mut rows = self.resizer.start(&crop.plan(image.filter), out);
-        let picture = jpeg::Input { bytes, header, strict: image.strict };
-        self.jpeg.decode(picture, points, (region, scale), &mut rows)?;
+        let mut rows = self.resizer.start(&crop.plan(filter), out);
+        self.jpeg.decode(picture, scans, points, (region, scale), &mut rows)?;
         rows.finish();
         Ok(())
     }
