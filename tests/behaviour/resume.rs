@@ -16,7 +16,7 @@ use feedline::{Epoch, Error, ErrorKind, LastBatch, Loader, LoaderBuilder, Order,
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The kinds of datasets of the random runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -359,11 +359,7 @@ fn a_state_counts_received_batches_not_prefetched_ones() {
     for received in 0..20_u64 {
         // Read-ahead is as far as possible: 8 batches less the ones just received, or all batches.
         let ahead = (received + 8).min(20) * 10;
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while run.mapped.load(Ordering::Relaxed) < ahead {
-            assert!(Instant::now() < deadline, "{ahead} samples were to be read ahead");
-            std::thread::yield_now();
-        }
+        until("the samples ahead are read", || run.mapped.load(Ordering::Relaxed) >= ahead);
         let state = loader.state().unwrap();
         assert_eq!(
             (state.epoch(), state.position(), state.batch(), state.steps()),
@@ -626,11 +622,6 @@ fn an_epoch_over_a_cut_file_resumes_when_it_is_repaired() {
             same(&found, &right, &format!("{mode:?} {direct:?} {}", path.display()));
         }
     }
-}
-
-/// Waits for an event that must not happen.
-fn a_moment() {
-    std::thread::sleep(Duration::from_millis(30));
 }
 
 #[test]

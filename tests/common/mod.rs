@@ -22,8 +22,10 @@ pub mod standin;
 pub mod sweep;
 pub mod synthetic;
 pub mod toys;
+pub mod wait;
 
 pub use child::*;
+pub use wait::*;
 
 use feedline::dataset::Records;
 use feedline::storage::{Direct, Mode};
