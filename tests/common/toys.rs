@@ -1,14 +1,33 @@
-//! A toy dataset for several test binaries.
+//! A toy dataset and a toy sampler for several test binaries.
 
 use bytes::Bytes;
 use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Parts};
 use feedline::decode::Scratch;
+use feedline::order::Sampler;
 use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A sampler by its length, and its id at an epoch and a position.
+pub struct Sampled<L, I>(pub L, pub I);
+
+impl<L: Fn() -> u64 + Send + Sync + 'static, I: Fn(u64, u64) -> u64 + Send + Sync + 'static> Sampler for Sampled<L, I> {
+    fn len(&self) -> u64 {
+        (self.0)()
+    }
+
+    fn id(&self, epoch: u64, position: u64) -> u64 {
+        (self.1)(epoch, position)
+    }
+
+    /// That of all others, too.
+    fn identity(&self) -> u64 {
+        0
+    }
+}
 
 /// Consecutive records of a file, in chunks of this many records; its field is `x`.
 pub struct Chunks {
