@@ -54,19 +54,6 @@ fn batches_do_not_depend_on_workers_reader_depth_or_slots() {
     }
 }
 
-#[test]
-fn a_shuffled_epoch_is_a_permutation_of_its_own() {
-    let loader = build(Loader::builder(in_memory(100, 8)).order(Order::shuffled(1)));
-    let ids = |epoch| pull(&loader, epoch).unwrap().into_iter().map(|(id, _)| id).collect::<Vec<_>>();
-    let (first, second) = (ids(0), ids(1));
-    assert_ne!(first, second);
-    assert_eq!(first, ids(0));
-    for mut order in [first, second] {
-        order.sort_unstable();
-        assert_eq!(order, (0..100).collect::<Vec<_>>());
-    }
-}
-
 fn in_memory(count: usize, record: usize) -> Records {
     Records::builder(record).open_bytes(noise(count * record, 5)).unwrap()
 }
@@ -118,21 +105,6 @@ fn the_last_batch_is_kept_or_dropped_as_announced() {
 }
 
 #[test]
-fn one_iterator_over_epochs_equals_single_epochs() {
-    let loader = build(Loader::builder(in_memory(23, 8)).order(Order::shuffled(3)).batch_size(5));
-    let apart: Vec<_> = (2..6).flat_map(|epoch| pull(&loader, epoch).unwrap()).collect();
-    let mut together = Vec::new();
-    let mut epochs = Vec::new();
-    for batch in loader.epochs(2..6).unwrap() {
-        let batch = batch.unwrap();
-        epochs.push(batch.epoch());
-        together.extend(rows(&batch));
-    }
-    assert!(apart == together);
-    assert_eq!(epochs, [2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5]);
-}
-
-#[test]
 fn a_batch_outlives_its_epoch_and_its_loader() {
     let bytes = noise(20 * 32, 5);
     let loader = build(Loader::builder(in_memory(20, 32)).batch_size(10));
@@ -156,21 +128,6 @@ fn a_second_live_epoch_is_an_error() {
         assert_eq!(got, 5 * taken as usize);
     }
     assert_eq!(pull(&loader, 0).unwrap().len(), 50);
-}
-
-#[test]
-fn holding_every_batch_is_an_error_until_one_is_dropped() {
-    let loader =
-        build(Loader::builder(in_memory(60, 8)).batch_size(5).slots(3).held_deadline(Duration::from_millis(200)));
-    let mut epoch = loader.epoch(0).unwrap();
-    let mut held: Vec<_> = (0..3).map(|_| epoch.next().unwrap().unwrap()).collect();
-    let error = epoch.next().unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::BatchesHeld);
-    assert!(error.to_string().contains("all 3 batches"), "{error}");
-    held.remove(1);
-    assert_eq!(epoch.next().unwrap().unwrap().ids(), [15, 16, 17, 18, 19]);
-    drop(held);
-    assert_eq!(epoch.map(|batch| batch.unwrap().len()).sum::<usize>(), 40);
 }
 
 #[test]
@@ -673,17 +630,6 @@ fn a_split_is_disjoint_and_whole() {
     );
     assert_eq!(in_memory(10, 4).subset([10]).err().unwrap().kind(), ErrorKind::Config);
     assert_eq!(in_memory(10, 4).split(1.5, 0).err().unwrap().kind(), ErrorKind::Config);
-}
-
-#[test]
-fn a_sampler_that_names_a_missing_sample_is_an_error() {
-    let order = Order::sampler(Sampled(|| 20, |_, position| position));
-    let loader = build(Loader::builder(in_memory(10, 4)).order(order).batch_size(4));
-    let mut epoch = loader.epoch(0).unwrap();
-    assert!(epoch.next().unwrap().is_ok() && epoch.next().unwrap().is_ok());
-    let error = epoch.next().unwrap().unwrap_err();
-    assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Order), "{error}");
-    assert!(epoch.next().is_none());
 }
 
 #[test]

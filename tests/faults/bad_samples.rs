@@ -313,7 +313,8 @@ fn an_error_of_map_batch_is_blamed_on_no_sample() {
     assert_eq!(deliver(&loader, 0).unwrap_err().kind(), ErrorKind::User);
     let wrong = Sampled(|| 16, |_, position| if position == 9 { 99 } else { position });
     let loader = build(files(&dataset).order(Order::sampler(wrong)));
-    assert_eq!(deliver(&loader, 0).unwrap_err().kind(), ErrorKind::Config);
+    let error = deliver(&loader, 0).unwrap_err();
+    assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Order), "{error}");
     assert!(loader.ledger().samples.is_empty());
 }
 
