@@ -18,6 +18,8 @@ mod driver;
 mod pull;
 #[path = "../tests/common/standin.rs"]
 mod standin;
+#[path = "../tests/common/wait.rs"]
+mod wait;
 
 use common::{as_test, compare, pairs_wanted, spread};
 use driver::{Gpu, Kind, Lane, Result, h2d_for};

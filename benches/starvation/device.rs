@@ -322,7 +322,7 @@ fn run(case: Case, consume: impl Fn(&Consumer, &mut Epoch)) -> Vec<Line> {
     consumer.stream.synchronize().unwrap();
     // Their marks are on two streams.
     let all = case.epochs * (case.steps - 1);
-    standin::soon(|| loader.snapshot().consumer.gpu.unwrap().steps == all);
+    crate::wait::soon(|| loader.snapshot().consumer.gpu.unwrap().steps == all);
     let gpu = loader.snapshot().consumer.gpu.unwrap();
     drop((loader, consumer));
     drop(session);

@@ -1,6 +1,7 @@
 //! Datasets, decoders, transforms and samplers of users: what they may do, and what the loader says of their mistakes.
 
 use crate::common::formats::tar_member;
+use crate::common::toys::Sampled;
 use crate::common::*;
 use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Sizes, Tar};
 use feedline::decode::{Bytes, Ctx, Decoder};
@@ -379,22 +380,13 @@ fn packed_rows_need_lengths_in_the_index() {
 
 #[test]
 fn states_do_not_resume_in_another_sampler() {
-    struct Strides(u64);
-    impl Sampler for Strides {
-        fn len(&self) -> u64 {
-            20
-        }
-        fn id(&self, _: u64, position: u64) -> u64 {
-            position * self.0 % 20
-        }
-        /// It forgets the stride.
-        fn identity(&self) -> u64 {
-            0
-        }
-    }
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 20, 8);
-    let builder = |stride| Loader::builder(records(&path, 8)).order(Order::sampler(Strides(stride))).batch_size(4);
+    let builder = |stride| {
+        // Its identity forgets the stride.
+        let strides = Sampled(|| 20, move |_, position| position * stride % 20);
+        Loader::builder(records(&path, 8)).order(Order::sampler(strides)).batch_size(4)
+    };
     let state = build(builder(7)).state().unwrap();
     assert!(builder(7).resume(state.clone()).build().is_ok());
     assert_eq!(builder(11).resume(state).build().unwrap_err().kind(), ErrorKind::State);

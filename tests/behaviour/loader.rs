@@ -1,5 +1,6 @@
 //! The promises of a loader. Records are the data, `std::fs::read` is the oracle.
 
+use crate::common::toys::Sampled;
 use crate::common::*;
 use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Records, Sizes};
 use feedline::decode::{Ctx, Decoder};
@@ -7,6 +8,7 @@ use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{Error, ErrorKind, LastBatch, Loader, Order, Result, Row, Stage};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -49,19 +51,6 @@ fn batches_do_not_depend_on_workers_reader_depth_or_slots() {
                 );
             }
         }
-    }
-}
-
-#[test]
-fn a_shuffled_epoch_is_a_permutation_of_its_own() {
-    let loader = build(Loader::builder(in_memory(100, 8)).order(Order::shuffled(1)));
-    let ids = |epoch| pull(&loader, epoch).unwrap().into_iter().map(|(id, _)| id).collect::<Vec<_>>();
-    let (first, second) = (ids(0), ids(1));
-    assert_ne!(first, second);
-    assert_eq!(first, ids(0));
-    for mut order in [first, second] {
-        order.sort_unstable();
-        assert_eq!(order, (0..100).collect::<Vec<_>>());
     }
 }
 
@@ -116,21 +105,6 @@ fn the_last_batch_is_kept_or_dropped_as_announced() {
 }
 
 #[test]
-fn one_iterator_over_epochs_equals_single_epochs() {
-    let loader = build(Loader::builder(in_memory(23, 8)).order(Order::shuffled(3)).batch_size(5));
-    let apart: Vec<_> = (2..6).flat_map(|epoch| pull(&loader, epoch).unwrap()).collect();
-    let mut together = Vec::new();
-    let mut epochs = Vec::new();
-    for batch in loader.epochs(2..6).unwrap() {
-        let batch = batch.unwrap();
-        epochs.push(batch.epoch());
-        together.extend(rows(&batch));
-    }
-    assert!(apart == together);
-    assert_eq!(epochs, [2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5]);
-}
-
-#[test]
 fn a_batch_outlives_its_epoch_and_its_loader() {
     let bytes = noise(20 * 32, 5);
     let loader = build(Loader::builder(in_memory(20, 32)).batch_size(10));
@@ -154,21 +128,6 @@ fn a_second_live_epoch_is_an_error() {
         assert_eq!(got, 5 * taken as usize);
     }
     assert_eq!(pull(&loader, 0).unwrap().len(), 50);
-}
-
-#[test]
-fn holding_every_batch_is_an_error_until_one_is_dropped() {
-    let loader =
-        build(Loader::builder(in_memory(60, 8)).batch_size(5).slots(3).held_deadline(Duration::from_millis(200)));
-    let mut epoch = loader.epoch(0).unwrap();
-    let mut held: Vec<_> = (0..3).map(|_| epoch.next().unwrap().unwrap()).collect();
-    let error = epoch.next().unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::BatchesHeld);
-    assert!(error.to_string().contains("all 3 batches"), "{error}");
-    held.remove(1);
-    assert_eq!(epoch.next().unwrap().unwrap().ids(), [15, 16, 17, 18, 19]);
-    drop(held);
-    assert_eq!(epoch.map(|batch| batch.unwrap().len()).sum::<usize>(), 40);
 }
 
 #[test]
@@ -687,28 +646,6 @@ fn a_split_is_disjoint_and_whole() {
 }
 
 #[test]
-fn a_sampler_that_names_a_missing_sample_is_an_error() {
-    struct Off;
-    impl feedline::order::Sampler for Off {
-        fn len(&self) -> u64 {
-            20
-        }
-        fn id(&self, _: u64, position: u64) -> u64 {
-            position
-        }
-        fn identity(&self) -> u64 {
-            0
-        }
-    }
-    let loader = build(Loader::builder(in_memory(10, 4)).order(Order::sampler(Off)).batch_size(4));
-    let mut epoch = loader.epoch(0).unwrap();
-    assert!(epoch.next().unwrap().is_ok() && epoch.next().unwrap().is_ok());
-    let error = epoch.next().unwrap().unwrap_err();
-    assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Order), "{error}");
-    assert!(epoch.next().is_none());
-}
-
-#[test]
 fn the_report_counts_delivered_batches_and_names_the_reader() {
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 64, 4096);
@@ -780,24 +717,16 @@ fn starting_and_dropping_epochs_quickly_never_blocks() {
 
 #[test]
 fn a_sampler_that_panics_or_shrinks_ends_the_run() {
-    struct Fickle(std::sync::atomic::AtomicU64, bool);
-    impl feedline::order::Sampler for Fickle {
-        fn len(&self) -> u64 {
-            // `build` and each epoch call it.
-            let asked = self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-            assert!(!self.1 || asked < 2, "fickle");
-            if asked < 2 { 20 } else { 5 }
-        }
-        fn id(&self, _: u64, position: u64) -> u64 {
-            position
-        }
-        fn identity(&self) -> u64 {
-            0
-        }
-    }
     for panics in [false, true] {
-        let fickle = Fickle(std::sync::atomic::AtomicU64::new(0), panics);
-        let loader = build(Loader::builder(in_memory(20, 4)).order(Order::sampler(fickle)).batch_size(4));
+        let asked = AtomicU64::new(0);
+        let len = move || {
+            // `build` and each epoch call it.
+            let asked = asked.fetch_add(1, Ordering::SeqCst);
+            assert!(!panics || asked < 2, "fickle");
+            if asked < 2 { 20 } else { 5 }
+        };
+        let fickle = Order::sampler(Sampled(len, |_, position| position));
+        let loader = build(Loader::builder(in_memory(20, 4)).order(fickle).batch_size(4));
         let mut epochs = loader.epochs(0..3).unwrap();
         let error = epochs.find_map(Result::err).unwrap();
         let kind = if panics { ErrorKind::Panicked } else { ErrorKind::Config };
@@ -808,7 +737,7 @@ fn a_sampler_that_panics_or_shrinks_ends_the_run() {
 
 #[test]
 fn a_panic_in_build_or_preview_is_an_error() {
-    struct Panics(Records, bool);
+    struct Panics(Records);
     impl Dataset for Panics {
         fn schema(&self) -> &[EncodedField] {
             self.0.schema()
@@ -820,27 +749,15 @@ fn a_panic_in_build_or_preview_is_an_error() {
             self.0.sources()
         }
         fn sizes(&self) -> Sizes {
-            assert!(!self.1, "a bug");
-            Sizes::new(4)
+            panic!("a bug");
         }
         fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
             self.0.extents(sample, parts)
         }
     }
-    impl feedline::order::Sampler for Panics {
-        fn len(&self) -> u64 {
-            20
-        }
-        fn id(&self, _: u64, _: u64) -> u64 {
-            panic!("a bug");
-        }
-        fn identity(&self) -> u64 {
-            0
-        }
-    }
-    let error = Loader::builder(Panics(in_memory(20, 4), true)).build().unwrap_err();
+    let error = Loader::builder(Panics(in_memory(20, 4))).build().unwrap_err();
     assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "a bug"));
-    let order = Order::sampler(Panics(in_memory(20, 4), false));
+    let order = Order::sampler(Sampled(|| 20, |_, _| panic!("a bug")));
     let error = order.preview(20, 0, 1).unwrap_err();
     assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "epoch 0, position 0: the sampler: a bug"));
     let error = Loader::builder(in_memory(20, 4)).order(order).build().unwrap_err();
@@ -849,26 +766,14 @@ fn a_panic_in_build_or_preview_is_an_error() {
 
 #[test]
 fn an_error_of_a_later_epoch_comes_in_its_turn() {
-    struct Changing(Arc<std::sync::atomic::AtomicU64>);
-    impl feedline::order::Sampler for Changing {
-        fn len(&self) -> u64 {
-            self.0.load(std::sync::atomic::Ordering::SeqCst)
-        }
-        fn id(&self, _: u64, position: u64) -> u64 {
-            position
-        }
-        fn identity(&self) -> u64 {
-            0
-        }
-    }
-    let len = Arc::new(std::sync::atomic::AtomicU64::new(12));
-    let set = |to| len.store(to, std::sync::atomic::Ordering::SeqCst);
+    let len = Arc::new(AtomicU64::new(12));
+    let (set, own) = (|to| len.store(to, Ordering::SeqCst), len.clone());
     // Batches take longer than the interval at which `next` checks for a failure of the loader.
     let slow = |_: &mut feedline::BatchMut<'_>, _: &mut feedline::decode::Ctx<'_>| {
         std::thread::sleep(std::time::Duration::from_millis(150));
         Ok(())
     };
-    let order = Order::sampler(Changing(len.clone()));
+    let order = Order::sampler(Sampled(move || own.load(Ordering::SeqCst), |_, position| position));
     // With fewer slots than batches per epoch, the next epoch is not planned before the first batch is taken.
     let builder = Loader::builder(in_memory(20, 4)).order(order).batch_size(4).slots(2).workers(1);
     let loader = build(builder.map_batch(slow));

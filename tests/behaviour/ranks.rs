@@ -554,6 +554,7 @@ fn held_batches_stop_every_rank_until_one_is_dropped() {
             let mut found: Vec<Part> = held.iter().map(part).collect();
             let error = epochs.next().unwrap().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::BatchesHeld, "{error}");
+            assert!(error.to_string().contains("all 3 batches"), "{error}");
             assert_eq!(loader.state().unwrap().steps(), 3);
             // Drop the middle batch, so that slots are reused in another order.
             drop(held.remove(1));

@@ -22,9 +22,11 @@ pub mod standin;
 pub mod sweep;
 pub mod synthetic;
 pub mod toys;
+pub mod wait;
 pub mod workloads;
 
 pub use child::*;
+pub use wait::*;
 
 use feedline::dataset::Records;
 use feedline::storage::{Direct, Mode};

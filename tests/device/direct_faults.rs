@@ -121,7 +121,7 @@ fn lives(cases: impl Iterator<Item = Case>) -> usize {
             until("the loader's threads have ended", || loader_threads().is_empty());
             let left = || things(&machine.session.live()).saturating_sub(before.0);
             // A thread that frees a batch has its name a moment after its start.
-            standin::soon(|| left() == 0 || leaked() > before.1);
+            crate::common::wait::soon(|| left() == 0 || leaked() > before.1);
             let left = left();
             judge(&out, left, leaked() - before.1);
             let counts = machine.double.cufile.counts();

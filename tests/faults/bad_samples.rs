@@ -1,5 +1,6 @@
 //! Bad samples: their substitutes, their ledger entries, and the cases that stay errors.
 
+use crate::common::toys::Sampled;
 use crate::common::*;
 use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Sizes};
 use feedline::order::LastBatch;
@@ -316,20 +317,10 @@ fn an_error_of_map_batch_is_blamed_on_no_sample() {
     let dataset = Files::new(&dir, 20);
     let loader = build(files(&dataset).map_batch(|_, _| Err(Error::user("no"))));
     assert_eq!(deliver(&loader, 0).unwrap_err().kind(), ErrorKind::User);
-    struct Wrong;
-    impl feedline::order::Sampler for Wrong {
-        fn len(&self) -> u64 {
-            16
-        }
-        fn id(&self, _: u64, position: u64) -> u64 {
-            if position == 9 { 99 } else { position }
-        }
-        fn identity(&self) -> u64 {
-            9
-        }
-    }
-    let loader = build(files(&dataset).order(Order::sampler(Wrong)));
-    assert_eq!(deliver(&loader, 0).unwrap_err().kind(), ErrorKind::Config);
+    let wrong = Sampled(|| 16, |_, position| if position == 9 { 99 } else { position });
+    let loader = build(files(&dataset).order(Order::sampler(wrong)));
+    let error = deliver(&loader, 0).unwrap_err();
+    assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Order), "{error}");
     assert!(loader.ledger().samples.is_empty());
 }
 

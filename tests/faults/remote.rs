@@ -300,5 +300,6 @@ fn ends_at_once(server: &Server, builder: LoaderBuilder) {
     let started = Instant::now();
     drop(batches);
     drop(loader);
-    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    // Far from the stall deadline, which a request that nobody ends would take.
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
 }

@@ -90,7 +90,7 @@ fn a_loader_may_be_dropped_right_after_it_was_built() {
             drop(build(data().device(gpu(0)).slots(8)));
             drop(build(data().device(gpu(1)).slots(8)).epoch(0).unwrap());
             // A thread of its own frees a batch that nobody received.
-            standin::until("all is freed", || session.live() == Live::default());
+            crate::common::wait::until("all is freed", || session.live() == Live::default());
         }
     });
 }

@@ -143,7 +143,7 @@ fn broken(error: &Error, code: u32, name: &str) {
 /// its slots, so nothing tells it.
 fn breaks(context: &Arc<CudaContext>, stream: &Arc<CudaStream>, (code, name): (u32, &str), stopped: bool) {
     let (right, kernels) = (Got::epoch(&build(data()), 0), Kernels::new(context));
-    let builder = data().stall_deadline(standin::DEADLINE);
+    let builder = data().stall_deadline(crate::common::wait::DEADLINE);
     let loader = build(builder.device(gpu(0)).stream(stream).slots(3).device_batches(3));
     let mut batches = loader.epoch(0).unwrap();
     let held = batches.next().unwrap().unwrap();

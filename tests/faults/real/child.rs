@@ -429,7 +429,7 @@ pub fn pull(given: &Given, mut at: impl FnMut(u64)) {
 pub fn finish(before: &[String]) {
     let begun = Instant::now();
     // A joined thread stays in /proc until the kernel removes it, a ring's descriptor slightly longer.
-    while (!loader_threads().is_empty() || descriptors() != before) && begun.elapsed() < Duration::from_secs(3) {
+    while (!loader_threads().is_empty() || descriptors() != before) && begun.elapsed() < DEADLINE / 2 {
         std::thread::sleep(Duration::from_millis(2));
     }
     say("threads", loader_threads().join(","));

@@ -24,8 +24,8 @@ fn the_longest_deadline_means_never() {
 #[test]
 fn a_transform_slow_with_every_sample_is_not_stalled() {
     let dir = Dir::new();
-    let loader = build(file(&dir).batch_size(50).stall_deadline(ms(200)).map(|_, _| {
-        std::thread::sleep(ms(20));
+    let loader = build(file(&dir).batch_size(50).stall_deadline(ms(800)).map(|_, _| {
+        std::thread::sleep(ms(40));
         Ok(())
     }));
     assert_eq!(pull(&loader, 0).unwrap().len(), 100);
@@ -35,7 +35,7 @@ fn a_transform_slow_with_every_sample_is_not_stalled() {
 fn a_consumer_that_holds_every_batch_is_no_stall() {
     let dir = Dir::new();
     let held = Duration::from_secs(2);
-    let loader = build(file(&dir).slots(2).stall_deadline(ms(100)).held_deadline(held));
+    let loader = build(file(&dir).slots(2).stall_deadline(ms(500)).held_deadline(held));
     let mut epoch = loader.epoch(0).unwrap();
     let first = epoch.next().unwrap().unwrap();
     let second = epoch.next().unwrap().unwrap();
@@ -46,7 +46,7 @@ fn a_consumer_that_holds_every_batch_is_no_stall() {
 
 #[test]
 fn a_consumer_that_polls_rarely_sees_no_stall() {
-    let loader = build(memory().batch_size(50).slots(2).stall_deadline(ms(200)).map(|_, _| {
+    let loader = build(memory().batch_size(50).slots(2).stall_deadline(ms(500)).map(|_, _| {
         std::thread::sleep(ms(10));
         Ok(())
     }));
@@ -56,7 +56,7 @@ fn a_consumer_that_polls_rarely_sees_no_stall() {
         match epoch.next_within(Duration::ZERO) {
             Poll::Ready(Some(batch)) => got += batch.unwrap().len(),
             Poll::Ready(None) => break,
-            Poll::Pending => std::thread::sleep(ms(170)),
+            Poll::Pending => std::thread::sleep(ms(420)),
         }
     }
     assert_eq!(got, 400);
