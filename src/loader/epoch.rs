@@ -9,7 +9,7 @@ use super::Report;
 use super::{Life, Live, Place, config};
 use crate::batch::{Batch, BatchInfo, Contents, Reorder};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::memory::Ticket;
+use crate::memory::{MemoryTerm, Ticket};
 use crate::meter::Consuming;
 use crate::order::Batches;
 use crate::pipeline::Start;
@@ -101,7 +101,7 @@ impl Epoch {
         let current = shared.runtime.core().exchange.generation.clone();
         let generation = current.fetch_add(1, Ordering::AcqRel) + 1;
         let mut epoch = Self {
-            reorder: Reorder::new(shared.facts.plan.slots),
+            reorder: Reorder::new(shared.facts.plan.term(MemoryTerm::SLOTS).count),
             generation,
             first: (0, shared.whole),
             total: 0,

@@ -10,6 +10,7 @@ mod resume;
 #[path = "../../tests/unit/scenarios/mod.rs"]
 mod scenarios;
 mod settings;
+mod terms;
 
 pub use epoch::Epoch;
 pub use origin::Origin;
@@ -21,11 +22,12 @@ use crate::dataset::Dataset;
 use crate::device::{DirectReader, IdleMeter};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::{Ledger, LedgerWriter};
+use crate::memory::MemoryPlan;
 use crate::meter::{CacheReads, Consumer, Handed, Network, ReadStats, Settings, Snapshot, Timeline};
 use crate::order::{Batches, ChunkStarts, LastBatch, Order, Rank};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
-use crate::pipeline::{FieldRoute, Job, MemoryPlan};
+use crate::pipeline::{FieldRoute, Job};
 use crate::report::Verdict;
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
@@ -508,7 +510,7 @@ impl LoaderState {
             planned_amplification: self.facts.planned_amplification,
             local_cache,
             cache: core.cache.as_deref().map(|cache: &PageCache| (cache.hits(), cache.misses())),
-            copies: (self.facts.plan.device_batches > 0 && !forked).then(|| meters.device.copies(now)),
+            copies: (self.facts.settings.buffers.is_some() && !forked).then(|| meters.device.copies(now)),
             routes: self.facts.routes.clone(),
             direct: self.facts.direct.as_ref().filter(|_| !forked).map(|reader| meters.device.direct(reader.mode())),
             origin: self.facts.before.origin(

@@ -2,8 +2,9 @@
 
 use super::origin::Origin;
 use crate::ledger::Ledger;
+use crate::memory::MemoryPlan;
 use crate::meter::{CacheReads, Copies, DirectReads, Network, ReadStats};
-use crate::pipeline::{FieldRoute, MemoryPlan};
+use crate::pipeline::FieldRoute;
 use crate::report::{Cause, Verdict};
 use crate::storage::Choice;
 use std::fmt;

@@ -13,7 +13,7 @@
 use super::cache::{Fill, Route};
 use super::{Completion, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Sources, Waker};
 use crate::error::{Error, ErrorKind, Stage};
-use crate::memory::Region;
+use crate::memory::{MemoryTerm, Region};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -147,9 +147,9 @@ impl Reader for Mixed {
         }
     }
 
-    fn bytes_beside(&self) -> usize {
-        let cached = self.cached.as_ref().map_or(0, |cached| cached.fill.bytes());
-        self.files.bytes_beside() + self.objects.bytes_beside() + cached
+    fn terms(&self) -> Vec<MemoryTerm> {
+        let cached = self.cached.as_ref().map(|cached| cached.fill.term());
+        self.files.terms().into_iter().chain(self.objects.terms()).chain(cached).collect()
     }
 
     fn mem_align(&self) -> usize {

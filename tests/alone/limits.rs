@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use feedline::dataset::DatasetExt;
-use feedline::{Error, ErrorKind, Loader};
+use feedline::{Error, ErrorKind, Loader, MemoryTerm};
 use std::path::{Path, PathBuf};
 
 const MIB: usize = 1 << 20;
@@ -80,7 +80,7 @@ fn under_the_limit(dir: &Path) {
     );
     // Four slots are the default, two have room.
     let fewer = build(loader(&large).batch_size(64));
-    assert_eq!(fewer.plan().slots, 2, "{}", fewer.plan());
+    assert_eq!(fewer.plan().term(MemoryTerm::SLOTS).count, 2, "{}", fewer.plan());
     assert_eq!(fewer.epoch(0).unwrap().map(|batch| batch.unwrap().len()).sum::<usize>(), 256);
     drop(fewer);
     // The page cache fills the group, and counts as free.

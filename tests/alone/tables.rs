@@ -5,7 +5,7 @@ use crate::common::server::Server;
 use crate::common::*;
 use feedline::dataset::{Dataset, Records};
 use feedline::storage::Cache;
-use feedline::{Loader, Order};
+use feedline::{Loader, MemoryTerm, Order};
 use std::io::{BufRead, BufReader, Read};
 use std::ops::ControlFlow;
 use std::process::{Child, Stdio};
@@ -48,7 +48,8 @@ fn tables_of_small_cached_objects_stay_within_the_plan() {
     assert_eq!(pull(&loader, 0).unwrap().len(), OBJECTS);
     let more = heap() - before;
     let plan = loader.plan();
-    let planned = plan.network_bytes + plan.table_bytes + plan.workers * plan.cached_bytes;
+    let terms = [MemoryTerm::NETWORK, MemoryTerm::TABLES, MemoryTerm::CACHED];
+    let planned = terms.iter().map(|term| plan.term(*term).bytes()).sum::<usize>();
     println!("{OBJECTS} objects: {built} bytes built, {more} after an epoch; {planned} planned\n{plan}");
     assert!(more <= planned, "{more} bytes on the heap, {planned} planned:\n{plan}");
     child.kill().unwrap();

@@ -5,7 +5,7 @@ use crate::common::{Dir, alone, here, noise, pull, readers, records, records_fil
 use feedline::dataset::Records;
 use feedline::profile::Origin;
 use feedline::storage::{Direct, Mode};
-use feedline::{Loader, Order};
+use feedline::{Loader, MemoryTerm, Order};
 use rustix::fs::Advice;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -111,7 +111,7 @@ fn every_sample_is_counted_once() {
             // Reads before the first batch are not in the steady time.
             assert!(counted <= 640, "{mode:?} {direct:?}: {counted}");
             let told = loader.report().verdict.to_string();
-            let ready = 640 - (loader.plan().slots as u64 + 1) * 16;
+            let ready = 640 - (loader.plan().term(MemoryTerm::SLOTS).count as u64 + 1) * 16;
             assert!(counted >= ready, "{mode:?} {direct:?} {labels}: {counted} of at least {ready}; {told}");
         }
     }

@@ -6,7 +6,7 @@ use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Part
 use feedline::decode::Scratch;
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Status};
+use feedline::{Error, ErrorKind, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Result, Status};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -256,11 +256,11 @@ fn a_sequential_order_keeps_few_chunks_open() {
     let dir = Dir::new();
     let (toy, bytes) = Toy::new(&dir, &[50; 20], Fault::None);
     let sequential = build(Loader::builder(toy.clone()).workers(2));
-    assert_eq!(sequential.plan().chunks, 4);
+    assert_eq!(sequential.plan().term(MemoryTerm::CHUNKS).count, 4);
     check(&sequential, &toy, &bytes, 0);
     assert_eq!(*toy.log.lock().unwrap().iter().max().unwrap(), 19);
     let shuffled = build(Loader::builder(toy.clone()).order(Order::shuffled(1)));
-    assert_eq!(shuffled.plan().chunks, 20);
+    assert_eq!(shuffled.plan().term(MemoryTerm::CHUNKS).count, 20);
     let before = toy.opened.load(Ordering::Relaxed);
     (0..3).for_each(|epoch| drop(check(&shuffled, &toy, &bytes, epoch)));
     // All stay open across epochs of one run; a separate run opens only the missing chunks.
@@ -334,7 +334,7 @@ fn a_budget_that_does_not_hold_the_chunks_is_refused_by_name() {
     }
     let loader = build(make(Order::windowed(1, 3)));
     assert!(loader.plan().total() <= 24 << 20);
-    assert!((3..=6).contains(&loader.plan().chunks), "{}", loader.plan());
+    assert!((3..=6).contains(&loader.plan().term(MemoryTerm::CHUNKS).count), "{}", loader.plan());
 }
 
 #[test]
@@ -535,7 +535,7 @@ fn the_memory_plan_counts_the_sequence_of_open_chunks() {
     let dir = Dir::new();
     let tables = |chunks: usize, order: Order| {
         let (toy, _) = Toy::new(&dir, &vec![1; chunks], Fault::None);
-        build(Loader::builder(toy).order(order)).plan().table_bytes
+        build(Loader::builder(toy).order(order)).plan().term(MemoryTerm::TABLES).bytes()
     };
     let few = tables(10, Order::windowed(1, 2));
     // For two epochs, at least three numbers per chunk: its place, the samples before it, and its group.

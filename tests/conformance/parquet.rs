@@ -7,7 +7,7 @@ use crate::common::sweep::places;
 use crate::common::*;
 use feedline::dataset::{Dataset, Nulls, Parquet, ParquetBuilder};
 use feedline::tensor::DType;
-use feedline::{Batch, Error, ErrorKind, Loader, Order, Result};
+use feedline::{Batch, Error, ErrorKind, Loader, MemoryTerm, Order, Result};
 use std::path::{Path, PathBuf};
 
 const ROWS: u64 = 150;
@@ -207,7 +207,7 @@ fn all_values<T: feedline::tensor::Element>(builder: ParquetBuilder, name: &str)
         let batch = batch.unwrap_or_else(|error| panic!("{name}: {error}"));
         values.extend_from_slice(batch.fields().next().unwrap().as_slice::<T>().unwrap());
     }
-    (values, loader.plan().opened_bytes)
+    (values, loader.plan().term(MemoryTerm::OPENING).each)
 }
 
 #[test]

@@ -6,7 +6,9 @@ use feedline::order::LastBatch;
 use feedline::storage::{Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::unstable::{Call, Fault, Faulty};
-use feedline::{BadSample, Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Rank, Result, Stage, Status};
+use feedline::{
+    BadSample, Error, ErrorKind, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Rank, Result, Stage, Status,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -296,8 +298,8 @@ fn the_plan_counts_substitutes_and_the_minimum_works() {
     std::fs::remove_file(&dataset.paths[63]).unwrap();
     let plain = build(files(&dataset).on_bad_sample(OnBadSample::Fail));
     let with = build(files(&dataset));
-    assert_eq!(plain.plan().substitute_bytes, 0);
-    assert!(with.plan().substitute_bytes >= BYTES);
+    assert_eq!(plain.plan().term(MemoryTerm::SUBSTITUTES).bytes(), 0);
+    assert!(with.plan().term(MemoryTerm::SUBSTITUTES).bytes() >= BYTES);
     let error = files(&dataset).slots(2).workers(1).memory_budget(1).build().unwrap_err();
     let words = error.to_string();
     let least: String = words.split("allowed, ").nth(1).unwrap().split(" are needed").next().unwrap().into();

@@ -6,7 +6,7 @@ use feedline::dataset::{Dataset, Images, Npy, Records, Tar, Tokens};
 use feedline::decode::Bytes;
 use feedline::order::Draws;
 use feedline::tensor::{DType, Field};
-use feedline::{LastBatch, Loader, LoaderBuilder, Order, Rank, Row};
+use feedline::{LastBatch, Loader, LoaderBuilder, MemoryTerm, Order, Rank, Row};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -346,7 +346,7 @@ fn the_smallest_legal_budget_is_enough_on_a_device() {
             }
         }
         let loader = on_device(most).unwrap();
-        assert_eq!(loader.plan().slots, 2);
+        assert_eq!(loader.plan().term(MemoryTerm::SLOTS).count, 2);
         same(&Got::epoch(&loader, 0), &right, "smallest budget");
         same(&Got::epoch(&loader, 0), &right, "and again");
     });

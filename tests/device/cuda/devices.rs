@@ -7,7 +7,7 @@ use cudarc::driver::{CudaContext, result};
 use feedline::dataset::Records;
 use feedline::device::DeviceKind;
 use feedline::unstable::{Absent, Found, devices};
-use feedline::{Device, ErrorKind, Loader, LoaderBuilder, Order, Stage};
+use feedline::{Device, ErrorKind, Loader, LoaderBuilder, MemoryTerm, Order, Stage};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::sync::Arc;
 
@@ -392,7 +392,7 @@ fn fewer_than_two_batches_on_a_device_are_refused() {
 
 #[test]
 fn a_small_gpu_is_a_budget_error_that_names_the_sizes() {
-    let slot = build(data()).plan().slot_bytes as u64;
+    let slot = build(data()).plan().term(MemoryTerm::SLOTS).each as u64;
     // Each batch takes one page more for its alignment.
     let all_bytes = slot * 5 / 2 + 3 * 4096;
     let devices = vec![Gpu::new(all_bytes, "0000:3b:00.0"); 3];

@@ -6,7 +6,7 @@ use feedline::dataset::Records;
 use feedline::device::Finish;
 use feedline::device::cuda::Stream;
 use feedline::tensor::DType;
-use feedline::{ErrorKind, Loader, LoaderBuilder, Order};
+use feedline::{ErrorKind, Loader, LoaderBuilder, MemoryTerm, Order};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,7 +20,7 @@ fn data() -> LoaderBuilder {
 fn all_pinned(loader: &Loader) {
     until("all slots are pinned", || {
         let copies = loader.report().copies.unwrap();
-        copies.pinned_slots + copies.pageable_slots == loader.plan().slots as u64
+        copies.pinned_slots + copies.pageable_slots == loader.plan().term(MemoryTerm::SLOTS).count as u64
     });
 }
 
@@ -34,8 +34,8 @@ fn slots_are_pinned_once_and_unpinned_at_the_end() {
         }
         let (live, plan) = (session.live(), loader.plan());
         assert_eq!((session.count("cuMemHostRegister_v2"), live.registrations), (5, 5));
-        assert_eq!(live.registered_bytes as usize, 5 * plan.slot_bytes);
-        assert_eq!((live.allocations, plan.device_batches), (3, 3));
+        assert_eq!(live.registered_bytes as usize, 5 * plan.term(MemoryTerm::SLOTS).each);
+        assert_eq!((live.allocations, plan.term(MemoryTerm::DEVICE).count), (3, 3));
         let copies = loader.report().copies.unwrap();
         assert_eq!((copies.batches, copies.pinned_slots, copies.pageable_slots), (3 * BATCHES, 5, 0));
         assert!(loader.report().to_string().contains("; 5 slots pinned\n"), "{}", loader.report());

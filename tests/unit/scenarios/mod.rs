@@ -20,6 +20,7 @@ mod verdict;
 
 use super::Loader;
 use crate::batch::Batch;
+use crate::memory::MemoryTerm;
 use crate::meter::Snapshot;
 use crate::order::Order;
 use gpu::{Gpu, OnGpu};
@@ -192,7 +193,7 @@ impl Scenario {
             return make(None);
         }
         let (loader, _) = make(None);
-        let (total, ring) = (loader.plan().total(), loader.plan().ring_bytes);
+        let (total, ring) = (loader.plan().total(), loader.plan().term(MemoryTerm::RING).bytes());
         drop(loader);
         // One sample, and the plan's addition for its alignment.
         make(Some(total - ring + 4 * SAMPLE as usize))

@@ -27,6 +27,7 @@ use super::kept::{Kept, Object, is_full};
 #[cfg(feature = "remote")]
 use super::units::{UNIT, units_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::MemoryTerm;
 use crate::order::Locality;
 use crate::storage::done::Done;
 use crate::storage::mounts::Mounts;
@@ -312,11 +313,10 @@ impl Fill {
         self.shared.rests(&self.shared.full_until)
     }
 
-    /// Bytes of blocks in memory.
-    pub(crate) fn bytes(&self) -> usize {
-        self.shared.downloads * self.shared.kept.block() as usize
-            + self.shared.brought_max
-            + self.shared.kept.table_bytes()
+    /// Blocks in memory, and the tables.
+    pub(crate) fn term(&self) -> MemoryTerm {
+        let blocks = self.shared.downloads * self.shared.kept.block() as usize + self.shared.brought_max;
+        MemoryTerm::NETWORK.of(1, blocks + self.shared.kept.table_bytes())
     }
 }
 
