@@ -122,8 +122,9 @@ fn compare_drops((slots, buffers): (usize, usize), pairs: usize, seconds: f64) {
         std::thread::sleep(WORK);
         Ok(())
     };
-    let loader = Loader::builder(records).map(slow).batch_size(1).workers(WORKERS).slots(slots);
-    let loader = loader.device_batches(buffers).device(Device::cuda(0).unwrap()).stream(&stream).build().unwrap();
+    let loader = Loader::builder(records).map(slow).batch_size(1).workers(WORKERS).tuning(|t| t.slots(slots));
+    let loader =
+        loader.tuning(|t| t.device_batches(buffers)).device(Device::cuda(0).unwrap()).stream(&stream).build().unwrap();
     loader.ready().unwrap();
     let what = format!("{slots} slots, {buffers} buffers: dropped at once / waited for (≥ {AT_ONCE})");
     let [at_once, waited] = [false, true].map(|wait| {

@@ -161,7 +161,7 @@ impl Side {
 /// Runs pairs of blocks with and without meters, and prints the costs.
 fn compared(builder: fn() -> LoaderBuilder, pairs: usize, seconds: f64) {
     let control = std::env::var_os("FEEDLINE_CONTROL").is_some();
-    let without = || if control { builder() } else { builder().unmeasured() };
+    let without = || if control { builder() } else { builder().tuning(|t| t.unmeasured()) };
     let (mut rates, mut ratios, mut cpu) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..pairs.div_ceil(PAIRS_EACH) {
         let (mut on, mut off) = if round % 2 == 0 {

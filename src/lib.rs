@@ -224,7 +224,7 @@ pub use batch::{Batch, FieldView, MicroBatch};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result, Site, Stage};
 pub use ledger::{BadSample, Ledger};
-pub use loader::{Epoch, Loader, LoaderBuilder, Report};
+pub use loader::{Epoch, Loader, LoaderBuilder, Report, Tuning};
 pub use memory::{BatchFields, BatchMut, Budget, MemoryPlan, MemoryTerm, Process, Row, RowFields, Status};
 pub use order::{LastBatch, Order, Rank};
 pub use pipeline::{FieldRoute, Gds, Numa, OnBadSample, Route};

@@ -149,6 +149,17 @@ impl Settings {
     }
 
     fn configure(&self, builder: LoaderBuilder) -> LoaderBuilder {
+        let mode = match self.reader {
+            Reader::Auto => Mode::Auto,
+            Reader::Uring => Mode::Uring,
+            Reader::Pread => Mode::Pread,
+            Reader::Mmap => Mode::Mmap,
+        };
+        let direct = match self.direct {
+            Bypass::Auto => Direct::Auto,
+            Bypass::On => Direct::On,
+            Bypass::Off => Direct::Off,
+        };
         let mut builder = builder
             .batch_size(self.batch)
             .order(match (self.shuffle, self.window) {
@@ -156,19 +167,8 @@ impl Settings {
                 (Some(seed), None) => Order::shuffled(seed),
                 (Some(seed), Some(chunks)) => Order::windowed(seed, chunks),
             })
-            .reader(match self.reader {
-                Reader::Auto => Mode::Auto,
-                Reader::Uring => Mode::Uring,
-                Reader::Pread => Mode::Pread,
-                Reader::Mmap => Mode::Mmap,
-            })
-            .direct(match self.direct {
-                Bypass::Auto => Direct::Auto,
-                Bypass::On => Direct::On,
-                Bypass::Off => Direct::Off,
-            })
-            .device(self.device.clone())
-            .gds(self.gds);
+            .tuning(|t| t.reader(mode).direct(direct).gds(self.gds))
+            .device(self.device.clone());
         if let Some(shard) = self.shard {
             builder = builder.rank(shard);
         }
@@ -176,10 +176,10 @@ impl Settings {
             builder = builder.workers(workers);
         }
         if let Some(depth) = self.depth {
-            builder = builder.depth(depth);
+            builder = builder.tuning(|t| t.depth(depth));
         }
         if let Some(slots) = self.slots {
-            builder = builder.slots(slots);
+            builder = builder.tuning(|t| t.slots(slots));
         }
         if self.budget_mib.is_some() {
             builder = builder.memory_budget(self.budget());

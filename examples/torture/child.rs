@@ -119,8 +119,8 @@ impl Child<'_> {
             builder = builder.on_bad_sample(OnBadSample::Substitute { budget: u64::MAX });
         }
         Ok(match job.act {
-            Act::Pread => builder.reader(Mode::Pread),
-            Act::Held => builder.slots(2).held_deadline(Duration::from_millis(300)),
+            Act::Pread => builder.tuning(|t| t.reader(Mode::Pread)),
+            Act::Held => builder.tuning(|t| t.slots(2).held_deadline(Duration::from_millis(300))),
             Act::FullDevice => builder.ledger("/dev/full"),
             Act::FullDisk => {
                 let builder = builder.ledger(job.work.join("ledger"));
@@ -204,7 +204,7 @@ impl Child<'_> {
     /// Runs a transform that never returns from the middle sample.
     fn stuck(&mut self, dataset: Arc<dyn Dataset>) -> Anyhow<()> {
         let victim = dataset.len() / 2;
-        let builder = plain(dataset, self.job)?.stall_deadline(Duration::from_secs(1));
+        let builder = plain(dataset, self.job)?.tuning(|t| t.stall_deadline(Duration::from_secs(1)));
         let loader = builder
             .map(move |_, ctx| {
                 while ctx.id() == victim {
@@ -324,7 +324,7 @@ fn plain(dataset: Arc<dyn Dataset>, job: &Job) -> feedline::Result<LoaderBuilder
         .seed(job.seed)
         .batch_size(job.batch)
         .workers(job.workers)
-        .stall_deadline(Duration::from_secs(20));
+        .tuning(|t| t.stall_deadline(Duration::from_secs(20)));
     for (number, field) in dataset.schema().iter().enumerate() {
         builder = match field.encoding {
             Encoding::Image => builder.decode_field(&field.name, Witness(Image::resize(SIDE, SIDE))),

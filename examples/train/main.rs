@@ -154,9 +154,9 @@ fn decoder(image: Image) -> Image {
 fn open(make: impl Fn() -> LoaderBuilder, args: &Args, last: LastBatch) -> Anyhow<Loader> {
     let make = || {
         let loader = make().batch_size(args.batch).workers(args.workers).last_batch(last);
-        loader.device(args.device.clone()).gds(args.gds)
+        loader.device(args.device.clone()).tuning(|t| t.gds(args.gds))
     };
-    match make().reader(Mode::Uring).direct(Direct::Auto).build() {
+    match make().tuning(|t| t.reader(Mode::Uring).direct(Direct::Auto)).build() {
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             println!("note: {error}");
             Ok(make().build()?)

@@ -584,7 +584,7 @@ mod tests {
     fn builder(sysfs: &Sysfs) -> LoaderBuilder {
         let mut builder = LoaderBuilder::new(Arc::new(Records::builder(1).open_bytes(vec![7; 64]).unwrap()));
         builder.machine.sysfs = sysfs.root().into();
-        builder.reader(Mode::Pread).depth(3)
+        builder.tuning(|t| t.reader(Mode::Pread).depth(3))
     }
 
     /// Names of the threads of this process with exactly these allowed CPUs.
@@ -620,7 +620,7 @@ mod tests {
                 Ok(())
             }
         };
-        let loader = builder(&sysfs).numa(Numa::Node(0)).workers(3).map(map).build().unwrap();
+        let loader = builder(&sysfs).tuning(|t| t.numa(Numa::Node(0))).workers(3).map(map).build().unwrap();
         // The kernel cuts names to 15 bytes, and a new thread has its parent's name until it runs.
         let mut names = ["feedline-dec-0", "feedline-dec-1", "feedline-dec-2", "feedline-io"].to_vec();
         names.extend(["feedline-pread-"; 3]);
@@ -644,7 +644,7 @@ mod tests {
         std::fs::write(dir.join("a"), [7; 64]).unwrap();
         let records = Arc::new(Records::builder(1).open(dir.join("a")).unwrap());
         let why = |cache: Option<Cache>| {
-            let mut builder = LoaderBuilder::new(records.clone()).reader(Mode::Uring);
+            let mut builder = LoaderBuilder::new(records.clone()).tuning(|t| t.reader(Mode::Uring));
             builder.reader.registered = false;
             builder.reader.cache = cache;
             // Refused: io_uring is not to be had here.
@@ -663,10 +663,13 @@ mod tests {
     fn default_workers_match_the_cpus_of_the_node() {
         let (cpu, _) = own_cpus();
         let sysfs = Sysfs::around(&cpu);
-        assert_eq!(builder(&sysfs).numa(Numa::Node(0)).build().unwrap().plan().term(MemoryTerm::SCRATCH).count, 1);
+        assert_eq!(
+            builder(&sysfs).tuning(|t| t.numa(Numa::Node(0))).build().unwrap().plan().term(MemoryTerm::SCRATCH).count,
+            1
+        );
         let cores = std::thread::available_parallelism().unwrap().get();
         for numa in [Numa::Auto, Numa::Off] {
-            let loader = builder(&sysfs).numa(numa).build().unwrap();
+            let loader = builder(&sysfs).tuning(|t| t.numa(numa)).build().unwrap();
             let workers = loader.plan().term(MemoryTerm::SCRATCH).count;
             assert_eq!((workers, loader.report().numa), (cores, None), "{numa:?} on the host");
         }
@@ -693,7 +696,10 @@ mod tests {
         }
         for (builder, words) in [
             (free(|| Some((2 << 20) - 1)), "2.0 MiB are free, limits of the container included, 2.0 MiB are needed"),
-            (free(|| Some(8 << 20)).slots(9), "8.0 MiB are free, limits of the container included, 9.0 MiB are needed"),
+            (
+                free(|| Some(8 << 20)).tuning(|t| t.slots(9)),
+                "8.0 MiB are free, limits of the container included, 9.0 MiB are needed",
+            ),
         ] {
             let error = builder.build().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Budget);
@@ -705,7 +711,7 @@ mod tests {
     fn build_refuses_an_unusable_node() {
         let sysfs = Sysfs::new(&[("devices/system/node/node0/cpulist", "1022")]);
         for (node, words) in [(0, "NUMA node 0 has 1022"), (9, "node9/cpulist cannot be read")] {
-            let error = builder(&sysfs).numa(Numa::Node(node)).build().unwrap_err();
+            let error = builder(&sysfs).tuning(|t| t.numa(Numa::Node(node))).build().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.to_string().contains(words), "{error}");
         }

@@ -158,7 +158,7 @@ impl Epoch {
     /// again.
     ///
     /// For callers that must check signals or a flag between waits. The report adds up the waits for one batch;
-    /// [`held_deadline`](crate::LoaderBuilder::held_deadline) counts from the first of them.
+    /// [`held_deadline`](crate::Tuning::held_deadline) counts from the first of them.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};

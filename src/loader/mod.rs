@@ -11,11 +11,13 @@ mod resume;
 mod scenarios;
 mod settings;
 mod terms;
+mod tuning;
 
 pub use epoch::Epoch;
 pub use origin::Origin;
 pub use report::Report;
 pub use settings::LoaderBuilder;
+pub use tuning::Tuning;
 
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::Dataset;
@@ -337,7 +339,7 @@ impl Loader {
     /// With a GPU, slots are pinned one by one after `build` (about a second for 2 GB), and used as soon as pinned.
     ///
     /// Errors: any failure of the loader; [`ErrorKind::Stalled`] if pinning one slot takes longer than the
-    /// [`stall_deadline`](LoaderBuilder::stall_deadline).
+    /// [`stall_deadline`](Tuning::stall_deadline).
     pub fn ready(&self) -> Result<()> {
         self.shared.info.process.check()?;
         let core = self.shared.runtime.core();

@@ -184,22 +184,16 @@ impl MemoryPlan {
         let relation = if budget < part.bytes.saturating_add(self.data()) { ", less than" } else { ":" };
         let data = if self.data() > 0 { " the data and" } else { "" };
         let share = if part.parts == 1 { "all".into() } else { format!("1/{}", part.parts) };
-        let (free, whole) = (Bytes(part.free), Bytes(part.whole));
-        let loaders = part.loaders;
+        let (budget, free, whole, loaders) = (Bytes(budget), Bytes(part.free), Bytes(part.whole), part.loaders);
         format!(
-            "budget {}{relation}{data} {share} of the {free} free in a budget of {whole} for {loaders} loaders",
-            Bytes(budget)
+            "budget {budget}{relation}{data} {share} of the {free} free in a budget of {whole} for {loaders} loaders"
         )
     }
 
     /// The error: `have` bytes are `what`.
     fn too_small(&self, largest: &str, (have, what): (usize, &str), need: usize) -> Error {
-        let later = match self.part {
-            Some(part) if part.bytes.saturating_add(self.data()) == have && part.parts > 1 => {
-                ", and loaders that need less, built first, leave more"
-            }
-            _ => "",
-        };
+        let part = self.part.filter(|part| part.bytes.saturating_add(self.data()) == have && part.parts > 1);
+        let later = part.map_or("", |_| ", and loaders that need less, built first, leave more");
         let data = format!(", and data in storage, without {}, none", Setting::InMemory);
         let message = format!(
             "{} are {what}, {} are needed at least ({largest}); fewer workers, smaller batches or fewer slots need \

@@ -42,7 +42,8 @@ fn tables_of_small_cached_objects_stay_within_the_plan() {
     let warmed = cache.warm(records.sources(), |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(warmed.missing(), 0, "{:?}", warmed.errors.first());
     let before = heap();
-    let builder = Loader::builder(records).order(Order::shuffled(1)).batch_size(100).workers(1).slots(2).depth(1);
+    let builder =
+        Loader::builder(records).order(Order::shuffled(1)).batch_size(100).workers(1).tuning(|t| t.slots(2).depth(1));
     let loader = build(builder.cache(cache));
     let built = heap() - before;
     assert_eq!(pull(&loader, 0).unwrap().len(), OBJECTS);

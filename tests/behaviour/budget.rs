@@ -100,7 +100,7 @@ fn a_loader_over_its_part_of_a_budget_is_refused() {
     let (path, bytes) = records_file(&dir, COUNT, RECORD);
     let budget = Budget::new(2 * SHARE, 2);
     // Seven slots of 0.8 MiB are more than a half, and less than the small loader leaves.
-    let large = || loader_of(&path).batch_size(COUNT).slots(7).shared_budget(&budget);
+    let large = || loader_of(&path).batch_size(COUNT).tuning(|t| t.slots(7)).shared_budget(&budget);
     let error = large().build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Budget);
     let text = error.to_string();

@@ -171,7 +171,12 @@ fn chunks_deliver_every_sample_once_by_every_reader_and_order() {
     for (mode, direct) in readers() {
         for batch_size in [1, 8, 50, 200] {
             let make = |order| -> Loader {
-                build(Loader::builder(toy.clone()).order(order).batch_size(batch_size).reader(mode).direct(direct))
+                build(
+                    Loader::builder(toy.clone())
+                        .order(order)
+                        .batch_size(batch_size)
+                        .tuning(|t| t.reader(mode).direct(direct)),
+                )
             };
             let what = format!("{mode:?} {direct:?} batches of {batch_size}");
             assert_eq!(check(&make(Order::sequential()), &toy, &bytes, 0), all(145), "{what}");
@@ -195,7 +200,7 @@ fn order_does_not_depend_on_workers_slots_or_budget() {
     let expected = check(&build(make()), &toy, &bytes, 5);
     for workers in [1, 2, 8] {
         let builders: [fn(LoaderBuilder) -> LoaderBuilder; 3] =
-            [|b| b.slots(1), |b| b.slots(12).depth(1), |b| b.memory_budget(6 << 20)];
+            [|b| b.tuning(|t| t.slots(1)), |b| b.tuning(|t| t.slots(12).depth(1)), |b| b.memory_budget(6 << 20)];
         for builder in builders {
             assert_eq!(check(&build(builder(make().workers(workers))), &toy, &bytes, 5), expected);
         }
@@ -273,8 +278,12 @@ fn chunks_in_memory_are_opened_without_a_read() {
     let (toy, bytes) = toy(&dir);
     for (mode, direct) in readers() {
         let memory = toy.clone().in_memory().unwrap();
-        let loader =
-            build(Loader::builder(memory).order(Order::windowed(1, 3)).batch_size(9).reader(mode).direct(direct));
+        let loader = build(
+            Loader::builder(memory)
+                .order(Order::windowed(1, 3))
+                .batch_size(9)
+                .tuning(|t| t.reader(mode).direct(direct)),
+        );
         assert_eq!(sorted(check(&loader, &toy, &bytes, 0)), all(145));
         assert_eq!(loader.report().reads.ops, 0);
     }
@@ -305,7 +314,7 @@ fn an_unreadable_chunk_fails_its_own_samples_only() {
     for (fault, kind, words) in table {
         for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On), (Mode::Pread, Direct::Off)]) {
             let (toy, _) = Toy::new(&dir, &ROWS, fault);
-            let loader = build(Loader::builder(toy).batch_size(4).reader(mode).direct(direct));
+            let loader = build(Loader::builder(toy).batch_size(4).tuning(|t| t.reader(mode).direct(direct)));
             let mut epoch = loader.epoch(0).unwrap();
             // Samples 0 to 7 lie in the chunks before the bad one.
             assert_eq!(epoch.next().unwrap().unwrap().ids(), [0, 1, 2, 3]);
@@ -343,8 +352,12 @@ fn the_epoch_after_a_dropped_epoch_is_whole() {
     let (toy, bytes) = toy(&dir);
     for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On)]) {
         for order in [Order::sequential(), Order::windowed(1, 2), Order::shuffled(1)] {
-            let loader =
-                build(Loader::builder(toy.clone()).order(order).batch_size(10).slots(3).reader(mode).direct(direct));
+            let loader = build(
+                Loader::builder(toy.clone())
+                    .order(order)
+                    .batch_size(10)
+                    .tuning(|t| t.slots(3).reader(mode).direct(direct)),
+            );
             for stop in 0..15 {
                 let taken = loader.epoch(stop).unwrap().take(stop as usize).map(|batch| batch.unwrap().len());
                 assert_eq!(taken.sum::<usize>(), (10 * stop as usize).min(145));
@@ -508,10 +521,7 @@ fn a_dataset_that_lies_about_its_chunks_is_an_error() {
                     Loader::builder(liar.clone())
                         .batch_size(100)
                         .workers(1)
-                        .slots(2)
-                        .depth(2)
-                        .reader(mode)
-                        .direct(direct),
+                        .tuning(|t| t.slots(2).depth(2).reader(mode).direct(direct)),
                 );
                 liar.built.store(true, Ordering::Relaxed);
                 let batches: Vec<Result<usize>> =
@@ -560,7 +570,7 @@ fn an_unreadable_chunk_is_substituted_row_by_row() {
                 for (workers, mode) in [(1, Mode::Pread), (3, Mode::Auto), (2, reader(2).0)] {
                     let builder = Loader::builder(toy.clone()).order(order.clone()).batch_size(8).workers(workers);
                     let policy = OnBadSample::Substitute { budget: 13 };
-                    let loader = build(builder.reader(mode).on_bad_sample(policy));
+                    let loader = build(builder.tuning(|t| t.reader(mode)).on_bad_sample(policy));
                     let planned = loader.preview(0, 1000).unwrap();
                     let what = format!("chunk {chunk}, order {index}, {workers} workers");
                     let mut status = Vec::new();

@@ -66,7 +66,7 @@ proptest! {
         let decoder = if declared { decoder.batch_bytes(lens.iter().sum::<usize>() * 2 + largest * batch) } else { decoder };
         let (mode, direct) = self::reader(reader);
         let loader = packed(&dir, decoder).order(Order::shuffled(seed)).batch_size(batch).last_batch(ALL_LAST[last]);
-        let loader = match loader.reader(mode).direct(direct).workers(workers).build() {
+        let loader = match loader.tuning(|t| t.reader(mode).direct(direct)).workers(workers).build() {
             Ok(loader) => loader,
             Err(error) => {
                 prop_assert!(error.kind() == ErrorKind::Empty && ALL_LAST[last] == LastBatch::Drop);

@@ -179,7 +179,7 @@ fn one_index_file_opens_a_bucket_of_a_thousand_shards_with_a_few_requests() {
     server.take_log();
     let tar = open(Path::new(&server.s3("set/index")), pattern).unwrap();
     assert_eq!((tar.shards_scanned(), tar.len()), (0, 2000));
-    let loader = Loader::builder(tar).order(Order::shuffled(1)).batch_size(8).slots(2).depth(4);
+    let loader = Loader::builder(tar).order(Order::shuffled(1)).batch_size(8).tuning(|t| t.slots(2).depth(4));
     let loader = loader.decode_field("bin", decode::Bytes::up_to(100)).build().unwrap();
     let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
     let log = server.take_log();

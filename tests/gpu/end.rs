@@ -36,7 +36,7 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
 
 fn builder(ctx: &Ctx, path: &Path, (mode, direct): (Mode, Direct)) -> Result<LoaderBuilder, String> {
     let builder = Loader::builder(records(path, RECORD)?).order(Order::shuffled(1));
-    Ok(builder.batch_size(ctx.either(BATCH, 8)).reader(mode).direct(direct))
+    Ok(builder.batch_size(ctx.either(BATCH, 8)).tuning(|t| t.reader(mode).direct(direct)))
 }
 
 /// Bus, loader on the host and loader on the device in turn.

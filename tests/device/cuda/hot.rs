@@ -27,7 +27,7 @@ fn all_pinned(loader: &Loader) {
 #[test]
 fn slots_are_pinned_once_and_unpinned_at_the_end() {
     case(late(), |session| {
-        let loader = build(data().device(gpu(0)).slots(5));
+        let loader = build(data().device(gpu(0)).tuning(|t| t.slots(5)));
         all_pinned(&loader);
         for epoch in 0..3 {
             assert!(loader.epoch(epoch).unwrap().all(|batch| batch.is_ok()));
@@ -55,7 +55,7 @@ fn copies_begin_before_the_last_slots_are_pinned() {
             counter.fetch_add(1, Ordering::AcqRel);
             Ok(())
         });
-        let loader = build(counted.workers(1).device(gpu(0)).slots(5));
+        let loader = build(counted.workers(1).device(gpu(0)).tuning(|t| t.slots(5)));
         let batches = loader.epoch(1).unwrap();
         // The one worker has handed over the first slot when it is at the last row of the second. The third registration waits.
         until("two slots are filled", || seen(&rows) == 8 && session.count(REGISTER) == 3);
@@ -76,7 +76,7 @@ fn batches_are_right_without_pinned_memory() {
         [(801, "CUDA_ERROR_NOT_SUPPORTED"), (2, "CUDA_ERROR_OUT_OF_MEMORY"), (304, "CUDA_ERROR_OPERATING_SYSTEM")]
     {
         case(Config { register_error: code, ..late() }, move |session| {
-            let loader = build(data().device(gpu(0)).slots(3));
+            let loader = build(data().device(gpu(0)).tuning(|t| t.slots(3)));
             same(&Got::epoch(&loader, 1), &Got::epoch(&build(data()), 1), "pageable");
             let copies = loader.report().copies.unwrap();
             assert_eq!((copies.pinned_slots, copies.pageable_slots, session.live().registrations), (0, 3, 0));
@@ -95,7 +95,7 @@ fn pinned_and_pageable_slots_work_together() {
     case(late(), |session| {
         session.fail_named("cuMemHostRegister_v2", 1, 712, false);
         session.fail_named("cuMemHostRegister_v2", 2, 2, false);
-        let loader = build(data().device(gpu(0)).slots(4));
+        let loader = build(data().device(gpu(0)).tuning(|t| t.slots(4)));
         same(&Got::epoch(&loader, 1), &Got::epoch(&build(data()), 1), "mixed");
         let copies = loader.report().copies.unwrap();
         assert_eq!((copies.pinned_slots, copies.pageable_slots, session.live().registrations), (2, 2, 2));

@@ -174,8 +174,7 @@ impl Scenario {
                 .decode(Decode { time: time.clone(), times: self.times(self.decode, 2) })
                 .batch_size(self.rows as usize)
                 .workers(self.workers)
-                .slots(self.slots)
-                .held_deadline(Duration::from_secs(3600))
+                .tuning(|t| t.slots(self.slots).held_deadline(Duration::from_secs(3600)))
                 .simulated(time.clock(), opened);
             if self.order > 0.0 {
                 let times = self.times(self.order, 3);
