@@ -165,8 +165,8 @@ impl Sweep {
         }
         let budget = Budget::new(BUDGET, 1);
         let builder = workload.run.builder().batch_size(workload.rows).last_batch(LastBatch::Mask);
-        let builder = builder.reader(mode).direct(direct).slots(slots).workers(workers).depth(depth);
-        let builder = builder.shared_budget(&budget).held_deadline(DEADLINE);
+        let builder = builder.tuning(|t| t.reader(mode).direct(direct).slots(slots).depth(depth)).workers(workers);
+        let builder = builder.shared_budget(&budget).tuning(|t| t.held_deadline(DEADLINE));
         let (builder, most) = on_device(builder, &self.devices[device], device, slots);
         let loader = build(builder);
         let mut life = Life { what, workload, draws, slots, most };
@@ -321,7 +321,7 @@ fn on_device(builder: LoaderBuilder, device: &feedline::Device, number: usize, s
         return (builder.device(device.clone()), slots);
     }
     let buffers = 2 + slots / 2;
-    (builder.device(device.clone()).device_batches(buffers), buffers)
+    (builder.device(device.clone()).tuning(|t| t.device_batches(buffers)), buffers)
 }
 
 /// Makes the next reads of the file reach storage, through any reader.

@@ -171,7 +171,7 @@ fn mistakes_of_users_code_name_that_code_and_the_sample() {
         for (mode, direct) in readers() {
             let builder = Loader::builder(Texts::new(&dir, mistake)).order(Order::sampler(Sequence(mistake)));
             let decoders = builder.decode_field("text", Scribbler(mistake)).decode_field("copy", Bytes::up_to(9));
-            let loader = build(decoders.batch_size(4).reader(mode).direct(direct));
+            let loader = build(decoders.batch_size(4).tuning(|t| t.reader(mode).direct(direct)));
             let error = pull(&loader, 0).unwrap_err();
             assert_eq!((error.stage(), error.kind()), (stage, kind), "{mode:?} {direct:?}: {error}");
             assert!(error.message().contains(words), "{mode:?} {direct:?}: {error}");
@@ -331,10 +331,10 @@ fn errors_of_decoders_name_the_member() {
     };
     for (mode, direct) in readers() {
         let loader = Loader::builder(both()).decode_field("text", Bytes::up_to(9)).decode_field("sound", Refuses);
-        let error = pull(&build(loader.reader(mode).direct(direct).batch_size(4)), 0).unwrap_err();
+        let error = pull(&build(loader.tuning(|t| t.reader(mode).direct(direct)).batch_size(4)), 0).unwrap_err();
         assert!(error.to_string().contains("both.tar member=k2.wav field=sound offset="), "{error}");
         let loader = Loader::builder(tar(&dir, &[30, 10, 20, 40])).decode_field("text", Refuses);
-        let error = pull(&build(loader.reader(mode).direct(direct).batch_size(4)), 0).unwrap_err();
+        let error = pull(&build(loader.tuning(|t| t.reader(mode).direct(direct)).batch_size(4)), 0).unwrap_err();
         assert_eq!(error.site().member.as_deref(), Some("k2.txt"), "{error}");
         assert!(error.to_string().contains("chunk 3: not a WAV: path="), "{error}");
         assert!(error.to_string().contains("x.tar member=k2.txt field=text offset="), "{error}");

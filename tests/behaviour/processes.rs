@@ -276,7 +276,8 @@ fn train(task: &Task) -> i32 {
 impl Task {
     fn loader(&self, rank: Rank, stop: Stop) -> Loader {
         let (mode, direct) = WAYS[(self.attempt + rank.number() as usize) % WAYS.len()];
-        let builder = self.scenario.builder(&self.dir).rank(rank).stop(stop).workers(1).reader(mode).direct(direct);
+        let builder =
+            self.scenario.builder(&self.dir).rank(rank).stop(stop).workers(1).tuning(|t| t.reader(mode).direct(direct));
         match State::load(self.dir.join(STATE)) {
             Ok(state) => build(builder.resume(state)),
             Err(error) if error.kind() == ErrorKind::NotFound => build(builder),

@@ -321,7 +321,7 @@ fn ranks(run: &Run, cut: Cut) -> Vec<Loader> {
 #[test]
 fn a_state_counts_received_batches_not_prefetched_ones() {
     let run = Run::new(&Data::memory(200, 8), Naive::Shuffled { seed: 4 }).mapped();
-    let loader = build(run.builder().batch_size(10).slots(8));
+    let loader = build(run.builder().batch_size(10).tuning(|t| t.slots(8)));
     let mut epoch = loader.epoch(0).unwrap();
     for received in 0..20_u64 {
         // Read-ahead is as far as possible: 8 batches less the ones just received, or all batches.
@@ -540,8 +540,8 @@ fn an_epoch_over_a_cut_file_resumes_when_it_is_repaired() {
             let run = Run::new(&data, Naive::Sequential { lanes: 1 });
             // 32 batches per file, two per chunk, so that the failed chunk is the first one needed again.
             let global = data.len() / 32;
-            let builder = run.builder().global_batch(global).slots(2).workers(1);
-            let loader = build(builder.reader(mode).direct(direct));
+            let builder = run.builder().global_batch(global).tuning(|t| t.slots(2)).workers(1);
+            let loader = build(builder.tuning(|t| t.reader(mode).direct(direct)));
             let mut epoch = loader.epoch(0).unwrap();
             let mut found = vec![part(&epoch.next().unwrap().unwrap())];
             file.set_len(cut).unwrap();
@@ -575,8 +575,8 @@ fn steps_deliver_the_exact_number_of_batches() {
         let run = Run::new(&data, Naive::Shuffled { seed: 4 }).mapped();
         let cut = Cut::whole(12, LastBatch::Drop, 3);
         for rank in every_rank(3) {
-            let builder = run.builder().global_batch(12).last_batch(LastBatch::Drop).rank(rank).slots(6);
-            let loader = build(builder.reader(mode).direct(direct));
+            let builder = run.builder().global_batch(12).last_batch(LastBatch::Drop).rank(rank).tuning(|t| t.slots(6));
+            let loader = build(builder.tuning(|t| t.reader(mode).direct(direct)));
             let right: Vec<Part> = (0..9).flat_map(|epoch| run.parts(&cut, epoch, rank.number())).collect();
             let mut done = 0;
             run.mapped.store(0, Ordering::Relaxed);
@@ -624,7 +624,7 @@ fn steps_open_no_chunk_of_later_batches() {
             (0..2).flat_map(|epoch| run.parts(&Cut::whole(5, LastBatch::Keep, 1), epoch, 0)).collect();
         for (steps, opened) in [1, 2, 3, 5, 10, 60, 61].into_iter().zip(opened) {
             let before = toy.opened();
-            let loader = build(run.builder().batch_size(5).workers(3).slots(8));
+            let loader = build(run.builder().batch_size(5).workers(3).tuning(|t| t.slots(8)));
             same(&parts(loader.steps(steps as u64).unwrap()), &right[..steps], "steps");
             a_moment();
             assert_eq!(toy.opened() - before, opened, "{steps} steps of {:?}", run.naive);

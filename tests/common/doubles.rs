@@ -89,7 +89,7 @@ impl Machine {
 
     /// The same on this device.
     pub fn on(&self, device: Device, builder: LoaderBuilder, gds: Gds) -> LoaderBuilder {
-        builder.device(device).gds(gds).cufile_at(self.double.cufile.path(), self.double.root())
+        builder.device(device).tuning(|t| t.gds(gds).cufile_at(self.double.cufile.path(), self.double.root()))
     }
 
     /// The same if some field requires a direct route.

@@ -468,11 +468,11 @@ pub fn every_rank(world: u32) -> impl Iterator<Item = Rank> {
 /// Settings that must not change batches.
 pub fn any_settings(builder: LoaderBuilder, draws: &mut Draws) -> LoaderBuilder {
     let (mode, direct) = reader(draws.below(READERS.len() as u64) as usize);
-    let builder = builder.workers(1 + draws.below(3) as usize).reader(mode).direct(direct);
-    let builder = builder.depth([1, 2, 8][draws.below(3) as usize]);
+    let builder = builder.workers(1 + draws.below(3) as usize).tuning(|t| t.reader(mode).direct(direct));
+    let builder = builder.tuning(|t| t.depth([1, 2, 8][draws.below(3) as usize]));
     match draws.below(5) {
         0 => builder,
-        slots => builder.slots(slots as usize),
+        slots => builder.tuning(|t| t.slots(slots as usize)),
     }
 }
 

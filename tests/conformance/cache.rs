@@ -47,7 +47,13 @@ impl Bucket {
     }
 
     pub(crate) fn reader(&self, order: Order, cache: Cache, mode: Mode) -> Loader {
-        Loader::builder(self.records()).order(order).batch_size(7).reader(mode).cache(cache).build().unwrap()
+        Loader::builder(self.records())
+            .order(order)
+            .batch_size(7)
+            .tuning(|t| t.reader(mode))
+            .cache(cache)
+            .build()
+            .unwrap()
     }
 
     pub(crate) fn expected(&self, order: Order) -> Vec<Got> {
@@ -131,7 +137,7 @@ fn one_epoch_keeps_small_objects_of_a_shuffled_order() {
     let urls: Vec<_> = names.iter().map(|name| bucket.server.s3(name)).collect();
     let records = || Records::builder(RECORD).open_files(&urls).unwrap();
     let loader = |cache| {
-        let builder = Loader::builder(records()).order(Order::shuffled(5)).batch_size(7).slots(16);
+        let builder = Loader::builder(records()).order(Order::shuffled(5)).batch_size(7).tuning(|t| t.slots(16));
         builder.cache(cache).build().unwrap()
     };
     let loader = loader(Cache::at(bucket.dir.path("cache")).block_bytes(BLOCK));
@@ -149,7 +155,7 @@ fn one_epoch_keeps_small_objects_of_a_shuffled_order() {
 #[test]
 fn blocks_are_downloaded_ahead_of_sequential_reads() {
     let bucket = Bucket::new();
-    let builder = Loader::builder(bucket.records()).order(Order::sequential()).batch_size(1).slots(1);
+    let builder = Loader::builder(bucket.records()).order(Order::sequential()).batch_size(1).tuning(|t| t.slots(1));
     let loader = builder.cache(bucket.cache()).build().unwrap();
     let mut batches = loader.epoch(0).unwrap();
     batches.next().unwrap().unwrap();
@@ -168,7 +174,8 @@ fn a_windowed_order_of_records_downloads_whole_blocks_ahead_of_its_reads() {
     }
     let urls: Vec<_> = names.iter().map(|name| server.s3(name)).collect();
     let records = Records::builder(record).open_files(&urls).unwrap();
-    let builder = Loader::builder(records).order(Order::windowed(3, 1)).batch_size(16).slots(2).workers(1);
+    let builder =
+        Loader::builder(records).order(Order::windowed(3, 1)).batch_size(16).tuning(|t| t.slots(2)).workers(1);
     let loader = builder.cache(Cache::at(dir.path("cache"))).build().unwrap();
     server.take_log();
     let mut batches = loader.epoch(0).unwrap();
@@ -402,7 +409,7 @@ fn o_direct_reads_what_the_cache_wrote() {
     let bucket = Bucket::new();
     let expected = bucket.expected(Order::shuffled(2));
     let builder = Loader::builder(bucket.records()).order(Order::shuffled(2)).batch_size(7);
-    let loader = builder.reader(Mode::Uring).direct(Direct::On).cache(bucket.cache()).build().unwrap();
+    let loader = builder.tuning(|t| t.reader(Mode::Uring).direct(Direct::On)).cache(bucket.cache()).build().unwrap();
     fill(&loader);
     bucket.server.script(|request| is_read(request).then_some(Fault::Close));
     same(&Got::epoch(&loader, 0), &expected, "O_DIRECT");
@@ -668,7 +675,7 @@ impl Large {
     fn loader_of(&self, seed: u64, slots: usize) -> Loader {
         let records = Records::builder(Self::RECORD).open(self.server.s3("large.bin")).unwrap();
         let cache = Cache::at(self.dir.path("cache")).block_bytes(2 << 20);
-        let builder = Loader::builder(records).order(Order::shuffled(seed)).batch_size(4).slots(slots);
+        let builder = Loader::builder(records).order(Order::shuffled(seed)).batch_size(4).tuning(|t| t.slots(slots));
         builder.cache(cache).build().unwrap()
     }
 

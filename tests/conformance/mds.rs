@@ -102,7 +102,7 @@ fn arrays_that_store_their_length_are_lists() {
     assert_eq!(open().schema(), [EncodedField::raw(Field::up_to("tokens", DType::U32, 300))]);
     let expected = parse(&fixture("lists.json"));
     for (mode, direct) in readers() {
-        let loader = build(Loader::builder(open()).batch_size(5).reader(mode).direct(direct));
+        let loader = build(Loader::builder(open()).batch_size(5).tuning(|t| t.reader(mode).direct(direct)));
         let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
         let tokens = batch.field("tokens").unwrap();
         assert_eq!(tokens.lens().unwrap(), [300, 1, 7, 255, 256]);
@@ -161,7 +161,8 @@ fn every_reader_gives_right_batches_of_raw_shards() {
     for (mode, direct) in readers() {
         let mds = builder().columns(NUMBERS).open(fixture("raw")).unwrap();
         let order = Order::shuffled(5);
-        let builder = Loader::builder(mds).order(order).batch_size(3).workers(2).reader(mode).direct(direct);
+        let builder =
+            Loader::builder(mds).order(order).batch_size(3).workers(2).tuning(|t| t.reader(mode).direct(direct));
         batches_are_right(&build(builder), 11);
     }
 }
@@ -587,7 +588,11 @@ mod compressed {
         for (mode, direct) in readers() {
             for order in [Order::sequential(), Order::shuffled(5)] {
                 let mds = builder().columns(NUMBERS).open(fixture("zstd")).unwrap();
-                let builder = Loader::builder(mds).order(order).batch_size(3).workers(2).reader(mode).direct(direct);
+                let builder = Loader::builder(mds)
+                    .order(order)
+                    .batch_size(3)
+                    .workers(2)
+                    .tuning(|t| t.reader(mode).direct(direct));
                 batches_are_right(&build(builder), 11);
             }
         }

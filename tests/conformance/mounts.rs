@@ -137,7 +137,7 @@ fn a_cold_half_filled_and_full_cache_deliver_the_files_bytes() {
         for mode in [Mode::Auto, Mode::Uring, Mode::Pread, Mode::Mmap] {
             for mount in mounts() {
                 let expected = mount.expected(&order);
-                let open = |cache| mount.builder(&order).reader(mode).cache(cache).build().unwrap();
+                let open = |cache| mount.builder(&order).tuning(|t| t.reader(mode)).cache(cache).build().unwrap();
                 let half = open(mount.cache().capacity(BLOCKS / 2 * BLOCK));
                 same(&Got::epoch(&half, 0), &expected, "cold");
                 same(&Got::epoch(&half, 0), &expected, "half filled");
@@ -221,7 +221,7 @@ fn changed_attributes_of_a_file_fail_no_read() {
         mount.write(0, &noise(4000 * RECORD, 7), 100);
         let order = Order::sequential();
         let expected = mount.expected(&order);
-        let loader = mount.builder(&order).slots(2).cache(mount.cache()).build().unwrap();
+        let loader = mount.builder(&order).tuning(|t| t.slots(2)).cache(mount.cache()).build().unwrap();
         let mut epoch = loader.epoch(0).unwrap();
         let mut got = vec![Got::of(&epoch.next().unwrap().unwrap()).unwrap()];
         std::fs::set_permissions(&mount.files[0], std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -304,7 +304,7 @@ fn a_cache_is_warmed_from_a_mount() {
 fn readers_know_a_fuse_mount() {
     let Some(mount) = Mount::fuse() else { return };
     for mode in [Mode::Auto, Mode::Pread] {
-        let loader = mount.builder(&Order::sequential()).reader(mode).build().unwrap();
+        let loader = mount.builder(&Order::sequential()).tuning(|t| t.reader(mode)).build().unwrap();
         let choice = loader.report().choice;
         assert!(!choice.direct && choice.to_string().contains("on FUSE"), "{choice}");
     }
@@ -316,7 +316,7 @@ fn a_mount_that_hangs_is_a_stall_and_no_hang() {
         let Some(mount) = Mount::fuse() else { return };
         // More than the kernel and the cache read ahead.
         mount.write(0, &noise(8000 * RECORD, 7), 100);
-        let builder = mount.builder(&Order::sequential()).slots(2).stall_deadline(Duration::from_secs(2));
+        let builder = mount.builder(&Order::sequential()).tuning(|t| t.slots(2).stall_deadline(Duration::from_secs(2)));
         let loader = if cached { builder.cache(mount.cache()).build() } else { builder.build() }.unwrap();
         let mut epoch = loader.epoch(0).unwrap();
         if !at_once {

@@ -55,7 +55,7 @@ fn data(path: &Path) -> LoaderBuilder {
     let records = records.classes((0..COUNT as i64).collect()).open(path).unwrap();
     let finish = Finish::to(DType::F16).channels_first().flip(0.5);
     let builder = Loader::builder(records).order(Order::shuffled(2)).batch_size(2).last_batch(LastBatch::Mask);
-    builder.finish("image", finish).workers(1).slots(2).device_batches(2).reader(Mode::Pread).depth(1)
+    builder.finish("image", finish).workers(1).tuning(|t| t.slots(2).device_batches(2).reader(Mode::Pread).depth(1))
 }
 
 /// Result of a life.

@@ -103,7 +103,7 @@ fn substitutes_do_not_depend_on_the_place_of_resume() {
         assert_eq!([head, tail].concat(), whole, "{taken}");
     }
     for order in [Order::sequential(), Order::windowed(5, 3)] {
-        let make = || lanes(&toy).order(order.clone()).slots(1).workers(1);
+        let make = || lanes(&toy).order(order.clone()).tuning(|t| t.slots(1)).workers(1);
         let whole = delivered(build(make()).epoch(0).unwrap());
         let loader = build(make());
         let cut: Vec<_> = (0..whole.len()).flat_map(|_| delivered(loader.steps(1).unwrap())).collect();

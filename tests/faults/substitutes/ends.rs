@@ -17,7 +17,7 @@ fn dropping_an_epoch_does_not_wait_for_a_run_of_rows() {
     let toy = numbered(&dir, &[4000], &[]);
     let begun = Arc::new(AtomicU64::new(0));
     let rows = begun.clone();
-    let loader = build(Loader::builder(toy).batch_size(2000).slots(2).workers(2).map(move |_, _| {
+    let loader = build(Loader::builder(toy).batch_size(2000).tuning(|t| t.slots(2)).workers(2).map(move |_, _| {
         rows.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(5));
         Ok(())
@@ -60,8 +60,9 @@ fn dead_storage_is_reported_after_the_tries_of_one_row() {
     let mut operations = Vec::new();
     for policy in [OnBadSample::Fail, OnBadSample::Substitute { budget: 2 }] {
         let faulty = Arc::new(Faulty::new().ever(0, Fault::Error(STALE)));
-        let builder = Loader::builder(records(&path, 64)).batch_size(64).slots(2).workers(2).reader(Mode::Pread);
-        let loader = build(builder.on_bad_sample(policy).faulty(faulty.clone()));
+        let builder =
+            Loader::builder(records(&path, 64)).batch_size(64).tuning(|t| t.slots(2).reader(Mode::Pread)).workers(2);
+        let loader = build(builder.on_bad_sample(policy).tuning(|t| t.faulty(faulty.clone())));
         loader.epoch(0).unwrap().next().unwrap().unwrap_err();
         operations.push(faulty.seen());
     }
