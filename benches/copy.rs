@@ -18,12 +18,14 @@ mod driver;
 mod pull;
 #[path = "../tests/common/standin.rs"]
 mod standin;
+#[path = "../tests/common/wait.rs"]
+mod wait;
 
 use common::{as_test, compare, pairs_wanted, spread};
 use driver::{Gpu, Kind, Lane, Result, h2d_for};
 use feedline::dataset::Records;
 use feedline::device::cuda::cudarc::driver::{CudaContext, CudaStream};
-use feedline::{Device, Loader};
+use feedline::{Device, Loader, MemoryTerm};
 use pull::{BATCH, Puller, RECORD, counted};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -85,7 +87,7 @@ impl Case {
         let (gpu, size) = (Gpu::new()?, rows * record);
         let device = Device::cuda(0).map_err(|error| error.to_string())?;
         let loader = Puller::new(counted(rows, record)?.device(device), Some(gpu.stream()?))?;
-        let slots = loader.loader.plan().slots;
+        let slots = loader.loader.plan().term(MemoryTerm::SLOTS).count;
         let lane = |kind| Lane::from_several(&gpu, kind, size, slots).map(|lane| [lane]);
         let (pinned, pageable) = (lane(Kind::Registered)?, lane(Kind::Pageable)?);
         Ok(Self { size, loader, pinned, pageable, _gpu: gpu })
@@ -122,8 +124,9 @@ fn compare_drops((slots, buffers): (usize, usize), pairs: usize, seconds: f64) {
         std::thread::sleep(WORK);
         Ok(())
     };
-    let loader = Loader::builder(records).map(slow).batch_size(1).workers(WORKERS).slots(slots);
-    let loader = loader.device_batches(buffers).device(Device::cuda(0).unwrap()).stream(&stream).build().unwrap();
+    let loader = Loader::builder(records).map(slow).batch_size(1).workers(WORKERS).tuning(|t| t.slots(slots));
+    let loader =
+        loader.tuning(|t| t.device_batches(buffers)).device(Device::cuda(0).unwrap()).stream(&stream).build().unwrap();
     loader.ready().unwrap();
     let what = format!("{slots} slots, {buffers} buffers: dropped at once / waited for (≥ {AT_ONCE})");
     let [at_once, waited] = [false, true].map(|wait| {

@@ -79,7 +79,7 @@ fn records(path: &Path, mode: Mode, direct: Direct) -> Loader {
     assert_eq!(len % RECORD as u64, 0, "the file is not a whole number of {RECORD}-byte records");
     let records = Records::builder(RECORD).open(path).unwrap();
     let builder = Loader::builder(records).order(Order::shuffled(1)).batch_size(BATCH).workers(2).device(device());
-    builder.reader(mode).direct(direct).build().unwrap()
+    builder.tuning(|t| t.reader(mode).direct(direct)).build().unwrap()
 }
 
 /// GB per second of a loader for about `seconds`, from epoch `epoch` on.

@@ -29,7 +29,7 @@ mod picture;
 
 use common::{as_test, cpu_s, file, pairs_wanted, spread, warm};
 use feedline::dataset::Records;
-use feedline::{Epoch, Loader, LoaderBuilder, Order};
+use feedline::{Epoch, Loader, LoaderBuilder, MemoryTerm, Order};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -146,7 +146,7 @@ impl Side {
 
     /// Takes batches for about `seconds`, after those that were ready. (The other side may still fill its slots then.)
     fn block(&mut self, seconds: f64) -> Block {
-        (0..2 * self.loader.plan().slots).for_each(|_| _ = self.take());
+        (0..2 * self.loader.plan().term(MemoryTerm::SLOTS).count).for_each(|_| _ = self.take());
         let (begin, cpu, mut samples) = (Instant::now(), cpu_s(), 0);
         loop {
             samples += self.take();
@@ -161,7 +161,7 @@ impl Side {
 /// Runs pairs of blocks with and without meters, and prints the costs.
 fn compared(builder: fn() -> LoaderBuilder, pairs: usize, seconds: f64) {
     let control = std::env::var_os("FEEDLINE_CONTROL").is_some();
-    let without = || if control { builder() } else { builder().unmeasured() };
+    let without = || if control { builder() } else { builder().tuning(|t| t.unmeasured()) };
     let (mut rates, mut ratios, mut cpu) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..pairs.div_ceil(PAIRS_EACH) {
         let (mut on, mut off) = if round % 2 == 0 {

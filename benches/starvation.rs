@@ -28,6 +28,8 @@ mod device;
 mod host;
 #[path = "../tests/common/standin.rs"]
 mod standin;
+#[path = "../tests/common/wait.rs"]
+mod wait;
 
 use common::as_test;
 use std::process::ExitCode;

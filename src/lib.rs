@@ -224,10 +224,10 @@ pub use batch::{Batch, FieldView, MicroBatch};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result, Site, Stage};
 pub use ledger::{BadSample, Ledger};
-pub use loader::{Epoch, Loader, LoaderBuilder, Report};
-pub use memory::{BatchFields, BatchMut, Budget, Process, Row, RowFields, Status};
+pub use loader::{Epoch, Loader, LoaderBuilder, Report, Tuning};
+pub use memory::{BatchFields, BatchMut, Budget, MemoryPlan, MemoryTerm, Process, Row, RowFields, Status};
 pub use order::{LastBatch, Order, Rank};
-pub use pipeline::{FieldRoute, Gds, MemoryPlan, Numa, OnBadSample, Route};
+pub use pipeline::{FieldRoute, Gds, Numa, OnBadSample, Route};
 #[doc(hidden)]
 pub use setting::Dialect;
 pub use state::State;

@@ -58,8 +58,8 @@ settings! {
     DctScaling: "dct_scaling", "dct_scaling", "";
     Decode: "decode", "", "";
     DecodeField: "decode_field", "decoders", "";
-    Depth: "depth({})", "depth={}", "--depth {}";
-    DeviceBatches: "device_batches({})", "device_batches={}", "";
+    Depth: "tuning(|t| t.depth({}))", "depth={}", "--depth {}";
+    DeviceBatches: "tuning(|t| t.device_batches({}))", "device_batches={}", "";
     Direct: "direct", "direct", "--direct";
     Documents: "documents", "documents", "--up-to";
     Epochs: "epochs(a..b)", "", "";
@@ -83,7 +83,7 @@ settings! {
     Overwrite: "overwrite(true)", "", "--force";
     Padding: "TarBuilder::padding", "", "";
     Raw: "MdsBuilder::raw", "raw", "--raw";
-    Reader: "reader(Mode::{})", "reader=\"{}\"", "--reader {}";
+    Reader: "tuning(|t| t.reader(Mode::{}))", "reader=\"{}\"", "--reader {}";
     Sampler: "Sampler", "", "";
     SeekPoints: "dataset.seekable", "seek_points", "--seek-points";
     SeqLen: "window", "seq_len", "--seq-len";
@@ -91,7 +91,7 @@ settings! {
     RankOf: "Rank::of(Launcher::{})", "", "";
     Shards: "prepare::Shards", "prepare", "prepare";
     Size: "resize", "size", "--crop";
-    Slots: "slots({})", "slots={}", "--slots {}";
+    Slots: "tuning(|t| t.slots({}))", "slots={}", "--slots {}";
     StallDeadline: "stall_deadline", "stall_deadline", "";
     Stream: "stream(…)", "streams", "";
     Strict: "strict(false)", "strict=False", "";
@@ -132,7 +132,7 @@ impl Setting {
     }
 
     fn words_in(self, dialect: Dialect) -> String {
-        let name = self.name(dialect);
+        let name = self.name(dialect).trim_start_matches("tuning(|t| t.");
         match name.split_once("{}") {
             // `slots(`, `slots=` and `--slots ` without their last sign.
             Some((name, _)) => format!("`{}`", name.split(['(', '=', ' ']).next().unwrap_or(name)),
@@ -170,6 +170,7 @@ mod tests {
         let all = |setting: Setting, value: &dyn Debug| [Rust, Python].map(|dialect| setting.with_in(dialect, value));
         assert_eq!(all(Setting::LastBatch, &Keep), ["`last_batch(LastBatch::Keep)`", "`last_batch=\"keep\"`"]);
         assert_eq!(all(Setting::Workers, &8), ["`workers(8)`", "`workers=8`"]);
+        assert_eq!(all(Setting::Depth, &8), ["`tuning(|t| t.depth(8))`", "`depth=8`"]);
         assert_eq!(Setting::Workers.with_in(CommandLine, 8), "`--workers 8`");
     }
 

@@ -500,6 +500,20 @@ mod tests {
         State::new(Checkpoint { cursor: cursor(steps), ..checkpoint() })
     }
 
+    /// A checkpoint of these numbers, in the order of its fields.
+    fn made(words: [u64; 11], print: [u64; 22], kind: OrderKind, last: LastBatch, shuffled: bool) -> Checkpoint {
+        let [epoch, position, batch, steps, global_batch, seed, window, lanes, positions, identity, draws] = words;
+        let (position, positions) = (position.min(positions), position.max(positions));
+        Checkpoint {
+            cursor: Cursor { epoch, position, batch, steps },
+            global_batch: global_batch.max(1),
+            last,
+            order: Settings { kind, shuffled, seed, window, lanes, positions, identity },
+            draws,
+            dataset: Fingerprint::of_words(print),
+        }
+    }
+
     fn checkpoints() -> impl Strategy<Value = Checkpoint> {
         let kinds = vec![
             OrderKind::Sequential,
@@ -509,20 +523,14 @@ mod tests {
             OrderKind::Sampler,
         ];
         let lasts = vec![LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
-        let words = (any::<[u64; 11]>(), any::<[u64; 22]>());
-        let codes = (prop::sample::select(kinds), prop::sample::select(lasts), any::<bool>());
-        (words, codes).prop_map(|((words, print), (kind, last, shuffled))| {
-            let [epoch, position, batch, steps, global_batch, seed, window, lanes, positions, identity, draws] = words;
-            let (position, positions) = (position.min(positions), position.max(positions));
-            Checkpoint {
-                cursor: Cursor { epoch, position, batch, steps },
-                global_batch: global_batch.max(1),
-                last,
-                order: Settings { kind, shuffled, seed, window, lanes, positions, identity },
-                draws,
-                dataset: Fingerprint::of_words(print),
-            }
-        })
+        (
+            any::<[u64; 11]>(),
+            any::<[u64; 22]>(),
+            prop::sample::select(kinds),
+            prop::sample::select(lasts),
+            any::<bool>(),
+        )
+            .prop_map(|(words, print, kind, last, shuffled)| made(words, print, kind, last, shuffled))
     }
 
     proptest! {
@@ -556,25 +564,15 @@ mod tests {
         for (steps, pinned) in [(1200, PINNED), (1201, NEXT)] {
             assert_eq!(String::from_utf8(at(steps).to_bytes()).unwrap(), String::from_utf8_lossy(pinned));
             assert_eq!(State::from_bytes(pinned).unwrap(), at(steps));
+            let value: serde_json::Value = serde_json::from_slice(pinned).unwrap();
+            assert_eq!(State::from_bytes(&serde_json::to_vec_pretty(&value).unwrap()).unwrap(), at(steps));
         }
     }
 
     #[test]
     fn a_state_of_the_largest_numbers_is_less_than_1_kib() {
-        let order = Settings {
-            kind: OrderKind::Sequential,
-            shuffled: false,
-            seed: u64::MAX,
-            window: u64::MAX,
-            lanes: u64::MAX,
-            positions: u64::MAX,
-            identity: u64::MAX,
-        };
-        let cursor = Cursor { epoch: u64::MAX, position: u64::MAX, batch: u64::MAX, steps: u64::MAX };
-        let dataset = Fingerprint::of_words([u64::MAX; 22]);
-        let checkpoint =
-            Checkpoint { cursor, global_batch: u64::MAX, last: LastBatch::Keep, order, draws: u64::MAX, dataset };
-        let text = State::new(checkpoint).to_bytes();
+        let largest = made([u64::MAX; 11], [u64::MAX; 22], OrderKind::Sequential, LastBatch::Keep, false);
+        let text = State::new(largest).to_bytes();
         assert!(text.len() < 1024, "{}", text.len());
         State::from_bytes(&text).unwrap();
     }
@@ -592,24 +590,35 @@ mod tests {
         }
         assert_eq!(paths.len(), 6 + 7 + 7 + 3, "{text}");
         for path in paths {
-            let mut changed = value.clone();
-            let place = path.iter().fold(&mut changed, |value, key| &mut value[key]);
-            *place = match &*place {
-                serde_json::Value::Number(number) => (number.as_u64().unwrap() + 1).into(),
-                serde_json::Value::Bool(on) => (!on).into(),
+            let now = path.iter().fold(&value, |value, key| &value[key]);
+            let others: Vec<serde_json::Value> = match now {
+                serde_json::Value::Number(number) => {
+                    let now = number.as_u64().unwrap();
+                    let near = [now + 1, now.wrapping_sub(1), 0, 1, 51, u64::from(u32::MAX), u64::MAX - 1, u64::MAX];
+                    near.into_iter().filter(|other| *other != now).map(Into::into).collect()
+                }
+                serde_json::Value::Bool(on) => vec![(!on).into()],
                 serde_json::Value::String(code) => match code.as_str() {
-                    "keep" => "drop".into(),
-                    "shuffled" => "windowed".into(),
+                    "keep" => vec!["drop".into()],
+                    "shuffled" => vec!["windowed".into(), "sequential".into()],
                     hex => {
                         let last = if hex.ends_with('0') { "1" } else { "0" };
-                        format!("{}{last}", &hex[..hex.len() - 1]).into()
+                        vec![format!("{}{last}", &hex[..hex.len() - 1]).into()]
                     }
                 },
                 other => panic!("{other}"),
             };
-            let error = State::from_bytes(&serde_json::to_vec(&changed).unwrap()).unwrap_err();
-            let expected = if path == ["version"] { "version 3 of a state" } else { "damaged: its values" };
-            assert!(error.message().starts_with(expected), "{path:?}: {error}");
+            for other in others {
+                let mut changed = value.clone();
+                *path.iter().fold(&mut changed, |value, key| &mut value[key]) = other.clone();
+                let error = State::from_bytes(&serde_json::to_vec(&changed).unwrap()).unwrap_err();
+                let expected = match other.as_u64() {
+                    _ if path == ["version"] => &format!("version {other} of a state"),
+                    Some(check) if path == ["check"] && check > u64::from(u32::MAX) => "not a saved state, or damaged",
+                    _ => "damaged: its values have the CRC32C",
+                };
+                assert!(error.message().starts_with(expected), "{path:?} {other}: {error}");
+            }
         }
     }
 

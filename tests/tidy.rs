@@ -421,7 +421,8 @@ fn messages_name_settings_by_the_table_alone() {
     let table = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/setting.rs")).unwrap();
     let rows = table.split("settings! {\n").nth(1).unwrap().split("\n}").next().unwrap().lines();
     let row = |line: &str| {
-        line.split('"').nth(1).unwrap().split("({}").next().unwrap().split("(LastBatch").next().unwrap().to_string()
+        let name = line.split('"').nth(1).unwrap().trim_start_matches("tuning(|t| t.");
+        name.split("({}").next().unwrap().split("(LastBatch").next().unwrap().to_string()
     };
     let table: Vec<String> = rows.map(row).collect();
     let tools = ["throughput", "profile", "inspect", "prepare", "pytorch/src"].map(|tool| format!("examples/{tool}"));

@@ -41,14 +41,17 @@ pub const SCENARIOS: [Scenario; 25] = [
     }),
     ("device: copies are slow, 32 slots: many steps in flight", 120, |steps| {
         let case = Case::new(steps, |_| {}).bandwidth(16_000_000);
-        run(case.with(|builder| builder.slots(32).device_batches(24)), |consumer, batches| {
+        run(case.with(|builder| builder.tuning(|t| t.slots(32).device_batches(24))), |consumer, batches| {
             consumer.each(batches, |consumer, _| consumer.work(1000));
         })
     }),
     ("device: the GPU is far behind the host", 80, |steps| {
-        run(Case::new(steps, |_| {}).with(|builder| builder.slots(6).device_batches(5)), |consumer, batches| {
-            consumer.each(batches, |consumer, _| consumer.work(4000));
-        })
+        run(
+            Case::new(steps, |_| {}).with(|builder| builder.tuning(|t| t.slots(6).device_batches(5))),
+            |consumer, batches| {
+                consumer.each(batches, |consumer, _| consumer.work(4000));
+            },
+        )
     }),
     ("device: far behind, and copies slow now and then", 80, |steps| {
         run(Case::new(steps, |id| rest(if id % 320 < 16 { 1500 } else { 0 })), |consumer, batches| {
@@ -193,11 +196,15 @@ pub const SCENARIOS: [Scenario; 25] = [
         })
     }),
     ("device: runs ahead, copies are slow", 60, |steps| {
-        let case = Case::new(steps, |_| {}).bandwidth(10_000_000).with(|builder| builder.slots(8).device_batches(5));
+        let case = Case::new(steps, |_| {})
+            .bandwidth(10_000_000)
+            .with(|builder| builder.tuning(|t| t.slots(8).device_batches(5)));
         run(case, |consumer, batches| consumer.each(batches, |consumer, _| consumer.work(1000)))
     }),
     ("device: runs ahead, copies are slow, bare stream", 60, |steps| {
-        let case = Case::new(steps, |_| {}).bandwidth(10_000_000).with(|builder| builder.slots(8).device_batches(5));
+        let case = Case::new(steps, |_| {})
+            .bandwidth(10_000_000)
+            .with(|builder| builder.tuning(|t| t.slots(8).device_batches(5)));
         run(case.bare(), |consumer, batches| consumer.each(batches, |consumer, _| consumer.work(1000)))
     }),
     ("device: runs three steps ahead, all vary, bare stream", 80, |steps| {
@@ -322,7 +329,7 @@ fn run(case: Case, consume: impl Fn(&Consumer, &mut Epoch)) -> Vec<Line> {
     consumer.stream.synchronize().unwrap();
     // Their marks are on two streams.
     let all = case.epochs * (case.steps - 1);
-    standin::soon(|| loader.snapshot().consumer.gpu.unwrap().steps == all);
+    crate::wait::soon(|| loader.snapshot().consumer.gpu.unwrap().steps == all);
     let gpu = loader.snapshot().consumer.gpu.unwrap();
     drop((loader, consumer));
     drop(session);

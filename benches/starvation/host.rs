@@ -17,10 +17,14 @@ pub const SCENARIOS: [Scenario; 27] = [
     ("decode is a little slower than the step", 100, |steps| {
         plain(mapped(steps, 8, |_| rest(500)).workers(1), steps, |_| rest(4000))
     }),
-    ("storage: O_DIRECT, depth 1, 128 KiB records", 60, |steps| stored(steps, 128 << 10, 8, |b| b.depth(1), 300)),
-    ("storage: O_DIRECT, depth 1, 4 KiB records", 60, |steps| stored(steps, 4 << 10, 16, |b| b.depth(1), 300)),
+    ("storage: O_DIRECT, depth 1, 128 KiB records", 60, |steps| {
+        stored(steps, 128 << 10, 8, |b| b.tuning(|t| t.depth(1)), 300)
+    }),
+    ("storage: O_DIRECT, depth 1, 4 KiB records", 60, |steps| {
+        stored(steps, 4 << 10, 16, |b| b.tuning(|t| t.depth(1)), 300)
+    }),
     ("storage: O_DIRECT by pread, depth 2, slow step", 40, |steps| {
-        stored(steps, 64 << 10, 8, |b| b.reader(Mode::Pread).depth(2), 3000)
+        stored(steps, 64 << 10, 8, |b| b.tuning(|t| t.reader(Mode::Pread).depth(2)), 3000)
     }),
     ("in memory, nothing but next()", 1000, |steps| plain(mapped(steps, 2048, |_| {}), steps, |_| {})),
     ("in memory, no transform, 100 µs steps", 2000, |steps| plain(records(steps, 256), steps, |_| spin(100))),
@@ -37,7 +41,7 @@ pub const SCENARIOS: [Scenario; 27] = [
         })
     }),
     ("three of four batches are held", 60, |steps| {
-        watched(mapped(steps, 8, |_| rest(500)).workers(1).slots(4), steps, |watch, batches| {
+        watched(mapped(steps, 8, |_| rest(500)).workers(1).tuning(|t| t.slots(4)), steps, |watch, batches| {
             let mut held = VecDeque::new();
             while let Some(batch) = watch.next(batches) {
                 held.push_back(batch.unwrap());
@@ -48,7 +52,7 @@ pub const SCENARIOS: [Scenario; 27] = [
     }),
     ("all batches are held until next() fails", 4, held_too_long),
     ("another thread steps, up to three batches behind", 60, |steps| {
-        watched(mapped(steps, 8, |_| rest(300)).workers(1).slots(6), steps, |watch, batches| {
+        watched(mapped(steps, 8, |_| rest(300)).workers(1).tuning(|t| t.slots(6)), steps, |watch, batches| {
             std::thread::scope(|scope| {
                 let (send, stepper) = std::sync::mpsc::sync_channel(2);
                 scope.spawn(move || {
@@ -152,7 +156,7 @@ fn stored(
     let path = file(len);
     evict(&path, 0..len);
     let records = Records::builder(record).open(path).unwrap();
-    let builder = Loader::builder(records).order(Order::shuffled(1)).batch_size(rows).direct(Direct::On);
+    let builder = Loader::builder(records).order(Order::shuffled(1)).batch_size(rows).tuning(|t| t.direct(Direct::On));
     plain(set(builder), batches, move |_| rest(step_us))
 }
 
@@ -259,8 +263,8 @@ fn given_up(times: u64) -> Vec<Line> {
 
 /// Holds every batch until `next()` fails, then drops one and continues.
 fn held_too_long(times: u64) -> Vec<Line> {
-    let loader = mapped(2 + 2 * times, 1, |_| rest(500)).workers(1).slots(2);
-    let loader = loader.held_deadline(Duration::from_millis(20)).build().unwrap();
+    let loader = mapped(2 + 2 * times, 1, |_| rest(500)).workers(1).tuning(|t| t.slots(2));
+    let loader = loader.tuning(|t| t.held_deadline(Duration::from_millis(20))).build().unwrap();
     Watch::run(&loader, |watch| {
         let mut batches = loader.epoch(0).unwrap();
         let mut held: VecDeque<_> = (0..2).map(|_| watch.next(&mut batches).unwrap().unwrap()).collect();
@@ -294,7 +298,7 @@ fn second_half(batches: u64) -> Vec<Line> {
 
 /// Takes snapshots during long waits: the wait so far counts.
 fn looked_at(times: u64) -> Vec<Line> {
-    let loader = mapped(times + 1, 1, |_| rest(60_000)).workers(1).slots(1).build().unwrap();
+    let loader = mapped(times + 1, 1, |_| rest(60_000)).workers(1).tuning(|t| t.slots(1)).build().unwrap();
     let waited = || Duration::from_nanos(loader.snapshot().consumer.waited_ns);
     let (mut truth, mut measured) = (Duration::ZERO, Duration::ZERO);
     let mut lines = Watch::run(&loader, |watch| {

@@ -124,14 +124,12 @@ impl Settings {
                 (Some(seed), None) => Order::shuffled(seed),
                 (Some(seed), Some(chunks)) => Order::windowed(seed, chunks),
             })
-            .reader(self.reader)
-            .direct(self.direct)
-            .device(self.device.clone())
-            .gds(self.gds);
+            .tuning(|t| t.reader(self.reader).direct(self.direct).gds(self.gds))
+            .device(self.device.clone());
         let builder = with(builder, self.shard, LoaderBuilder::rank);
         let builder = with(builder, self.workers, LoaderBuilder::workers);
-        let builder = with(builder, self.depth, LoaderBuilder::depth);
-        let builder = with(builder, self.slots, LoaderBuilder::slots);
+        let builder = with(builder, self.depth, |builder, depth| builder.tuning(|t| t.depth(depth)));
+        let builder = with(builder, self.slots, |builder, slots| builder.tuning(|t| t.slots(slots)));
         let builder = with(builder, self.budget_mib, |builder, _| builder.memory_budget(self.budget()));
         with(builder, self.cache.as_ref().map(Cache::at), |builder, cache| {
             let limit = self.cache_gib.map(|gib| (gib * f64::from(1 << 30)) as u64);

@@ -112,7 +112,7 @@ impl Child<'_> {
             builder = builder.on_bad_sample(OnBadSample::Substitute { budget: u64::MAX });
         }
         Ok(match job.act {
-            Act::Pread => builder.reader(Mode::Pread),
+            Act::Pread => builder.tuning(|t| t.reader(Mode::Pread)),
             Act::Resumed => builder.resume(State::load(job.work.join("killed.state"))?),
             Act::Older => builder.resume(State::load(job.work.join("older.state"))?),
             _ => builder,
@@ -220,7 +220,7 @@ fn plain(dataset: Arc<dyn Dataset>, job: &Job) -> feedline::Result<LoaderBuilder
         .seed(job.seed)
         .batch_size(job.batch)
         .workers(job.workers)
-        .stall_deadline(Duration::from_secs(20));
+        .tuning(|t| t.stall_deadline(Duration::from_secs(20)));
     for (number, field) in dataset.schema().iter().enumerate() {
         builder = match field.encoding {
             Encoding::Image => builder.decode_field(&field.name, Witness(Image::resize(SIDE, SIDE))),

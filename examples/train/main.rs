@@ -126,7 +126,7 @@ fn decoder(image: Image) -> Image {
 /// The loader with io_uring past the page cache, to show the whole way; where that is refused, whatever works.
 fn open(make: impl Fn() -> LoaderBuilder, args: &Args) -> Anyhow<Loader> {
     let make = || make().batch_size(args.batch).workers(args.workers);
-    match make().reader(Mode::Uring).direct(Direct::Auto).build() {
+    match make().tuning(|t| t.reader(Mode::Uring).direct(Direct::Auto)).build() {
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             println!("note: {error}");
             Ok(make().build()?)

@@ -7,21 +7,23 @@
 use super::device_stage::{DeviceStage, Routes};
 use super::origin::Before;
 use super::settings::{BatchSize, LoaderBuilder};
+use super::terms::{Encoded, STACK, scratch, slots, spare_room};
 use super::{Deadlines, Facts, JobMaker, Life, Loader, LoaderState, Place, config};
 use crate::batch::{BatchInfo, Contents};
-use crate::dataset::{self, Dataset};
+use crate::dataset::Dataset;
 use crate::device::{DeviceKind, IdleMeter};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::LedgerWriter;
-use crate::memory::{ByteRing, ChunkBuf, Filled, Lease, Pool, Process, Region};
+use crate::memory::plan::Limits;
+use crate::memory::{ByteRing, ChunkBuf, Filled, Lease, MemoryPlan, MemoryTerm, Pool, Process, Region};
 use crate::meter::{Effort, Meters, Settings};
 use crate::order::Batches;
-use crate::pipeline::chunks;
+use crate::pipeline::chunks::{self, ChunkRoom};
+use crate::pipeline::direct::{DIRECT_BOUNCE, DIRECT_THREADS};
 use crate::pipeline::drains::Drains;
 use crate::pipeline::exchange::{self, ToWorkers};
-use crate::pipeline::fetch::Fetch;
+use crate::pipeline::fetch;
 use crate::pipeline::placement::{Placement, Placing, on_node};
-use crate::pipeline::plan::{DIRECT_THREADS, Demand, MemoryPlan};
 use crate::pipeline::planner::{IoSide, Planner};
 use crate::pipeline::queue::Queue;
 use crate::pipeline::recipe::Recipe;
@@ -275,36 +277,57 @@ impl LoaderBuilder {
 
     /// The sum of all memory, and the lease on a shared budget.
     fn reserved(&self, fields: &Fields, opened: &Opened, first: &Job, workers: usize) -> Result<Reserved> {
+        let (dataset, recipe) = (&*self.dataset, &fields.recipe);
+        let chunks = ChunkRoom::new(dataset, &first.order, workers)?;
+        let encoded = Encoded::new(dataset, recipe, chunks.as_ref(), opened.cache.is_some());
+        let room = spare_room(&encoded, chunks.as_ref(), self.faults.on_bad);
+        let data = dataset.sources().resident();
         let pending = 2 * opened.reader.depth() + workers;
-        let mut demand = demand(&*self.dataset, fields, opened, workers, pending);
-        let cached = opened.cache.is_some() && self.dataset.sources().total_bytes() > 0;
-        let pieces = demand.take_chunks(&*self.dataset, &first.order, cached)?;
-        let room = substitute_room(&demand, self.faults.on_bad);
-        demand.substitute = room.encoded.saturating_add(room.chunk).saturating_add(room.lists);
-        (demand.slots, demand.budget) = (self.memory.slots, self.memory.budget);
-        demand.device_batches = self.batches_on_device();
+        let opening = usize::try_from(dataset.sizes().opened_bytes_max).unwrap_or(usize::MAX);
+        let opening = opening.saturating_add(chunks.as_ref().map_or(0, |chunks| chunks.opening));
+        let readers = if recipe.directs.is_empty() { 0 } else { DIRECT_THREADS };
+        let threads = workers + 1 + usize::from(!self.on_host()) + readers;
+        // What a budget leaves above the least goes to chunks, then to slots (they hide latency), to the ring (depth), and
+        // last to large pictures: these are the turns.
+        let mut terms = vec![MemoryTerm::DATA.of(1, data.iter().map(ExactSizeIterator::len).sum())];
+        terms.push(slots(self.memory.slots, Region::size_for(fields.slot.bytes())));
+        terms.extend(chunks.as_ref().map(|chunks| chunks.open));
+        terms.push(encoded.ring(opened.reader.depth()));
+        terms.push(encoded.cached(workers, chunks.is_some()));
+        terms.push(scratch(workers, recipe.scratch_bytes()));
+        terms.push(MemoryTerm::OPENING.of(workers, opening));
+        terms.push(fetch::tables(pending, recipe.handlers.len()));
+        terms.extend(chunks.as_ref().map(|chunks| chunks.tables));
+        terms.push(MemoryTerm::BOUNCE.of(readers, DIRECT_BOUNCE));
+        terms.extend(opened.reader.terms());
+        terms.push(room.term());
+        terms.push(MemoryTerm::STACKS.of(threads, STACK));
         // On the host a batch is its slot.
-        demand.device_bytes = if self.on_host() { 0 } else { fields.contents.bytes() };
-        let data = self.dataset.sources().resident();
-        demand.data_bytes = data.iter().map(ExactSizeIterator::len).sum();
-        demand.free = (self.machine.free)().map(|free| usize::try_from(free).unwrap_or(usize::MAX));
-        demand.direct_threads = if fields.recipe.directs.is_empty() { 0 } else { DIRECT_THREADS };
-        let Some(budget) = &self.memory.shared else {
-            return Ok(Reserved { plan: MemoryPlan::new(&demand)?, lease: None, pending, pieces, room });
+        terms.extend(
+            (!self.on_host()).then(|| MemoryTerm::DEVICE.of(self.batches_on_device(), fields.contents.bytes())),
+        );
+        terms.push(MemoryTerm::INDEX.of(1, dataset.sizes().index_bytes + dataset.sources().table_bytes()));
+        let (largest, pieces) = match chunks {
+            Some(chunks) => (chunks.largest, chunks.pieces),
+            None => (encoded.largest(dataset), 0),
         };
-        let (plan, lease) = budget.take(data, |part| {
-            let plan = MemoryPlan::new(&Demand { part: Some(part), ..demand })?;
-            let own = plan.total() - plan.data_bytes;
-            Ok((plan, own))
-        })?;
-        Ok(Reserved { plan, lease: Some(lease), pending, pieces, room })
+        let free = (self.machine.free)().map(|free| usize::try_from(free).unwrap_or(usize::MAX));
+        let fit = |part| MemoryPlan::fit(terms, Limits { budget: self.memory.budget, part, free, largest });
+        let (plan, lease) = match &self.memory.shared {
+            None => (fit(None)?, None),
+            Some(budget) => {
+                let planned = budget.take(data, |part| fit(Some(part)).map(|plan| (plan.clone(), plan.own())))?;
+                (planned.0, Some(planned.1))
+            }
+        };
+        Ok(Reserved { plan, lease, workers, pending, pieces, room })
     }
 
     /// Data that all batches share.
     fn batch_info(&mut self, recipe: &Recipe, plan: &MemoryPlan, meters: &Arc<Meters>) -> BatchInfo {
         let (most, permit) = match self.on_host() {
-            true => (plan.slots, Setting::Slots),
-            false => (plan.device_batches, Setting::DeviceBatches),
+            true => (plan.term(MemoryTerm::SLOTS).count, Setting::Slots),
+            false => (plan.term(MemoryTerm::DEVICE).count, Setting::DeviceBatches),
         };
         BatchInfo {
             keep: recipe.keep.clone(),
@@ -351,55 +374,13 @@ struct Reserved {
     plan: MemoryPlan,
     /// Lease on a shared budget.
     lease: Option<Lease>,
+    workers: usize,
     /// Maximum samples in flight.
     pending: usize,
     /// Maximum extents of a chunk.
     pieces: usize,
     /// Memory for substitutes.
     room: SpareRoom,
-}
-
-/// The inputs of the memory sum other than settings.
-fn demand(dataset: &dyn Dataset, fields: &Fields, opened: &Opened, workers: usize, pending: usize) -> Demand {
-    let (recipe, files) = (&fields.recipe, dataset.sources().total_bytes());
-    // Each part of a sample may need its own pages, and the aligned bytes around it.
-    let slack = recipe.handlers.len() * 3 * crate::tensor::PAGE;
-    let sizes = dataset.sizes();
-    let largest = usize::try_from(sizes.sample_bytes_max).unwrap_or(usize::MAX);
-    let encoded_max = if files == 0 { 0 } else { largest.saturating_add(slack) };
-    let mean = usize::try_from(files / dataset.len().max(1)).unwrap_or(usize::MAX);
-    let in_place = recipe.all_in_place() && !dataset::opens_bytes(dataset);
-    Demand {
-        slot_bytes: crate::memory::Region::size_for(fields.slot.bytes()),
-        workers,
-        depth: opened.reader.depth(),
-        reader_bytes: opened.reader.bytes_beside(),
-        encoded_max,
-        // Rows read in place need the ring only for files with unaligned offsets.
-        encoded_mean: if in_place { 0 } else { mean.min(encoded_max) },
-        cached: opened.cache.is_some() && !in_place,
-        scratch: recipe.scratch_bytes(),
-        opened: usize::try_from(sizes.opened_bytes_max).unwrap_or(usize::MAX),
-        pending,
-        pending_bytes: size_of::<Fetch>() + size_of::<Sample>() + Sample::heap_bytes(recipe.handlers.len()),
-        index_bytes: sizes.index_bytes + dataset.sources().table_bytes(),
-        largest: sizes.largest_sample,
-        ..Demand::default()
-    }
-}
-
-/// Memory of substitution: the largest sample or chunk, encoded and open.
-fn substitute_room(demand: &Demand, policy: OnBadSample) -> SpareRoom {
-    let OnBadSample::Substitute { budget } = policy else { return SpareRoom::default() };
-    let chunk = demand.chunks.as_ref();
-    // If all bytes are in memory already, no encoded copy exists.
-    let encoded = if demand.encoded_max == 0 { 0 } else { chunk.map_or(demand.encoded_max, |chunk| chunk.encoded) };
-    SpareRoom {
-        budget,
-        encoded,
-        chunk: chunk.map_or(0, |chunk| chunk.bytes),
-        lists: chunk.map_or(0, |chunk| chunk.lists),
-    }
 }
 
 /// The decisions of `build`, from which it starts the threads.
@@ -433,21 +414,22 @@ impl Assembly {
     /// The decisions, as reports show them.
     fn facts(&self, numa: Option<String>, before: Before, first: &Job) -> Facts {
         let (plan, choice) = (self.reserved.plan.clone(), self.opened.choice.clone());
+        let buffers = plan.term(MemoryTerm::DEVICE).count as u32;
         let (routes, direct) = self.fields.routes.chosen();
         // Chunks are unpacked, batches are mapped.
         let effort = match &self.fields.recipe {
             recipe if !recipe.map_batches.is_empty() => recipe.effort().max(Effort::Own),
-            recipe if plan.chunks > 0 => recipe.effort().max(Effort::Light),
+            recipe if self.chunk_starts.is_some() => recipe.effort().max(Effort::Light),
             recipe => recipe.effort(),
         };
         let settings = Settings {
             reader: choice.reader,
             depth: self.opened.reader.depth() as u32,
             effort,
-            workers: plan.workers as u32,
+            workers: self.reserved.workers as u32,
             cores: cores() as u32,
-            slots: plan.slots as u32,
-            buffers: (plan.device_batches > 0).then_some(plan.device_batches as u32),
+            slots: plan.term(MemoryTerm::SLOTS).count as u32,
+            buffers: (buffers > 0).then_some(buffers),
             chunks: self.chunk_starts.as_ref().map(|starts| starts.len() as u64 - 1),
         };
         let planned_amplification = first.order.amplification(&first.batches);
@@ -462,16 +444,19 @@ impl Assembly {
         let (exchange, Ends { ready, maps }) = self.exchange(stage.as_ref().map(DeviceStage::to_device));
         let closing = CloseOnError(Some(exchange.clone()));
         // Slots hold their exchange, so announcing them waits until the threads exist.
-        let (spec, plan) = (self.fields.recipe.spec.clone(), &self.reserved.plan);
-        let slots = Pool::new(spec, self.fields.slot.clone(), plan.slots, Box::new(exchange.clone()))?;
+        let spec = self.fields.recipe.spec.clone();
+        let term = |term| self.reserved.plan.term(term);
+        let (count, chunks) = (term(MemoryTerm::SLOTS).count, term(MemoryTerm::CHUNKS).count);
+        let slots = Pool::new(spec, self.fields.slot.clone(), count, Box::new(exchange.clone()))?;
         let (side, idle) = self.io_side(&exchange, slots.regions())?;
         let (pending, row_bytes) = (self.reserved.pending, self.fields.slot.bytes() / self.fields.slot.rows());
-        let cached = if plan.chunks > 0 { (0, plan.cached_bytes) } else { (plan.cached_bytes, 0) };
-        let waiting = exchange::Capacity { slots: plan.slots, samples: pending, chunks: plan.chunks, row_bytes };
+        let cached = term(MemoryTerm::CACHED).each;
+        let cached = if chunks > 0 { (0, cached) } else { (cached, 0) };
+        let waiting = exchange::Capacity { slots: count, samples: pending, chunks, row_bytes };
         let substitutes = self.on_bad != OnBadSample::Fail;
         let to_workers = ToWorkers::new(exchange.drains.clone(), maps, substitutes, &waiting, self.meters.clone());
         let (pool, mut handles) = workers;
-        let watch = Arc::new(Watch::new(handles.len(), pending + plan.chunks));
+        let watch = Arc::new(Watch::new(handles.len(), pending + chunks));
         let room = self.reserved.room;
         let (core, reader) = self.core(exchange, to_workers, watch, idle);
         handles.keep(Workers::start(core.clone(), pool, room, cached)?);
@@ -484,10 +469,11 @@ impl Assembly {
     /// The exchange of slots. Every channel has room for all slots, so returning a slot never blocks.
     fn exchange(&mut self, to_device: Option<ToDevice>) -> (Arc<Exchange>, Ends) {
         let plan = &self.reserved.plan;
-        let (frees, frees_out) = bounded(plan.slots);
-        let (ready_in, ready) = bounded(plan.slots.saturating_add(plan.device_batches));
+        let (slots, batches) = (plan.term(MemoryTerm::SLOTS).count, plan.term(MemoryTerm::DEVICE).count);
+        let (frees, frees_out) = bounded(slots);
+        let (ready_in, ready) = bounded(slots.saturating_add(batches));
         let late = !self.fields.recipe.map_batches.is_empty();
-        let (to_map, maps) = late.then(|| bounded(plan.slots)).unzip();
+        let (to_map, maps) = late.then(|| bounded(slots)).unzip();
         let exchange = Exchange {
             generation: Arc::default(),
             ready: ready_in,
@@ -499,7 +485,7 @@ impl Assembly {
             meters: self.meters.clone(),
             to_device,
             to_map,
-            drains: Arc::new(Drains::new(plan.workers)),
+            drains: Arc::new(Drains::new(self.reserved.workers)),
             lease: self.reserved.lease.take(),
         };
         (Arc::new(exchange), Ends { ready, maps })
@@ -509,16 +495,16 @@ impl Assembly {
     /// the kernel. Also returns the sender that brings back sample entries.
     fn io_side(&self, exchange: &Exchange, slots: &[Arc<Region>]) -> Result<(IoSide, Sender<Box<Sample>>)> {
         let (plan, waker) = (&self.reserved.plan, &exchange.waker);
+        let MemoryTerm { count, at_once, .. } = plan.term(MemoryTerm::CHUNKS);
         let parts = self.fields.recipe.handlers.len();
-        let spans = self.reserved.pending * parts + self.reserved.pieces * plan.chunks + 1;
+        let spans = self.reserved.pending * parts + self.reserved.pieces * count + 1;
         let on_room = waker.clone();
-        let ring = match plan.ring_bytes {
+        let ring = match plan.term(MemoryTerm::RING).bytes() {
             0 => None,
             bytes => Some(ByteRing::new(bytes, spans, move || on_room.wake())?),
         };
-        let chunk_bytes = plan.chunk_bytes - plan.chunk_lists;
-        let buffers = (0..plan.chunks).map(|_| ChunkBuf::new(chunk_bytes)).collect::<Result<Vec<_>>>()?;
-        let chunks = (!buffers.is_empty()).then(|| (Arc::new(chunks::Home::new(buffers, waker.clone())), plan.chunks));
+        let buffers = (0..count).map(|_| ChunkBuf::new(at_once)).collect::<Result<Vec<_>>>()?;
+        let chunks = (!buffers.is_empty()).then(|| (Arc::new(chunks::Home::new(buffers, waker.clone())), count));
         let regions = slots.iter().chain(ring.as_ref().map(|ring| ring.region())).cloned().collect();
         let (idle_in, idle) = bounded(self.reserved.pending);
         Ok((IoSide { frees: exchange.frees_out.clone(), idle, ring, chunks, regions }, idle_in))
@@ -541,7 +527,7 @@ impl Assembly {
                 chunk_starts,
                 recipe: fields.recipe,
                 seed,
-                scratch_limit: reserved.plan.scratch_bytes,
+                scratch_limit: reserved.plan.term(MemoryTerm::SCRATCH).each,
                 watch: watch.clone(),
             },
             cache: opened.cache,
@@ -552,7 +538,7 @@ impl Assembly {
                 starts: Queue::with_room(4),
                 shutdown: AtomicBool::new(false),
                 misses: Queue::with_room(256),
-                chunk_misses: Queue::with_room(reserved.plan.chunks),
+                chunk_misses: Queue::with_room(reserved.plan.term(MemoryTerm::CHUNKS).count),
                 idle,
                 waker: exchange.waker.clone(),
             },
@@ -598,7 +584,7 @@ mod tests {
     fn builder(sysfs: &Sysfs) -> LoaderBuilder {
         let mut builder = LoaderBuilder::new(Arc::new(Records::builder(1).open_bytes(vec![7; 64]).unwrap()));
         builder.machine.sysfs = sysfs.root().into();
-        builder.reader(Mode::Pread).depth(3)
+        builder.tuning(|t| t.reader(Mode::Pread).depth(3))
     }
 
     /// Names of the threads of this process with exactly these allowed CPUs.
@@ -634,7 +620,7 @@ mod tests {
                 Ok(())
             }
         };
-        let loader = builder(&sysfs).numa(Numa::Node(0)).workers(3).map(map).build().unwrap();
+        let loader = builder(&sysfs).tuning(|t| t.numa(Numa::Node(0))).workers(3).map(map).build().unwrap();
         // The kernel cuts names to 15 bytes, and a new thread has its parent's name until it runs.
         let mut names = ["feedline-dec-0", "feedline-dec-1", "feedline-dec-2", "feedline-io"].to_vec();
         names.extend(["feedline-pread-"; 3]);
@@ -658,7 +644,7 @@ mod tests {
         std::fs::write(dir.join("a"), [7; 64]).unwrap();
         let records = Arc::new(Records::builder(1).open(dir.join("a")).unwrap());
         let why = |cache: Option<Cache>| {
-            let mut builder = LoaderBuilder::new(records.clone()).reader(Mode::Uring);
+            let mut builder = LoaderBuilder::new(records.clone()).tuning(|t| t.reader(Mode::Uring));
             builder.reader.registered = false;
             builder.reader.cache = cache;
             // Refused: io_uring is not to be had here.
@@ -677,11 +663,15 @@ mod tests {
     fn default_workers_match_the_cpus_of_the_node() {
         let (cpu, _) = own_cpus();
         let sysfs = Sysfs::around(&cpu);
-        assert_eq!(builder(&sysfs).numa(Numa::Node(0)).build().unwrap().plan().workers, 1);
+        assert_eq!(
+            builder(&sysfs).tuning(|t| t.numa(Numa::Node(0))).build().unwrap().plan().term(MemoryTerm::SCRATCH).count,
+            1
+        );
         let cores = std::thread::available_parallelism().unwrap().get();
         for numa in [Numa::Auto, Numa::Off] {
-            let loader = builder(&sysfs).numa(numa).build().unwrap();
-            assert_eq!((loader.plan().workers, loader.report().numa), (cores, None), "{numa:?} on the host");
+            let loader = builder(&sysfs).tuning(|t| t.numa(numa)).build().unwrap();
+            let workers = loader.plan().term(MemoryTerm::SCRATCH).count;
+            assert_eq!((workers, loader.report().numa), (cores, None), "{numa:?} on the host");
         }
     }
 
@@ -699,13 +689,17 @@ mod tests {
         for (free_of, slots) in [((|| None) as fn() -> Option<u64>, 16), (|| Some(16 << 20), 16), (|| Some(2 << 20), 2)]
         {
             let loader = free(free_of).build().unwrap();
-            assert_eq!((loader.plan().slots, loader.plan().data_bytes), (slots, DATA));
+            let term = |term| loader.plan().term(term);
+            assert_eq!((term(MemoryTerm::SLOTS).count, term(MemoryTerm::DATA).bytes()), (slots, DATA));
             let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
             assert_eq!(batch.len(), 1);
         }
         for (builder, words) in [
             (free(|| Some((2 << 20) - 1)), "2.0 MiB are free, limits of the container included, 2.0 MiB are needed"),
-            (free(|| Some(8 << 20)).slots(9), "8.0 MiB are free, limits of the container included, 9.0 MiB are needed"),
+            (
+                free(|| Some(8 << 20)).tuning(|t| t.slots(9)),
+                "8.0 MiB are free, limits of the container included, 9.0 MiB are needed",
+            ),
         ] {
             let error = builder.build().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Budget);
@@ -717,7 +711,7 @@ mod tests {
     fn build_refuses_an_unusable_node() {
         let sysfs = Sysfs::new(&[("devices/system/node/node0/cpulist", "1022")]);
         for (node, words) in [(0, "NUMA node 0 has 1022"), (9, "node9/cpulist cannot be read")] {
-            let error = builder(&sysfs).numa(Numa::Node(node)).build().unwrap_err();
+            let error = builder(&sysfs).tuning(|t| t.numa(Numa::Node(node))).build().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.to_string().contains(words), "{error}");
         }

@@ -6,13 +6,13 @@ use super::settings::DeviceSettings;
 use crate::dataset::{Dataset, Part, Parts};
 use crate::device::{Backend, Copier, DeviceKind, DirectReader, DirectTrial, IdleMeter, Lane, Setup, Unreserved};
 use crate::error::{Result, Stage, caught};
-use crate::memory::{Filled, Pool};
+use crate::memory::{Filled, MemoryPlan, MemoryTerm, Pool};
 use crate::meter::{Meters, PipelineStage};
 use crate::pipeline::planner::Planner;
 use crate::pipeline::recipe::{DirectField, Draft, How, Recipe};
 use crate::pipeline::route::{self, FieldCandidate, Route, RouteContext};
 use crate::pipeline::runtime::{Handles, Runtime};
-use crate::pipeline::{Core, FieldRoute, Gds, MemoryPlan, ToDevice};
+use crate::pipeline::{Core, FieldRoute, Gds, ToDevice};
 use crate::pipeline::{direct, transfer::Transfer};
 use crate::storage::{self, Extent, Files, Sources};
 use crate::tensor::{Layout, PAGE};
@@ -142,15 +142,16 @@ impl Routes {
             gds: self.settings.gds,
         });
         let Some(lane) = self.lane.take() else { return Ok(None) };
-        let (full, bell) = (bounded(plan.slots), bounded(1));
+        let (slots, batches) = (plan.term(MemoryTerm::SLOTS).count, plan.term(MemoryTerm::DEVICE).count);
+        let (full, bell) = (bounded(slots), bounded(1));
         let (copied, ops) = recipe.device_ops();
         let setup = Setup {
             slot: slot.clone(),
             contents: contents.clone(),
             copied,
             ops,
-            batches: plan.device_batches,
-            slots: plan.slots,
+            batches,
+            slots,
             bell: bell.0.clone(),
             clock: meters.clock.clone(),
             measured: meters.on,

@@ -10,7 +10,7 @@ use super::{Life, Live, Place, config};
 use crate::batch::{Batch, BatchInfo, Contents, Reorder};
 use crate::dataset::member;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::memory::Ticket;
+use crate::memory::{MemoryTerm, Ticket};
 use crate::meter::Consuming;
 use crate::order::Batches;
 use crate::pipeline::Start;
@@ -102,7 +102,7 @@ impl Epoch {
         let current = shared.runtime.core().exchange.generation.clone();
         let generation = current.fetch_add(1, Ordering::AcqRel) + 1;
         let mut epoch = Self {
-            reorder: Reorder::new(shared.facts.plan.slots),
+            reorder: Reorder::new(shared.facts.plan.term(MemoryTerm::SLOTS).count),
             generation,
             first: (0, shared.whole),
             total: 0,
@@ -159,7 +159,7 @@ impl Epoch {
     /// again.
     ///
     /// For callers that must check signals or a flag between waits. The report adds up the waits for one batch;
-    /// [`held_deadline`](crate::LoaderBuilder::held_deadline) counts from the first of them.
+    /// [`held_deadline`](crate::Tuning::held_deadline) counts from the first of them.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};

@@ -10,22 +10,26 @@ mod resume;
 #[path = "../../tests/unit/scenarios/mod.rs"]
 mod scenarios;
 mod settings;
+mod terms;
+mod tuning;
 
 pub use epoch::Epoch;
 pub use origin::Origin;
 pub use report::Report;
 pub use settings::LoaderBuilder;
+pub use tuning::Tuning;
 
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::Dataset;
 use crate::device::{DirectReader, IdleMeter};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::{Ledger, LedgerWriter};
+use crate::memory::MemoryPlan;
 use crate::meter::{Consumer, Handed, Lookups, Settings, Snapshot, Timeline};
 use crate::order::{Batches, ChunkStarts, LastBatch, Order, Rank};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
-use crate::pipeline::{FieldRoute, Job, MemoryPlan};
+use crate::pipeline::{FieldRoute, Job};
 use crate::report::Verdict;
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
@@ -335,7 +339,7 @@ impl Loader {
     /// With a GPU, slots are pinned one by one after `build` (about a second for 2 GB), and used as soon as pinned.
     ///
     /// Errors: any failure of the loader; [`ErrorKind::Stalled`] if pinning one slot takes longer than the
-    /// [`stall_deadline`](LoaderBuilder::stall_deadline).
+    /// [`stall_deadline`](Tuning::stall_deadline).
     pub fn ready(&self) -> Result<()> {
         self.shared.info.process.check()?;
         let core = self.shared.runtime.core();

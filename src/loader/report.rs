@@ -2,8 +2,9 @@
 
 use super::origin::Origin;
 use crate::ledger::Ledger;
+use crate::memory::MemoryPlan;
 use crate::meter::{ReadStats, Snapshot};
-use crate::pipeline::{FieldRoute, MemoryPlan};
+use crate::pipeline::FieldRoute;
 use crate::report::{Cause, Verdict};
 use crate::storage::Choice;
 use std::fmt;

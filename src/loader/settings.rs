@@ -7,15 +7,13 @@ use crate::error::Result;
 use crate::memory::{BatchMut, Budget, Row, available};
 use crate::meter::Clock;
 use crate::order::{LastBatch, Order, Rank};
-use crate::pipeline::Gds;
-use crate::pipeline::OnBadSample;
-use crate::pipeline::placement::Numa;
 use crate::pipeline::recipe::Steps;
+use crate::pipeline::{Gds, Numa, OnBadSample};
 use crate::state::State;
 use crate::stop::Stop;
 #[cfg(test)]
 use crate::storage::Opened;
-use crate::storage::{Direct, Mode, ReaderOptions};
+use crate::storage::ReaderOptions;
 use crate::tensor::Field;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -282,18 +280,9 @@ impl LoaderBuilder {
 
     /// Number of decode workers (threads), at most 1024.
     ///
-    /// Default: one per core that the process may use; on a [NUMA node](Self::numa), one per usable core of the node.
+    /// Default: one per core that the process may use; on a [NUMA node](crate::Tuning::numa), one per usable core of the node.
     pub fn workers(mut self, workers: usize) -> Self {
         self.memory.workers = Some(workers);
-        self
-    }
-
-    /// Batches in host memory at once, including those that the caller holds.
-    ///
-    /// Default: 4 to 16 depending on their size; fewer under a tight budget, but at least 2. With 1 nothing is read
-    /// ahead.
-    pub fn slots(mut self, slots: usize) -> Self {
-        self.memory.slots = Some(slots);
         self
     }
 
@@ -313,18 +302,6 @@ impl LoaderBuilder {
         self
     }
 
-    /// The reader. Default: [`Mode::Auto`].
-    pub fn reader(mut self, mode: Mode) -> Self {
-        self.reader.mode = mode;
-        self
-    }
-
-    /// Whether reads bypass the page cache by O_DIRECT. Default: [`Direct::Auto`]. For GPUDirect Storage see [`gds`](Self::gds).
-    pub fn direct(mut self, direct: Direct) -> Self {
-        self.reader.direct = direct;
-        self
-    }
-
     /// Keeps objects of stores and files of network mounts on a local disk, and reads them from there. Default: nothing is
     /// kept.
     pub fn cache(mut self, cache: crate::storage::Cache) -> Self {
@@ -332,57 +309,9 @@ impl LoaderBuilder {
         self
     }
 
-    /// Maximum reads in flight. Default: 32; 128 for io_uring through the page cache, and on network mounts.
-    pub fn depth(mut self, depth: u32) -> Self {
-        self.reader.depth = Some(depth);
-        self
-    }
-
     /// The device that holds the delivered batches. Default: the host. [`Device::auto`] uses a GPU if there is one.
     pub fn device(mut self, device: Device) -> Self {
         self.device.device = device;
-        self
-    }
-
-    /// Batches in device memory at once, including those that the caller holds; at least 2.
-    ///
-    /// Default: 3 (one in use, one ready, one being copied). Has no effect on the host, where batches stay in their
-    /// [`slots`](Self::slots).
-    pub fn device_batches(mut self, batches: usize) -> Self {
-        self.device.batches = Some(batches);
-        self
-    }
-
-    /// Whether raw fields go straight from file to device memory (GPUDirect Storage). Default: [`Gds::Auto`].
-    ///
-    /// A field qualifies if its rows are unchanged bytes of a file. The host does not checksum such bytes. The report
-    /// gives each field's route and the reason.
-    ///
-    /// [`Gds::Auto`] goes direct where cuFile really bypasses host memory and the page cache has no room for the
-    /// dataset. It opens cuFile only where the kernel module nvidia-fs is loaded or cuFile may use peer-to-peer DMA
-    /// (`"use_pci_p2pdma": true` in `cufile.json`, or `CUFILE_USE_PCIP2PDMA=true`). It closes cuFile if the trial read
-    /// fails. It needs cuFile 1.15, the first version that counts bytes per route; older versions work only with
-    /// nvidia-fs, if root has enabled its counters. From 1.16 on, an open cuFile holds a context, with its memory, on
-    /// every visible GPU: set `CUDA_VISIBLE_DEVICES` for each rank.
-    ///
-    /// [`Gds::Require`] makes `build` fail, with the reason for each field, unless at least one field goes direct. It
-    /// ignores row sizes and the page cache, and accepts a cuFile that does not count bytes per route.
-    pub fn gds(mut self, gds: Gds) -> Self {
-        self.device.gds = gds;
-        self
-    }
-
-    /// For tests: loads this cuFile library, on a machine with `proc`, `run` and `dev` below `root`.
-    #[cfg(feature = "unstable")]
-    pub fn cufile_at(mut self, library: impl Into<PathBuf>, root: impl Into<PathBuf>) -> Self {
-        self.device.cufile = Some((library.into(), root.into()));
-        self
-    }
-
-    /// For tests: cuFile may take the bytes through host memory, as it does on machines without its kernel module.
-    #[cfg(feature = "unstable")]
-    pub fn cufile_any_route(mut self) -> Self {
-        self.device.cufile_any_route = true;
         self
     }
 
@@ -393,46 +322,6 @@ impl LoaderBuilder {
     /// it.
     pub fn stream(mut self, stream: impl Into<Stream>) -> Self {
         self.device.streams.push(stream.into());
-        self
-    }
-
-    /// NUMA node of the threads and memory. Default: [`Numa::Auto`], next to the device.
-    pub fn numa(mut self, numa: Numa) -> Self {
-        self.machine.numa = numa;
-        self
-    }
-
-    /// For tests: injects these faults into the readers.
-    #[cfg(feature = "unstable")]
-    pub fn faulty(mut self, faulty: Arc<crate::storage::Faulty>) -> Self {
-        self.reader.faulty = Some(faulty);
-        self
-    }
-
-    /// Measures nothing. For the bench of the cost of measuring.
-    #[cfg(feature = "unstable")]
-    pub fn unmeasured(mut self) -> Self {
-        self.clock = Clock::still();
-        self
-    }
-
-    /// How long `next()` waits while the caller holds every batch. Default: 10 s.
-    ///
-    /// Then it returns [`ErrorKind::BatchesHeld`](crate::ErrorKind::BatchesHeld).
-    pub fn held_deadline(mut self, deadline: Duration) -> Self {
-        self.faults.held_deadline = deadline;
-        self
-    }
-
-    /// How long one operation may take before `next()` fails with [`ErrorKind::Stalled`](crate::ErrorKind::Stalled).
-    ///
-    /// Default: 300 s; at least 20 ms. The deadline applies to each read, each sample in a decoder or transform, and
-    /// each copy. The error names the operation. Slow work on many samples is not a stall. Nor is work of the
-    /// consumer's streams on dropped batches, for which the next copy waits: it counts as
-    /// [`CopyStage::blocked_ns`](crate::profile::CopyStage::blocked_ns). The loader can still be dropped: some seconds later it
-    /// abandons the stalled operation and everything that operation can reach.
-    pub fn stall_deadline(mut self, deadline: Duration) -> Self {
-        self.faults.stall_deadline = deadline;
         self
     }
 

@@ -21,17 +21,15 @@
 //! Entries that no piece needs are held only by gathers, and gathers wait for no thread. So the piece gets its buffers,
 //! and a chunk with a buffer needs only the ring and a worker.
 
-use super::plan::{ChunkDemand, Demand};
 use super::queue::Queue;
 use super::sample::Samples;
 use super::task::{Job, Piece, Place, Run, Sample};
-use crate::dataset::{ChunkBytes, Chunked, Dataset};
+use crate::dataset::{Chunked, Dataset};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::memory::{ChunkBuf, RegionBytes};
+use crate::memory::{ChunkBuf, MemoryTerm, RegionBytes, plan};
 use crate::order::{ChunkStarts, EpochOrder, Need};
 use crate::storage::{Cached, Extent, Waker};
-use crate::tensor::PAGE;
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -377,56 +375,67 @@ impl Chunks {
     }
 }
 
-impl Demand {
-    /// Replaces the demand of samples by the demand of chunks for this order. Returns the largest number of extents in
-    /// a chunk.
-    pub(crate) fn take_chunks(&mut self, dataset: &dyn Dataset, order: &EpochOrder, cached: bool) -> Result<usize> {
-        let Some(chunks) = dataset.chunked() else { return Ok(0) };
+impl MemoryTerm {
+    /// Chunks in memory at once, with the lists of their rows; for chunked datasets.
+    pub const CHUNKS: Self = Self::new("open chunks", "{count} × {each}");
+}
+
+/// The memory of open chunks.
+pub(crate) struct ChunkRoom {
+    /// Buffers, each for the largest chunk and the lists of its rows.
+    pub(crate) open: MemoryTerm,
+    /// The sequences of chunks of this epoch and the next.
+    pub(crate) tables: MemoryTerm,
+    /// Heap of each worker while it opens a chunk.
+    pub(crate) opening: usize,
+    /// Encoded bytes of the largest chunk.
+    pub(crate) encoded: usize,
+    /// The largest number of extents in a chunk.
+    pub(crate) pieces: usize,
+    /// For errors: the largest chunk, and the reason for so many.
+    pub(crate) largest: String,
+}
+
+impl ChunkRoom {
+    /// What the chunks of this order need; `None` if the dataset has none.
+    pub(crate) fn new(dataset: &dyn Dataset, order: &EpochOrder, workers: usize) -> Result<Option<Self>> {
+        let Some(chunks) = dataset.chunked() else { return Ok(None) };
         let count = chunks.starts().len() - 1;
         let fields = dataset.schema().len() as u64;
         let pieces = pieces_max(chunks)?;
-        let mut demand = ChunkDemand {
-            bytes: 0,
-            lists: 0,
-            least: 1,
-            wanted: 0,
-            encoded: 0,
-            scratch: 0,
-            // While the last batches of an epoch are in flight, the tables of the next epoch are prepared.
-            tables: order.heap_bytes().saturating_mul(2),
-            largest: String::new(),
-            why: "a sequential order",
-        };
+        let (mut bytes, mut name, mut lists, mut encoded, mut opening) = (0, String::new(), 0, 0, 0);
         for chunk in 0..count {
-            let ChunkBytes { encoded, opened, scratch } = chunks.chunk_bytes(chunk);
+            let needs = chunks.chunk_bytes(chunk);
             // Every array may start on the next cache line.
-            let bytes = to_usize(opened.saturating_add(64 * fields));
-            if bytes > demand.bytes {
-                (demand.bytes, demand.largest) = (bytes, chunks.chunk_name(chunk));
+            let opened = to_usize(needs.opened.saturating_add(64 * fields));
+            if opened > bytes {
+                (bytes, name) = (opened, chunks.chunk_name(chunk));
             }
-            demand.encoded = demand.encoded.max(to_usize(encoded));
-            demand.scratch = demand.scratch.max(to_usize(scratch));
+            encoded = encoded.max(to_usize(needs.encoded));
+            opening = opening.max(to_usize(needs.scratch));
             let rows = chunks.starts()[chunk + 1] - chunks.starts()[chunk];
-            demand.lists = demand.lists.max(to_usize(rows.saturating_mul(fields)).saturating_mul(ChunkBuf::LIST_ENTRY));
+            lists = lists.max(to_usize(rows.saturating_mul(fields)).saturating_mul(ChunkBuf::LIST_ENTRY));
         }
-        demand.bytes = ChunkBuf::size_for(demand.bytes);
+        let bytes = ChunkBuf::size_for(bytes);
+        let each = bytes.saturating_add(lists);
         let most = order.entries_most();
-        (demand.least, demand.wanted) = match order {
+        let (least, wanted, why) = match order {
             order if order.needs_all_chunks() => {
-                demand.why = "this order needs every chunk at any time; a windowed one needs few";
-                (count, count)
+                (count, count, "this order needs every chunk at any time; a windowed one needs few")
             }
-            _ if most > 1 => {
-                demand.why = "the windows of this rank's lanes";
-                (most, (2 * most).min(count.max(most)))
-            }
-            _ => (1, (self.workers + 2).min(count)),
+            _ if most > 1 => (most, (2 * most).min(count.max(most)), "the windows of this rank's lanes"),
+            _ => (1, (workers + 2).min(count), "a sequential order"),
         };
-        self.encoded_max = if self.encoded_max == 0 { 0 } else { demand.encoded.saturating_add(pieces * 3 * PAGE) };
-        self.encoded_mean = 0;
-        self.cached = cached;
-        self.chunks = Some(demand);
-        Ok(pieces)
+        // While the last batches of an epoch are in flight, the tables of the next epoch are prepared.
+        let tables = order.heap_bytes().saturating_mul(2);
+        Ok(Some(Self {
+            open: MemoryTerm::CHUNKS.of(wanted, each).taking(bytes).or_least(least, each, 0),
+            tables: MemoryTerm::new(MemoryTerm::TABLES.name, "samples in flight, order of chunks").of(1, tables),
+            opening,
+            encoded,
+            pieces,
+            largest: format!("largest chunk: {name}, {} when open, {least} at once: {why}", plan::Bytes(bytes)),
+        }))
     }
 }
 

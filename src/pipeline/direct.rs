@@ -18,14 +18,13 @@
 
 #![allow(unsafe_code)]
 
-use super::plan::{DIRECT_BOUNCE, DIRECT_THREADS};
 use super::{Core, Gds};
 use crate::dataset::{Part, Parts};
 #[cfg(doc)]
 use crate::device::Copier;
 use crate::device::{Backend, Bounce, DevicePtr, DirectFile, DirectReader, DirectStep};
 use crate::error::{Error, ErrorKind, Lowest, Result, Stage, caught};
-use crate::memory::Filled;
+use crate::memory::{Filled, MemoryTerm};
 use crate::storage::{Extent, Files, SourceId, may_pass};
 use crate::sync::Hold;
 use crate::tensor::Layout;
@@ -39,6 +38,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 const TASK_BYTES: usize = 1 << 20;
 /// Limit of one read in bytes. Larger reads gain nothing and delay the reads behind them.
 const READ_MOST: u64 = 16 << 20;
+
+/// Number of threads that read directly into device memory, and the bounce buffer of each.
+pub(crate) const DIRECT_THREADS: usize = 8;
+pub(crate) const DIRECT_BOUNCE: usize = 1 << 20;
+
+impl MemoryTerm {
+    /// Bounce buffers of the threads that read directly into device memory.
+    pub const BOUNCE: Self = Self::new("bounce", "for rows that cannot be read directly into device memory");
+}
 
 /// State shared by the reading threads.
 pub(crate) struct Direct {

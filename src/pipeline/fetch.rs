@@ -11,7 +11,17 @@
 use super::chunks::Opening;
 use super::task::{Place, Run, Sample};
 use crate::error::{Error, Lowest, Result};
-use crate::memory::IoBuf;
+use crate::memory::{IoBuf, MemoryTerm};
+
+impl MemoryTerm {
+    /// Tables of samples in flight, and the sequences of chunks of two epochs.
+    pub const TABLES: Self = Self::new("tables", "samples in flight");
+}
+
+/// The tables of at most `pending` samples in flight.
+pub(crate) fn tables(pending: usize, parts: usize) -> MemoryTerm {
+    MemoryTerm::TABLES.of(pending, size_of::<Fetch>() + size_of::<Sample>() + Sample::heap_bytes(parts))
+}
 
 /// A row or chunk whose bytes are on their way from storage.
 pub(crate) struct Fetch {

@@ -50,7 +50,7 @@
 //!
 //! # Memory
 //!
-//! [`plan::MemoryPlan`] lists every term with its reason, and the sum; `build()` reserves the sum. Several loaders may
+//! [`MemoryPlan`](crate::MemoryPlan) lists every term with its reason, and the sum; `build()` reserves the sum. Several loaders may
 //! share a [`Budget`](crate::Budget). The permit of a row in flight covers all memory that travels with the row. A row
 //! that missed the page cache carries no memory, so all rows of all slots may wait as misses.
 //!
@@ -79,7 +79,6 @@ mod gather;
 #[path = "../../tests/unit/models.rs"]
 mod models;
 pub(crate) mod placement;
-pub(crate) mod plan;
 pub(crate) mod planner;
 pub(crate) mod queue;
 mod reads;
@@ -97,7 +96,6 @@ pub(crate) mod workers;
 
 pub(crate) use exchange::{Exchange, Start, ToDevice, ToIo};
 pub use placement::Numa;
-pub use plan::MemoryPlan;
 pub use route::{FieldRoute, Gds, Route};
 pub use substitute::OnBadSample;
 pub(crate) use task::Job;

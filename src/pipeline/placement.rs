@@ -31,7 +31,7 @@ use std::path::Path;
 /// // One loader per device; each finds its own node (the host has none).
 /// for device in [Device::host(), Device::host()] {
 ///     let records = Records::builder(1).open_bytes([0; 100])?;
-///     let loader = Loader::builder(records).device(device).numa(Numa::Auto).build()?;
+///     let loader = Loader::builder(records).device(device).tuning(|t| t.numa(Numa::Auto)).build()?;
 ///     // With a device: "threads and memory on the NUMA node of the device at PCI … (16 CPUs: 16-31)"
 ///     assert_eq!(loader.report().numa, None);
 /// }

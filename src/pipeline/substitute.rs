@@ -37,7 +37,7 @@ use super::worker::Worker;
 use crate::dataset::member;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::{BadSample, RowPlace};
-use crate::memory::ChunkBuf;
+use crate::memory::{ChunkBuf, MemoryTerm};
 use crate::order::{Draws, Key};
 use crate::report::spans;
 use crate::storage::{Cached, Extent, may_pass};
@@ -85,6 +85,18 @@ pub(crate) struct SpareRoom {
     /// An open chunk, and the lists of its rows.
     pub(crate) chunk: usize,
     pub(crate) lists: usize,
+}
+
+impl MemoryTerm {
+    /// For one substitute sample or chunk; allocated at the first substitution.
+    pub const SUBSTITUTES: Self =
+        Self::new("substitutes", "for the substitute of a bad sample, allocated at the first one");
+}
+
+impl SpareRoom {
+    pub(crate) fn term(&self) -> MemoryTerm {
+        MemoryTerm::SUBSTITUTES.of(1, self.encoded.saturating_add(self.chunk).saturating_add(self.lists))
+    }
 }
 
 /// State of the search for substitutes. The worker with the turn (see [`Turns`](super::drains::Turns)) has it alone.

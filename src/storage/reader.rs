@@ -4,7 +4,7 @@ use super::{Direct, Extent, Mode, ReadStats, SourceId, Waker};
 use crate::error::{Error, ErrorKind, Result, Stage};
 #[cfg(feature = "unstable")]
 use crate::memory::ByteRing;
-use crate::memory::IoBuf;
+use crate::memory::{IoBuf, MemoryTerm};
 use crate::order::Locality;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -134,6 +134,12 @@ pub struct Completion {
     pub result: Result<usize>,
 }
 
+impl MemoryTerm {
+    /// Buffers of connections to object stores; with a local cache, its blocks in memory and its tables.
+    pub const NETWORK: Self =
+        Self::new("network", "connections with a request in flight; blocks and tables of a cache");
+}
+
 /// The requirements of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
@@ -170,9 +176,9 @@ pub trait Reader: Sealed + Send {
     /// The requirements of a read of `extent`.
     fn footprint(&self, extent: &Extent) -> Footprint;
 
-    /// Bytes of memory that reads in flight need beside their buffers.
-    fn bytes_beside(&self) -> usize {
-        0
+    /// Memory that it needs beside the buffers of its reads.
+    fn terms(&self) -> Vec<MemoryTerm> {
+        Vec::new()
     }
 
     /// Alignment in bytes of every buffer within its region; a power of two, 1 for none.

@@ -13,7 +13,7 @@
 use super::cache::{CacheAnswer, Fill};
 use super::{Completion, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Sources, Waker, add};
 use crate::error::{Error, ErrorKind};
-use crate::memory::Region;
+use crate::memory::{MemoryTerm, Region};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -175,10 +175,11 @@ impl Reader for Router {
         }
     }
 
-    fn bytes_beside(&self) -> usize {
-        let others: usize = self.others.iter().map(|(_, reader)| reader.bytes_beside()).sum();
-        let cached = self.cached.as_ref().map_or(0, |cached| cached.fill.bytes());
-        self.files.bytes_beside() + others + cached + size_of_val(&*self.routes)
+    fn terms(&self) -> Vec<MemoryTerm> {
+        let readers = std::iter::once(&self.files).chain(self.others.iter().map(|(_, reader)| reader));
+        let cached = self.cached.as_ref().map(|cached| cached.fill.term());
+        let routes = MemoryTerm::NETWORK.of(1, size_of_val(&*self.routes));
+        readers.flat_map(|reader| reader.terms()).chain(cached).chain([routes]).collect()
     }
 
     fn mem_align(&self) -> usize {

@@ -116,7 +116,8 @@ fn no_sample_allocates_and_a_batch_a_few_times() {
             if record == 64 && mode == Mode::Uring {
                 continue;
             }
-            let builder = Loader::builder(records(path, record)).batch_size(batch).reader(mode).direct(direct);
+            let builder =
+                Loader::builder(records(path, record)).batch_size(batch).tuning(|t| t.reader(mode).direct(direct));
             cases.push((name, builder));
         }
     }
@@ -124,8 +125,8 @@ fn no_sample_allocates_and_a_batch_a_few_times() {
         let checked = records(&large, 4096).checked(dir.path("large.crc")).unwrap();
         let tar = Tar::builder().raw(Field::fixed("bin", DType::U8, [64]), "bin").class("cls");
         let tar = tar.open(&shard).unwrap();
-        cases.push(("checked", Loader::builder(checked).batch_size(8).reader(mode).direct(direct)));
-        cases.push(("tar", Loader::builder(tar).batch_size(8).reader(mode).direct(direct)));
+        cases.push(("checked", Loader::builder(checked).batch_size(8).tuning(|t| t.reader(mode).direct(direct))));
+        cases.push(("tar", Loader::builder(tar).batch_size(8).tuning(|t| t.reader(mode).direct(direct))));
     }
     #[cfg(feature = "parquet")]
     {

@@ -31,7 +31,7 @@ fn memory_stays_within_the_plan_for_any_number_of_records() {
             let before = anonymous();
             let budget = 48 * MIB;
             let builder = Loader::builder(records(&path, RECORD)).order(Order::shuffled(3)).batch_size(256);
-            let loader = build(builder.workers(2).memory_budget(budget).reader(mode).direct(direct));
+            let loader = build(builder.workers(2).memory_budget(budget).tuning(|t| t.reader(mode).direct(direct)));
             assert!(loader.plan().total() <= budget);
             for batch in loader.epoch(0).unwrap().take(30) {
                 assert!(batch.unwrap().field("record").unwrap().as_bytes().unwrap().iter().all(|byte| *byte == 0));

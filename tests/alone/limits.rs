@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use feedline::dataset::DatasetExt;
-use feedline::{Error, ErrorKind, Loader};
+use feedline::{Error, ErrorKind, Loader, MemoryTerm};
 use std::path::{Path, PathBuf};
 
 const MIB: usize = 1 << 20;
@@ -75,21 +75,22 @@ fn under_the_limit(dir: &Path) {
     let loader = |path: &Path| Loader::builder(records(path, RECORD)).workers(1);
     refused(records(&large, RECORD).in_memory(), &["the files have 256.0 MiB, the free memory", "`in_memory`"]);
     refused(
-        loader(&large).batch_size(32).slots(8).build(),
+        loader(&large).batch_size(32).tuning(|t| t.slots(8)).build(),
         &["are free, limits of the container included", "8 × 34.0 MiB"],
     );
     // Four slots are the default, two have room.
     let fewer = build(loader(&large).batch_size(64));
-    assert_eq!(fewer.plan().slots, 2, "{}", fewer.plan());
+    assert_eq!(fewer.plan().term(MemoryTerm::SLOTS).count, 2, "{}", fewer.plan());
     assert_eq!(fewer.epoch(0).unwrap().map(|batch| batch.unwrap().len()).sum::<usize>(), 256);
     drop(fewer);
     // The page cache fills the group, and counts as free.
     assert_eq!(std::io::copy(&mut std::fs::File::open(&large).unwrap(), &mut std::io::sink()).unwrap(), 256 << 20);
     let memory = std::sync::Arc::new(records(&small, RECORD).in_memory().unwrap());
-    let both: Vec<_> =
-        (0..2).map(|_| build(Loader::builder(memory.clone()).batch_size(8).slots(3).workers(1))).collect();
+    let both: Vec<_> = (0..2)
+        .map(|_| build(Loader::builder(memory.clone()).batch_size(8).tuning(|t| t.slots(3)).workers(1)))
+        .collect();
     for loader in &both {
         assert_eq!(loader.epoch(0).unwrap().map(|batch| batch.unwrap().len()).sum::<usize>(), 80);
     }
-    refused(Loader::builder(memory).batch_size(40).slots(3).build(), &["data in memory", "80.0 MiB"]);
+    refused(Loader::builder(memory).batch_size(40).tuning(|t| t.slots(3)).build(), &["data in memory", "80.0 MiB"]);
 }

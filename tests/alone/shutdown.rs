@@ -25,7 +25,8 @@ fn dropping_a_loader_at_any_point_leaves_nothing_behind() {
                     Ok(())
                 };
                 let builder = Loader::builder(records(&path, 4096)).order(Order::shuffled(1)).map(slow);
-                let loader = build(builder.batch_size(10).slots(4).workers(3).reader(mode).direct(direct));
+                let loader =
+                    build(builder.batch_size(10).tuning(|t| t.slots(4).reader(mode).direct(direct)).workers(3));
                 let mut epoch = loader.epoch(taken).unwrap();
                 let mut held: Vec<_> = epoch.by_ref().take(taken as usize).map(Result::unwrap).take(3).collect();
                 if !hold {
@@ -41,17 +42,16 @@ fn dropping_a_loader_at_any_point_leaves_nothing_behind() {
                 }
                 slowest = slowest.max(started.elapsed());
                 // A joined thread stays in /proc until the kernel removes it.
-                let joined = Instant::now();
-                while !loader_threads().is_empty() && joined.elapsed() < Duration::from_secs(5) {
-                    std::thread::yield_now();
-                }
-                assert_eq!(loader_threads(), Vec::<String>::new(), "{mode:?} {direct:?} {taken}");
+                answer(
+                    || format!("{mode:?} {direct:?} {taken}: {:?}", loader_threads()),
+                    || loader_threads().is_empty().then_some(()),
+                );
                 // A batch that is still held keeps only its own memory.
                 assert!(held.iter().all(|batch| batch.len() == 10));
             }
         }
         assert_eq!(descriptors(), before, "{mode:?} {direct:?}");
     }
-    assert!(slowest < Duration::from_secs(1), "a drop took {slowest:?}");
+    assert!(slowest < DEADLINE / 4, "a drop took {slowest:?}");
     assert_eq!(feedline::unstable::leaked(), 0);
 }

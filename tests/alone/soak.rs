@@ -122,7 +122,7 @@ fn life(path: &Path, index: &Path, bytes: &[u8], turn: usize, faulty: &Arc<Fault
     let dataset = records(path, RECORD).checked(index).unwrap();
     let builder = Loader::builder(dataset).order(Order::shuffled(turn as u64)).batch_size(32).workers(2);
     let policy = OnBadSample::Substitute { budget: u64::MAX };
-    let loader = build(builder.reader(mode).direct(direct).on_bad_sample(policy).faulty(faulty.clone()));
+    let loader = build(builder.tuning(|t| t.reader(mode).direct(direct).faulty(faulty.clone())).on_bad_sample(policy));
     run(&loader, bytes, time, done);
 }
 
@@ -228,7 +228,7 @@ fn a_long_run_from_a_failing_object_store_is_right_and_does_not_grow() {
     let (done, early, late) = lives(seconds, 3, |turn, one, done| {
         let dataset = Records::builder(RECORD).open(server.s3("a.bin")).unwrap();
         let builder = Loader::builder(dataset).order(Order::shuffled(turn as u64)).batch_size(32).workers(2);
-        let builder = builder.stall_deadline(Duration::from_secs(8)).depth(16);
+        let builder = builder.tuning(|t| t.stall_deadline(Duration::from_secs(8)).depth(16));
         let builder = builder.on_bad_sample(OnBadSample::Substitute { budget: u64::MAX });
         let cache = |capacity| Cache::at(dir.path("cache")).block_bytes(64 << 10).capacity(capacity);
         let loader = build(match turn % 3 {

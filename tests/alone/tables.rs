@@ -5,7 +5,7 @@ use crate::common::server::Server;
 use crate::common::*;
 use feedline::dataset::{Dataset, Records};
 use feedline::storage::Cache;
-use feedline::{Loader, Order};
+use feedline::{Loader, MemoryTerm, Order};
 use std::io::{BufRead, BufReader, Read};
 use std::ops::ControlFlow;
 use std::process::{Child, Stdio};
@@ -42,13 +42,15 @@ fn tables_of_small_cached_objects_stay_within_the_plan() {
     let warmed = cache.warm(records.sources(), |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(warmed.missing(), 0, "{:?}", warmed.errors.first());
     let before = heap();
-    let builder = Loader::builder(records).order(Order::shuffled(1)).batch_size(100).workers(1).slots(2).depth(1);
+    let builder =
+        Loader::builder(records).order(Order::shuffled(1)).batch_size(100).workers(1).tuning(|t| t.slots(2).depth(1));
     let loader = build(builder.cache(cache));
     let built = heap() - before;
     assert_eq!(pull(&loader, 0).unwrap().len(), OBJECTS);
     let more = heap() - before;
     let plan = loader.plan();
-    let planned = plan.network_bytes + plan.table_bytes + plan.workers * plan.cached_bytes;
+    let terms = [MemoryTerm::NETWORK, MemoryTerm::TABLES, MemoryTerm::CACHED];
+    let planned = terms.iter().map(|term| plan.term(*term).bytes()).sum::<usize>();
     println!("{OBJECTS} objects: {built} bytes built, {more} after an epoch; {planned} planned\n{plan}");
     assert!(more <= planned, "{more} bytes on the heap, {planned} planned:\n{plan}");
     child.kill().unwrap();

@@ -5,7 +5,7 @@ use crate::common::{Dir, alone, here, noise, pull, readers, records, records_fil
 use feedline::dataset::Records;
 use feedline::profile::Origin;
 use feedline::storage::{Direct, Mode};
-use feedline::{Loader, Order};
+use feedline::{Loader, MemoryTerm, Order};
 use rustix::fs::Advice;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ fn cold(dir: &Dir) -> Option<PathBuf> {
 /// Reads the whole file by a loader; gives the reported origin of its bytes.
 fn run(path: &Path, mode: Mode, direct: Direct, epochs: u64) -> Origin {
     let builder = Loader::builder(records(path, RECORD)).order(Order::shuffled(1)).batch_size(16);
-    let loader = builder.reader(mode).direct(direct).build().unwrap();
+    let loader = builder.tuning(|t| t.reader(mode).direct(direct)).build().unwrap();
     let rows: usize = (0..epochs).map(|epoch| pull(&loader, epoch).unwrap().len()).sum();
     assert_eq!(rows, epochs as usize * LEN / RECORD);
     let report = loader.report();
@@ -62,7 +62,7 @@ fn a_cold_run_reads_the_device_and_a_warm_run_memory() {
     let dir = Dir::new();
     let Some(path) = cold(&dir) else { return };
     for (mode, direct) in [(Mode::Pread, Direct::On), (Mode::Uring, Direct::On), (Mode::Pread, Direct::Off)] {
-        if mode == Mode::Uring && Loader::builder(records(&path, RECORD)).reader(mode).build().is_err() {
+        if mode == Mode::Uring && Loader::builder(records(&path, RECORD)).tuning(|t| t.reader(mode)).build().is_err() {
             println!("skipped: no io_uring here");
             continue;
         }
@@ -102,7 +102,8 @@ fn every_sample_is_counted_once() {
             if labels {
                 records = records.classes((0..640).collect());
             }
-            let builder = Loader::builder(records.open(&path).unwrap()).batch_size(16).reader(mode).direct(direct);
+            let builder =
+                Loader::builder(records.open(&path).unwrap()).batch_size(16).tuning(|t| t.reader(mode).direct(direct));
             // Without O_DIRECT there is nothing to count.
             let Ok(loader) = builder.build() else { continue };
             assert_eq!(loader.epoch(0).unwrap().map(Result::unwrap).count(), 40);
@@ -111,7 +112,7 @@ fn every_sample_is_counted_once() {
             // Reads before the first batch are not in the steady time.
             assert!(counted <= 640, "{mode:?} {direct:?}: {counted}");
             let told = loader.report().verdict.to_string();
-            let ready = 640 - (loader.plan().slots as u64 + 1) * 16;
+            let ready = 640 - (loader.plan().term(MemoryTerm::SLOTS).count as u64 + 1) * 16;
             assert!(counted >= ready, "{mode:?} {direct:?} {labels}: {counted} of at least {ready}; {told}");
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use feedline::dataset::{Concat, Dataset, DatasetExt};
-use feedline::{Budget, ErrorKind, Loader, LoaderBuilder, Order};
+use feedline::{Budget, ErrorKind, Loader, LoaderBuilder, MemoryTerm, Order};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -100,7 +100,7 @@ fn a_loader_over_its_part_of_a_budget_is_refused() {
     let (path, bytes) = records_file(&dir, COUNT, RECORD);
     let budget = Budget::new(2 * SHARE, 2);
     // Seven slots of 0.8 MiB are more than a half, and less than the small loader leaves.
-    let large = || loader_of(&path).batch_size(COUNT).slots(7).shared_budget(&budget);
+    let large = || loader_of(&path).batch_size(COUNT).tuning(|t| t.slots(7)).shared_budget(&budget);
     let error = large().build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Budget);
     let text = error.to_string();
@@ -183,15 +183,15 @@ fn data_in_memory_is_a_term_of_plan_and_budget() {
     let all: [Arc<dyn Dataset>; 4] = [memory.clone(), Arc::new(first), Arc::new(rest), Arc::new(same)];
     for dataset in all {
         let loader = build(Loader::builder(dataset).batch_size(16).workers(1));
-        assert_eq!(loader.plan().data_bytes, bytes.len(), "shared bytes count once");
+        assert_eq!(loader.plan().term(MemoryTerm::DATA).bytes(), bytes.len(), "shared bytes count once");
         assert!(loader.plan().total() > bytes.len());
         assert!(loader.plan().to_string().contains("  data in memory    800.0 KiB  "), "{}", loader.plan());
     }
-    assert_eq!(build(loader_of(&path)).plan().data_bytes, 0);
+    assert_eq!(build(loader_of(&path)).plan().term(MemoryTerm::DATA).bytes(), 0);
     // What is in memory already is not copied.
     let again: Arc<dyn Dataset> = Arc::new(memory.clone().in_memory().unwrap());
     let both = Concat::new([again, memory.clone()]).unwrap();
-    assert_eq!(build(Loader::builder(both).workers(1)).plan().data_bytes, bytes.len());
+    assert_eq!(build(Loader::builder(both).workers(1)).plan().term(MemoryTerm::DATA).bytes(), bytes.len());
     let error = Loader::builder(memory).workers(1).memory_budget(bytes.len()).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Budget);
     let text = error.to_string();

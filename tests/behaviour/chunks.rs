@@ -6,7 +6,7 @@ use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Part
 use feedline::decode::Scratch;
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Status};
+use feedline::{Error, ErrorKind, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Result, Status};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -171,7 +171,12 @@ fn chunks_deliver_every_sample_once_by_every_reader_and_order() {
     for (mode, direct) in readers() {
         for batch_size in [1, 8, 50, 200] {
             let make = |order| -> Loader {
-                build(Loader::builder(toy.clone()).order(order).batch_size(batch_size).reader(mode).direct(direct))
+                build(
+                    Loader::builder(toy.clone())
+                        .order(order)
+                        .batch_size(batch_size)
+                        .tuning(|t| t.reader(mode).direct(direct)),
+                )
             };
             let what = format!("{mode:?} {direct:?} batches of {batch_size}");
             assert_eq!(check(&make(Order::sequential()), &toy, &bytes, 0), all(145), "{what}");
@@ -195,7 +200,7 @@ fn order_does_not_depend_on_workers_slots_or_budget() {
     let expected = check(&build(make()), &toy, &bytes, 5);
     for workers in [1, 2, 8] {
         let builders: [fn(LoaderBuilder) -> LoaderBuilder; 3] =
-            [|b| b.slots(1), |b| b.slots(12).depth(1), |b| b.memory_budget(6 << 20)];
+            [|b| b.tuning(|t| t.slots(1)), |b| b.tuning(|t| t.slots(12).depth(1)), |b| b.memory_budget(6 << 20)];
         for builder in builders {
             assert_eq!(check(&build(builder(make().workers(workers))), &toy, &bytes, 5), expected);
         }
@@ -257,11 +262,11 @@ fn a_sequential_order_keeps_few_chunks_open() {
     let dir = Dir::new();
     let (toy, bytes) = Toy::new(&dir, &[50; 20], Fault::None);
     let sequential = build(Loader::builder(toy.clone()).workers(2));
-    assert_eq!(sequential.plan().chunks, 4);
+    assert_eq!(sequential.plan().term(MemoryTerm::CHUNKS).count, 4);
     check(&sequential, &toy, &bytes, 0);
     assert_eq!(*toy.log.lock().unwrap().iter().max().unwrap(), 19);
     let shuffled = build(Loader::builder(toy.clone()).order(Order::shuffled(1)));
-    assert_eq!(shuffled.plan().chunks, 20);
+    assert_eq!(shuffled.plan().term(MemoryTerm::CHUNKS).count, 20);
     let before = toy.opened.load(Ordering::Relaxed);
     (0..3).for_each(|epoch| drop(check(&shuffled, &toy, &bytes, epoch)));
     // All stay open across epochs of one run; a separate run opens only the missing chunks.
@@ -274,8 +279,12 @@ fn chunks_in_memory_are_opened_without_a_read() {
     let (toy, bytes) = toy(&dir);
     for (mode, direct) in readers() {
         let memory = toy.clone().in_memory().unwrap();
-        let loader =
-            build(Loader::builder(memory).order(Order::windowed(1, 3)).batch_size(9).reader(mode).direct(direct));
+        let loader = build(
+            Loader::builder(memory)
+                .order(Order::windowed(1, 3))
+                .batch_size(9)
+                .tuning(|t| t.reader(mode).direct(direct)),
+        );
         assert_eq!(sorted(check(&loader, &toy, &bytes, 0)), all(145));
         assert_eq!(loader.report().total.storage.counts.ops, 0);
     }
@@ -306,7 +315,7 @@ fn an_unreadable_chunk_fails_its_own_samples_only() {
     for (fault, kind, words) in table {
         for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On), (Mode::Pread, Direct::Off)]) {
             let (toy, _) = Toy::new(&dir, &ROWS, fault);
-            let loader = build(Loader::builder(toy).batch_size(4).reader(mode).direct(direct));
+            let loader = build(Loader::builder(toy).batch_size(4).tuning(|t| t.reader(mode).direct(direct)));
             let mut epoch = loader.epoch(0).unwrap();
             // Samples 0 to 7 lie in the chunks before the bad one.
             assert_eq!(epoch.next().unwrap().unwrap().ids(), [0, 1, 2, 3]);
@@ -335,7 +344,7 @@ fn a_budget_that_does_not_hold_the_chunks_is_refused_by_name() {
     }
     let loader = build(make(Order::windowed(1, 3)));
     assert!(loader.plan().total() <= 24 << 20);
-    assert!((3..=6).contains(&loader.plan().chunks), "{}", loader.plan());
+    assert!((3..=6).contains(&loader.plan().term(MemoryTerm::CHUNKS).count), "{}", loader.plan());
 }
 
 #[test]
@@ -344,8 +353,12 @@ fn the_epoch_after_a_dropped_epoch_is_whole() {
     let (toy, bytes) = toy(&dir);
     for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On)]) {
         for order in [Order::sequential(), Order::windowed(1, 2), Order::shuffled(1)] {
-            let loader =
-                build(Loader::builder(toy.clone()).order(order).batch_size(10).slots(3).reader(mode).direct(direct));
+            let loader = build(
+                Loader::builder(toy.clone())
+                    .order(order)
+                    .batch_size(10)
+                    .tuning(|t| t.slots(3).reader(mode).direct(direct)),
+            );
             for stop in 0..15 {
                 let taken = loader.epoch(stop).unwrap().take(stop as usize).map(|batch| batch.unwrap().len());
                 assert_eq!(taken.sum::<usize>(), (10 * stop as usize).min(145));
@@ -509,10 +522,7 @@ fn a_dataset_that_lies_about_its_chunks_is_an_error() {
                     Loader::builder(liar.clone())
                         .batch_size(100)
                         .workers(1)
-                        .slots(2)
-                        .depth(2)
-                        .reader(mode)
-                        .direct(direct),
+                        .tuning(|t| t.slots(2).depth(2).reader(mode).direct(direct)),
                 );
                 liar.built.store(true, Ordering::Relaxed);
                 let batches: Vec<Result<usize>> =
@@ -536,7 +546,7 @@ fn the_memory_plan_counts_the_sequence_of_open_chunks() {
     let dir = Dir::new();
     let tables = |chunks: usize, order: Order| {
         let (toy, _) = Toy::new(&dir, &vec![1; chunks], Fault::None);
-        build(Loader::builder(toy).order(order)).plan().table_bytes
+        build(Loader::builder(toy).order(order)).plan().term(MemoryTerm::TABLES).bytes()
     };
     let few = tables(10, Order::windowed(1, 2));
     // For two epochs, at least three numbers per chunk: its place, the samples before it, and its group.
@@ -561,7 +571,7 @@ fn an_unreadable_chunk_is_substituted_row_by_row() {
                 for (workers, mode) in [(1, Mode::Pread), (3, Mode::Auto), (2, reader(2).0)] {
                     let builder = Loader::builder(toy.clone()).order(order.clone()).batch_size(8).workers(workers);
                     let policy = OnBadSample::Substitute { budget: 13 };
-                    let loader = build(builder.reader(mode).on_bad_sample(policy));
+                    let loader = build(builder.tuning(|t| t.reader(mode)).on_bad_sample(policy));
                     let planned = loader.preview(0, 1000).unwrap();
                     let what = format!("chunk {chunk}, order {index}, {workers} workers");
                     let mut status = Vec::new();

@@ -64,7 +64,7 @@ fn field(tensors: Tensors) -> Consumer {
 fn two_slots(deadline: Duration) -> (Loader, Vec<u8>) {
     let bytes = noise(8 * 64, 1);
     let records = Records::builder(8).open_bytes(bytes.clone()).unwrap();
-    (Loader::builder(records).batch_size(4).slots(2).held_deadline(deadline).build().unwrap(), bytes)
+    (Loader::builder(records).batch_size(4).tuning(|t| t.slots(2).held_deadline(deadline)).build().unwrap(), bytes)
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn of_ids() -> Loader {
         row.set_len(field, len)
     };
     let builder = Loader::builder(records).map_adding(more, some).order(Order::shuffled(1));
-    builder.batch_size(5).last_batch(LastBatch::Mask).slots(2).build().unwrap()
+    builder.batch_size(5).last_batch(LastBatch::Mask).tuning(|t| t.slots(2)).build().unwrap()
 }
 
 /// Record, label, zero, some, lengths of some, ids, status.

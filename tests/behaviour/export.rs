@@ -1,11 +1,12 @@
 //! A loader's measurements as a trace, for loaders starved by one stage or by none.
 
+use crate::common::answer;
 use crate::common::synthetic::{MACHINES, measured};
 use feedline::Loader;
 use feedline::dataset::Records;
 use feedline::profile::{Names, Timeline, Work, trace};
 use serde_json::Value;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[test]
 fn a_trace_holds_every_batch_and_wait_of_the_snapshot() {
@@ -41,14 +42,10 @@ fn a_trace_has_a_track_per_thread_with_the_snapshots_times() {
         let spans = timeline.tracks.iter().skip(1).flat_map(|track| &track.spans);
         spans.map(|span| span.end_ns - span.begin_ns).sum::<u64>()
     };
-    let started = Instant::now();
-    let timeline = loop {
-        let timeline = loader.timeline();
-        if noted(&timeline) >= 128_000_000 || started.elapsed() > Duration::from_secs(20) {
-            break timeline;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    };
+    let timeline = answer(
+        || format!("{} ns noted", noted(&loader.timeline())),
+        || Some(loader.timeline()).filter(|timeline| noted(timeline) >= 128_000_000),
+    );
     let snapshot = loader.snapshot();
     let names: Vec<&str> = timeline.tracks.iter().map(|track| track.name.as_str()).collect();
     assert_eq!(names, ["planner and reads", "decode worker 0", "decode worker 1"]);

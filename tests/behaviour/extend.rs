@@ -1,6 +1,7 @@
 //! Datasets, decoders, transforms and samplers of users: what they may do, and what the loader says of their mistakes.
 
 use crate::common::formats::tar_member;
+use crate::common::toys::Sampled;
 use crate::common::*;
 use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Sizes, Tar};
 use feedline::decode::{Bytes, Ctx, Decoder};
@@ -170,7 +171,7 @@ fn mistakes_of_users_code_name_that_code_and_the_sample() {
         for (mode, direct) in readers() {
             let builder = Loader::builder(Texts::new(&dir, mistake)).order(Order::sampler(Sequence(mistake)));
             let decoders = builder.decode_field("text", Scribbler(mistake)).decode_field("copy", Bytes::up_to(9));
-            let loader = build(decoders.batch_size(4).reader(mode).direct(direct));
+            let loader = build(decoders.batch_size(4).tuning(|t| t.reader(mode).direct(direct)));
             let error = pull(&loader, 0).unwrap_err();
             assert_eq!((error.stage(), error.kind()), (stage, kind), "{mode:?} {direct:?}: {error}");
             assert!(error.message().contains(words), "{mode:?} {direct:?}: {error}");
@@ -330,10 +331,10 @@ fn errors_of_decoders_name_the_member() {
     };
     for (mode, direct) in readers() {
         let loader = Loader::builder(both()).decode_field("text", Bytes::up_to(9)).decode_field("sound", Refuses);
-        let error = pull(&build(loader.reader(mode).direct(direct).batch_size(4)), 0).unwrap_err();
+        let error = pull(&build(loader.tuning(|t| t.reader(mode).direct(direct)).batch_size(4)), 0).unwrap_err();
         assert!(error.to_string().contains("both.tar member=k2.wav field=sound offset="), "{error}");
         let loader = Loader::builder(tar(&dir, &[30, 10, 20, 40])).decode_field("text", Refuses);
-        let error = pull(&build(loader.reader(mode).direct(direct).batch_size(4)), 0).unwrap_err();
+        let error = pull(&build(loader.tuning(|t| t.reader(mode).direct(direct)).batch_size(4)), 0).unwrap_err();
         assert_eq!(error.site().member.as_deref(), Some("k2.txt"), "{error}");
         assert!(error.to_string().contains("chunk 3: not a WAV: path="), "{error}");
         assert!(error.to_string().contains("x.tar member=k2.txt field=text offset="), "{error}");
@@ -379,22 +380,13 @@ fn packed_rows_need_lengths_in_the_index() {
 
 #[test]
 fn states_do_not_resume_in_another_sampler() {
-    struct Strides(u64);
-    impl Sampler for Strides {
-        fn len(&self) -> u64 {
-            20
-        }
-        fn id(&self, _: u64, position: u64) -> u64 {
-            position * self.0 % 20
-        }
-        /// It forgets the stride.
-        fn identity(&self) -> u64 {
-            0
-        }
-    }
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 20, 8);
-    let builder = |stride| Loader::builder(records(&path, 8)).order(Order::sampler(Strides(stride))).batch_size(4);
+    let builder = |stride| {
+        // Its identity forgets the stride.
+        let strides = Sampled(|| 20, move |_, position| position * stride % 20);
+        Loader::builder(records(&path, 8)).order(Order::sampler(strides)).batch_size(4)
+    };
     let state = build(builder(7)).state().unwrap();
     assert!(builder(7).resume(state.clone()).build().is_ok());
     assert_eq!(builder(11).resume(state).build().unwrap_err().kind(), ErrorKind::State);

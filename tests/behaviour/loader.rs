@@ -1,5 +1,6 @@
 //! The promises of a loader. Records are the data, `std::fs::read` is the oracle.
 
+use crate::common::toys::Sampled;
 use crate::common::*;
 use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Records, Sizes};
 use feedline::decode::{Ctx, Decoder};
@@ -7,6 +8,7 @@ use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{Error, ErrorKind, LastBatch, Loader, Order, Result, Row, Stage};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -22,8 +24,11 @@ fn every_sample_comes_once_by_every_reader_and_size() {
         let (path, bytes) = records_file(&dir, count, record);
         for (mode, direct) in readers() {
             for batch_size in [1, 7, 64] {
-                let loader =
-                    build(Loader::builder(records(&path, record)).batch_size(batch_size).reader(mode).direct(direct));
+                let loader = build(
+                    Loader::builder(records(&path, record))
+                        .batch_size(batch_size)
+                        .tuning(|t| t.reader(mode).direct(direct)),
+                );
                 let ids: Vec<u64> = (0..count as u64).collect();
                 let got = pull(&loader, 0).unwrap();
                 assert!(got == expected(&bytes, record, &ids), "{count} × {record}, {mode:?} {direct:?}, {batch_size}");
@@ -42,26 +47,14 @@ fn batches_do_not_depend_on_workers_reader_depth_or_slots() {
         for (mode, direct) in readers() {
             for (depth, slots) in [(1, 2), (64, 9)] {
                 let builder = Loader::builder(records(&path, 1024)).order(Order::shuffled(7)).batch_size(50);
-                let loader = build(builder.workers(workers).reader(mode).direct(direct).depth(depth).slots(slots));
+                let loader =
+                    build(builder.workers(workers).tuning(|t| t.reader(mode).direct(direct).depth(depth).slots(slots)));
                 assert!(
                     pull(&loader, 3).unwrap() == expected,
                     "{workers} workers, {mode:?} {direct:?}, {depth} {slots}"
                 );
             }
         }
-    }
-}
-
-#[test]
-fn a_shuffled_epoch_is_a_permutation_of_its_own() {
-    let loader = build(Loader::builder(in_memory(100, 8)).order(Order::shuffled(1)));
-    let ids = |epoch| pull(&loader, epoch).unwrap().into_iter().map(|(id, _)| id).collect::<Vec<_>>();
-    let (first, second) = (ids(0), ids(1));
-    assert_ne!(first, second);
-    assert_eq!(first, ids(0));
-    for mut order in [first, second] {
-        order.sort_unstable();
-        assert_eq!(order, (0..100).collect::<Vec<_>>());
     }
 }
 
@@ -89,7 +82,7 @@ fn several_files_follow_each_other_and_headers_are_skipped() {
     }
     for (mode, direct) in readers() {
         let records = Records::builder(600).header(100).open_files(&files).unwrap();
-        let loader = build(Loader::builder(records).batch_size(4).reader(mode).direct(direct));
+        let loader = build(Loader::builder(records).batch_size(4).tuning(|t| t.reader(mode).direct(direct)));
         assert!(pull(&loader, 0).unwrap() == expected(&all, 600, &(0..9).collect::<Vec<_>>()), "{mode:?}");
     }
 }
@@ -113,21 +106,6 @@ fn the_last_batch_is_kept_or_dropped_as_announced() {
         assert_eq!(epoch.size_hint(), (0, Some(0)));
         assert!(epoch.next().is_none() && epoch.next().is_none());
     }
-}
-
-#[test]
-fn one_iterator_over_epochs_equals_single_epochs() {
-    let loader = build(Loader::builder(in_memory(23, 8)).order(Order::shuffled(3)).batch_size(5));
-    let apart: Vec<_> = (2..6).flat_map(|epoch| pull(&loader, epoch).unwrap()).collect();
-    let mut together = Vec::new();
-    let mut epochs = Vec::new();
-    for batch in loader.epochs(2..6).unwrap() {
-        let batch = batch.unwrap();
-        epochs.push(batch.epoch());
-        together.extend(rows(&batch));
-    }
-    assert!(apart == together);
-    assert_eq!(epochs, [2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5]);
 }
 
 #[test]
@@ -157,26 +135,13 @@ fn a_second_live_epoch_is_an_error() {
 }
 
 #[test]
-fn holding_every_batch_is_an_error_until_one_is_dropped() {
-    let loader =
-        build(Loader::builder(in_memory(60, 8)).batch_size(5).slots(3).held_deadline(Duration::from_millis(200)));
-    let mut epoch = loader.epoch(0).unwrap();
-    let mut held: Vec<_> = (0..3).map(|_| epoch.next().unwrap().unwrap()).collect();
-    let error = epoch.next().unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::BatchesHeld);
-    assert!(error.to_string().contains("all 3 batches"), "{error}");
-    held.remove(1);
-    assert_eq!(epoch.next().unwrap().unwrap().ids(), [15, 16, 17, 18, 19]);
-    drop(held);
-    assert_eq!(epoch.map(|batch| batch.unwrap().len()).sum::<usize>(), 40);
-}
-
-#[test]
 fn waits_with_and_without_timeout_give_the_same() {
     for limit in [Duration::ZERO, Duration::from_micros(50), Duration::from_secs(600), Duration::MAX] {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, 301, 1000);
-        let loader = build(Loader::builder(records(&path, 1000)).order(Order::shuffled(2)).batch_size(10).slots(3));
+        let loader = build(
+            Loader::builder(records(&path, 1000)).order(Order::shuffled(2)).batch_size(10).tuning(|t| t.slots(3)),
+        );
         let expected = pull(&loader, 1).unwrap();
         let (mut epoch, mut got, mut ends) = (loader.epoch(1).unwrap(), Vec::new(), 0);
         while ends < 2 {
@@ -192,7 +157,8 @@ fn waits_with_and_without_timeout_give_the_same() {
 
 #[test]
 fn a_wait_that_timed_out_loses_nothing_and_counts() {
-    let builder = Loader::builder(in_memory(60, 8)).batch_size(5).slots(2).held_deadline(Duration::from_secs(600));
+    let builder =
+        Loader::builder(in_memory(60, 8)).batch_size(5).tuning(|t| t.slots(2).held_deadline(Duration::from_secs(600)));
     let loader = build(builder);
     let mut epoch = loader.epoch(0).unwrap();
     let mut held = vec![epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap()];
@@ -213,7 +179,7 @@ fn a_wait_that_timed_out_loses_nothing_and_counts() {
 #[test]
 fn unfinished_and_failed_waits_are_counted() {
     const LIMIT: Duration = Duration::from_millis(30);
-    let loader = build(Loader::builder(in_memory(60, 8)).batch_size(5).slots(1).held_deadline(LIMIT));
+    let loader = build(Loader::builder(in_memory(60, 8)).batch_size(5).tuning(|t| t.slots(1).held_deadline(LIMIT)));
     let waited = || Duration::from_nanos(loader.snapshot().consumer.waited_ns);
     // A wait of an iterator that is dropped.
     let mut epoch = loader.epoch(0).unwrap();
@@ -241,7 +207,7 @@ fn a_loader_without_meters_measures_nothing() {
     let (path, _) = records_file(&dir, 300, 1000);
     let from_file = Loader::builder(records(&path, 1000)).batch_size(10);
     for builder in [Loader::builder(in_memory(60, 8)).batch_size(5), from_file] {
-        let loader = build(builder.unmeasured());
+        let loader = build(builder.tuning(|t| t.unmeasured()));
         assert!(loader.epochs(0..3).unwrap().all(|batch| batch.is_ok()));
         let snapshot = loader.snapshot();
         assert_eq!(snapshot.consumer.handed().batches, 0);
@@ -267,7 +233,8 @@ fn a_loader_without_meters_measures_nothing() {
 
 #[test]
 fn short_waits_add_up_to_the_deadline() {
-    let builder = Loader::builder(in_memory(60, 8)).batch_size(5).slots(2).held_deadline(Duration::from_millis(60));
+    let builder =
+        Loader::builder(in_memory(60, 8)).batch_size(5).tuning(|t| t.slots(2).held_deadline(Duration::from_millis(60)));
     let loader = build(builder);
     let mut epoch = loader.epoch(0).unwrap();
     let held = [epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap()];
@@ -313,7 +280,7 @@ fn a_decoder_that_fails_ends_the_epoch_once() {
             // The order of delivery decides the error: batch 3 before 7, the lower row of batch 3 first.
             let trap = Trap { bad: vec![71, 36, 34], panics };
             let builder = Loader::builder(records(&path, 8)).decode_field("record", trap).batch_size(10).workers(3);
-            let loader = build(builder.reader(mode).direct(direct));
+            let loader = build(builder.tuning(|t| t.reader(mode).direct(direct)));
             for _ in 0..2 {
                 let mut epoch = loader.epoch(0).unwrap();
                 for batch in 0..3 {
@@ -517,8 +484,9 @@ fn a_sample_of_several_extents_is_assembled_by_every_reader() {
     let dir = Dir::new();
     for (mode, direct) in readers() {
         let (dataset, framed, raw) = Many::new(&dir, Twist::None);
-        let loader =
-            build(Loader::builder(dataset).batch_size(8).reader(mode).direct(direct).order(Order::shuffled(2)));
+        let loader = build(
+            Loader::builder(dataset).batch_size(8).tuning(|t| t.reader(mode).direct(direct)).order(Order::shuffled(2)),
+        );
         let mut seen = 0;
         for batch in loader.epoch(0).unwrap() {
             let batch = batch.unwrap();
@@ -552,7 +520,7 @@ fn wrong_answers_of_a_dataset_are_errors_with_the_sample() {
     for (twist, kind, words) in cases {
         for (mode, direct) in readers() {
             let (dataset, ..) = Many::new(&dir, twist);
-            let loader = build(Loader::builder(dataset).batch_size(50).reader(mode).direct(direct));
+            let loader = build(Loader::builder(dataset).batch_size(50).tuning(|t| t.reader(mode).direct(direct)));
             let error = pull(&loader, 0).unwrap_err();
             assert!(error.to_string().contains(words), "{mode:?} {direct:?}: {error}");
             assert_eq!(error.kind(), kind, "{mode:?} {direct:?}: {error}");
@@ -571,7 +539,8 @@ fn the_error_of_a_changed_file_names_it() {
             [("vanish", ErrorKind::NotFound), ("shrink", ErrorKind::Changed), ("grow", ErrorKind::Changed)]
         {
             let (path, _) = records_file(&dir, 16, 4096);
-            let loader = build(Loader::builder(records(&path, 4096)).batch_size(4).reader(mode).direct(direct));
+            let loader =
+                build(Loader::builder(records(&path, 4096)).batch_size(4).tuning(|t| t.reader(mode).direct(direct)));
             match what {
                 "vanish" => std::fs::remove_file(&path).unwrap(),
                 "shrink" => shrink(&path, 9 * 4096),
@@ -584,7 +553,9 @@ fn the_error_of_a_changed_file_names_it() {
         }
         // Cut during the read: present samples are delivered, the first missing one names its offset.
         let (path, _) = records_file(&dir, 16, 4096);
-        let loader = build(Loader::builder(records(&path, 4096)).batch_size(1).slots(2).reader(mode).direct(direct));
+        let loader = build(
+            Loader::builder(records(&path, 4096)).batch_size(1).tuning(|t| t.slots(2).reader(mode).direct(direct)),
+        );
         let mut epoch = loader.epoch(0).unwrap();
         epoch.next().unwrap().unwrap();
         shrink(&path, 9 * 4096 + 100);
@@ -605,14 +576,14 @@ fn build_refuses_illegal_settings_with_a_message() {
         (start().batch_size(0).build(), ErrorKind::Config, "batch_size"),
         (start().workers(0).build(), ErrorKind::Config, "workers"),
         (start().workers(100_000).build(), ErrorKind::Config, "set at most 1024"),
-        (start().slots(0).build(), ErrorKind::Config, "slots"),
+        (start().tuning(|t| t.slots(0)).build(), ErrorKind::Config, "slots"),
         (
             start().batch_size(11).last_batch(LastBatch::Drop).build(),
             ErrorKind::Empty,
             "an epoch of 10 samples has no batch of 11",
         ),
         (start().order(Order::indices([])).build(), ErrorKind::Empty, "no positions"),
-        (start().depth(0).build(), ErrorKind::Config, "depth"),
+        (start().tuning(|t| t.depth(0)).build(), ErrorKind::Config, "depth"),
         (start().keep(["x"]).build(), ErrorKind::Config, "`x`"),
         (start().keep([]).build(), ErrorKind::Config, "no field"),
         (start().decode_field("x", Trap { bad: vec![], panics: false }).build(), ErrorKind::Config, "no field `x`"),
@@ -625,7 +596,7 @@ fn build_refuses_illegal_settings_with_a_message() {
         (start().order(Order::indices([3, 10])).build(), ErrorKind::Config, "10"),
         (start().memory_budget(1000).build(), ErrorKind::Budget, "sum"),
         (start().batch_size(usize::MAX).build(), ErrorKind::Config, "make the batch smaller"),
-        (start().reader(Mode::Mmap).direct(Direct::On).build(), ErrorKind::Config, "mmap"),
+        (start().tuning(|t| t.reader(Mode::Mmap).direct(Direct::On)).build(), ErrorKind::Config, "mmap"),
     ];
     for (index, (result, kind, words)) in cases.into_iter().enumerate() {
         let error = result.err().unwrap_or_else(|| panic!("case {index} was accepted"));
@@ -642,7 +613,7 @@ fn the_smallest_legal_budget_delivers_everything() {
         for (mode, direct) in readers() {
             let with = |budget| {
                 let builder = Loader::builder(records(&path, record)).batch_size(batch).workers(2);
-                builder.reader(mode).direct(direct).memory_budget(budget).build()
+                builder.tuning(|t| t.reader(mode).direct(direct)).memory_budget(budget).build()
             };
             let (mut refused, mut legal) = (0, 1 << 30);
             while legal - refused > 1 {
@@ -687,33 +658,11 @@ fn a_split_is_disjoint_and_whole() {
 }
 
 #[test]
-fn a_sampler_that_names_a_missing_sample_is_an_error() {
-    struct Off;
-    impl feedline::order::Sampler for Off {
-        fn len(&self) -> u64 {
-            20
-        }
-        fn id(&self, _: u64, position: u64) -> u64 {
-            position
-        }
-        fn identity(&self) -> u64 {
-            0
-        }
-    }
-    let loader = build(Loader::builder(in_memory(10, 4)).order(Order::sampler(Off)).batch_size(4));
-    let mut epoch = loader.epoch(0).unwrap();
-    assert!(epoch.next().unwrap().is_ok() && epoch.next().unwrap().is_ok());
-    let error = epoch.next().unwrap().unwrap_err();
-    assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Order), "{error}");
-    assert!(epoch.next().is_none());
-}
-
-#[test]
 fn the_report_counts_delivered_batches_and_names_the_reader() {
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 64, 4096);
     let (mode, direct) = reader(1);
-    let loader = build(Loader::builder(records(&path, 4096)).batch_size(16).reader(mode).direct(direct));
+    let loader = build(Loader::builder(records(&path, 4096)).batch_size(16).tuning(|t| t.reader(mode).direct(direct)));
     pull(&loader, 0).unwrap();
     let report = loader.report();
     let (consumer, storage) = (&report.total.consumer, &report.total.storage);
@@ -764,8 +713,8 @@ fn starting_and_dropping_epochs_quickly_never_blocks() {
     let (path, bytes) = records_file(&dir, 400, 4096);
     for (mode, direct) in readers() {
         for slots in [1, 4] {
-            let builder = Loader::builder(records(&path, 4096)).batch_size(10).slots(slots).workers(2);
-            let loader = build(builder.reader(mode).direct(direct));
+            let builder = Loader::builder(records(&path, 4096)).batch_size(10).tuning(|t| t.slots(slots)).workers(2);
+            let loader = build(builder.tuning(|t| t.reader(mode).direct(direct)));
             for epoch in 0..300 {
                 let mut batches = loader.epoch(epoch).unwrap();
                 if epoch % 97 == 0 {
@@ -780,24 +729,16 @@ fn starting_and_dropping_epochs_quickly_never_blocks() {
 
 #[test]
 fn a_sampler_that_panics_or_shrinks_ends_the_run() {
-    struct Fickle(std::sync::atomic::AtomicU64, bool);
-    impl feedline::order::Sampler for Fickle {
-        fn len(&self) -> u64 {
-            // `build` and each epoch call it.
-            let asked = self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-            assert!(!self.1 || asked < 2, "fickle");
-            if asked < 2 { 20 } else { 5 }
-        }
-        fn id(&self, _: u64, position: u64) -> u64 {
-            position
-        }
-        fn identity(&self) -> u64 {
-            0
-        }
-    }
     for panics in [false, true] {
-        let fickle = Fickle(std::sync::atomic::AtomicU64::new(0), panics);
-        let loader = build(Loader::builder(in_memory(20, 4)).order(Order::sampler(fickle)).batch_size(4));
+        let asked = AtomicU64::new(0);
+        let len = move || {
+            // `build` and each epoch call it.
+            let asked = asked.fetch_add(1, Ordering::SeqCst);
+            assert!(!panics || asked < 2, "fickle");
+            if asked < 2 { 20 } else { 5 }
+        };
+        let fickle = Order::sampler(Sampled(len, |_, position| position));
+        let loader = build(Loader::builder(in_memory(20, 4)).order(fickle).batch_size(4));
         let mut epochs = loader.epochs(0..3).unwrap();
         let error = epochs.find_map(Result::err).unwrap();
         let kind = if panics { ErrorKind::Panicked } else { ErrorKind::Config };
@@ -808,7 +749,7 @@ fn a_sampler_that_panics_or_shrinks_ends_the_run() {
 
 #[test]
 fn a_panic_in_build_or_preview_is_an_error() {
-    struct Panics(Records, bool);
+    struct Panics(Records);
     impl Dataset for Panics {
         fn schema(&self) -> &[EncodedField] {
             self.0.schema()
@@ -820,27 +761,15 @@ fn a_panic_in_build_or_preview_is_an_error() {
             self.0.sources()
         }
         fn sizes(&self) -> Sizes {
-            assert!(!self.1, "a bug");
-            Sizes::new(4)
+            panic!("a bug");
         }
         fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
             self.0.extents(sample, parts)
         }
     }
-    impl feedline::order::Sampler for Panics {
-        fn len(&self) -> u64 {
-            20
-        }
-        fn id(&self, _: u64, _: u64) -> u64 {
-            panic!("a bug");
-        }
-        fn identity(&self) -> u64 {
-            0
-        }
-    }
-    let error = Loader::builder(Panics(in_memory(20, 4), true)).build().unwrap_err();
+    let error = Loader::builder(Panics(in_memory(20, 4))).build().unwrap_err();
     assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "a bug"));
-    let order = Order::sampler(Panics(in_memory(20, 4), false));
+    let order = Order::sampler(Sampled(|| 20, |_, _| panic!("a bug")));
     let error = order.preview(20, 0, 1).unwrap_err();
     assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "epoch 0, position 0: the sampler: a bug"));
     let error = Loader::builder(in_memory(20, 4)).order(order).build().unwrap_err();
@@ -849,28 +778,16 @@ fn a_panic_in_build_or_preview_is_an_error() {
 
 #[test]
 fn an_error_of_a_later_epoch_comes_in_its_turn() {
-    struct Changing(Arc<std::sync::atomic::AtomicU64>);
-    impl feedline::order::Sampler for Changing {
-        fn len(&self) -> u64 {
-            self.0.load(std::sync::atomic::Ordering::SeqCst)
-        }
-        fn id(&self, _: u64, position: u64) -> u64 {
-            position
-        }
-        fn identity(&self) -> u64 {
-            0
-        }
-    }
-    let len = Arc::new(std::sync::atomic::AtomicU64::new(12));
-    let set = |to| len.store(to, std::sync::atomic::Ordering::SeqCst);
+    let len = Arc::new(AtomicU64::new(12));
+    let (set, own) = (|to| len.store(to, Ordering::SeqCst), len.clone());
     // Batches take longer than the interval at which `next` checks for a failure of the loader.
     let slow = |_: &mut feedline::BatchMut<'_>, _: &mut feedline::decode::Ctx<'_>| {
         std::thread::sleep(std::time::Duration::from_millis(150));
         Ok(())
     };
-    let order = Order::sampler(Changing(len.clone()));
+    let order = Order::sampler(Sampled(move || own.load(Ordering::SeqCst), |_, position| position));
     // With fewer slots than batches per epoch, the next epoch is not planned before the first batch is taken.
-    let builder = Loader::builder(in_memory(20, 4)).order(order).batch_size(4).slots(2).workers(1);
+    let builder = Loader::builder(in_memory(20, 4)).order(order).batch_size(4).tuning(|t| t.slots(2)).workers(1);
     let loader = build(builder.map_batch(slow));
     let mut epochs = loader.epochs(0..3).unwrap();
     set(5);
@@ -935,7 +852,7 @@ fn fields_cut_from_one_extent_are_read_once_by_every_reader() {
             EncodedField::raw(Field::fixed("back", DType::U8, [5])),
         ];
         let dataset = Halves(Arc::new(sources), schema, (0..40).collect());
-        let loader = build(Loader::builder(dataset).batch_size(7).reader(mode).direct(direct));
+        let loader = build(Loader::builder(dataset).batch_size(7).tuning(|t| t.reader(mode).direct(direct)));
         for batch in loader.epoch(0).unwrap() {
             let batch = batch.unwrap();
             for (row, id) in batch.ids().iter().map(|id| *id as usize).enumerate() {
@@ -959,7 +876,12 @@ fn a_dataset_in_memory_needs_no_read_and_no_file() {
     for order in [Order::sequential(), Order::shuffled(3)] {
         for (mode, direct) in readers() {
             let make = |dataset: Arc<dyn Dataset>| {
-                build(Loader::builder(dataset).order(order.clone()).batch_size(33).reader(mode).direct(direct))
+                build(
+                    Loader::builder(dataset)
+                        .order(order.clone())
+                        .batch_size(33)
+                        .tuning(|t| t.reader(mode).direct(direct)),
+                )
             };
             let expected = pull(&make(Arc::new(records(&path, 40))), 0).unwrap();
             let memory = records(&path, 40).in_memory().unwrap();
@@ -1032,7 +954,7 @@ fn opaque_bytes_come_with_lengths_and_unused_fields_unread() {
     for (mode, direct) in readers() {
         for (decoder, most) in [(Bytes::up_to(30), 30), (Bytes::cut_to(7), 7)] {
             let builder = Loader::builder(make()).decode_field("text", decoder).keep(["text"]);
-            let loader = build(builder.reader(mode).direct(direct).batch_size(30));
+            let loader = build(builder.tuning(|t| t.reader(mode).direct(direct)).batch_size(30));
             let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
             let text = batch.field("text").unwrap();
             for id in 0..30 {
@@ -1041,8 +963,10 @@ fn opaque_bytes_come_with_lengths_and_unused_fields_unread() {
                 assert_eq!(&text.row::<u8>(id).unwrap()[..expected.len()], expected);
             }
         }
-        let short =
-            Loader::builder(make()).decode_field("text", Bytes::up_to(7)).keep(["text"]).reader(mode).direct(direct);
+        let short = Loader::builder(make())
+            .decode_field("text", Bytes::up_to(7))
+            .keep(["text"])
+            .tuning(|t| t.reader(mode).direct(direct));
         let error = build(short).epoch(0).unwrap().find_map(Result::err).unwrap();
         assert_eq!((error.kind(), error.site().sample), (ErrorKind::Shape, Some(8)));
     }

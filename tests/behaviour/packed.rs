@@ -4,7 +4,7 @@ use crate::common::*;
 use feedline::dataset::Images;
 use feedline::decode::Bytes;
 use feedline::tensor::{DType, Field};
-use feedline::{Batch, ErrorKind, LastBatch, Loader, LoaderBuilder, OnBadSample, Order, Status};
+use feedline::{Batch, ErrorKind, LastBatch, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Status};
 use proptest::prelude::*;
 
 /// Files of these lengths in one class; their bytes are not pictures.
@@ -66,7 +66,7 @@ proptest! {
         let decoder = if declared { decoder.batch_bytes(lens.iter().sum::<usize>() * 2 + largest * batch) } else { decoder };
         let (mode, direct) = self::reader(reader);
         let loader = packed(&dir, decoder).order(Order::shuffled(seed)).batch_size(batch).last_batch(ALL_LAST[last]);
-        let loader = match loader.reader(mode).direct(direct).workers(workers).build() {
+        let loader = match loader.tuning(|t| t.reader(mode).direct(direct)).workers(workers).build() {
             Ok(loader) => loader,
             Err(error) => {
                 prop_assert!(error.kind() == ErrorKind::Empty && ALL_LAST[last] == LastBatch::Drop);
@@ -144,7 +144,7 @@ fn a_file_shrunk_after_indexing_fails_its_sample() {
     let dir = Dir::new();
     files(&dir, &[10, 20]);
     let loader = packed(&dir, Bytes::packed(64)).batch_size(2).build().unwrap();
-    let plan = loader.plan().slot_bytes;
+    let plan = loader.plan().term(MemoryTerm::SLOTS).each;
     assert!(plan >= 2 * 64, "the plan counts rows x max: {plan}");
     dir.write("class/00001.jpg", &noise(5, 1));
     let error = loader.epoch(0).unwrap().next().unwrap().unwrap_err();

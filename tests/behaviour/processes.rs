@@ -32,8 +32,6 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// More than any machine needs; only a failing test waits this long.
-const DEADLINE: Duration = Duration::from_secs(60);
 /// Bytes of a sample.
 const RECORD: usize = 48;
 /// Exit code of a rank that saved its state and stopped on request.
@@ -278,7 +276,8 @@ fn train(task: &Task) -> i32 {
 impl Task {
     fn loader(&self, rank: Rank, stop: Stop) -> Loader {
         let (mode, direct) = WAYS[(self.attempt + rank.number() as usize) % WAYS.len()];
-        let builder = self.scenario.builder(&self.dir).rank(rank).stop(stop).workers(1).reader(mode).direct(direct);
+        let builder =
+            self.scenario.builder(&self.dir).rank(rank).stop(stop).workers(1).tuning(|t| t.reader(mode).direct(direct));
         match State::load(self.dir.join(STATE)) {
             Ok(state) => build(builder.resume(state)),
             Err(error) if error.kind() == ErrorKind::NotFound => build(builder),
@@ -387,7 +386,7 @@ impl Process {
     }
 
     fn end(&mut self) -> ExitStatus {
-        until("a rank is still there", || self.ended())
+        answer(|| "a rank is still there", || self.ended())
     }
 }
 
@@ -395,18 +394,6 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-/// Polls until there is an answer.
-fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + DEADLINE;
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_micros(200));
     }
 }
 
@@ -529,10 +516,13 @@ impl Run {
                 [_] => std::fs::read(task.log(0)).map_or(0, |log| Step::all(&log).len() as u64),
                 _ => rounds.load(Ordering::Acquire),
             };
-            until("the world makes no steps", || {
-                let over = ranks.iter_mut().any(|rank| rank.ended().is_some());
-                (over || steps(&ranks) >= rounds_wanted).then_some(())
-            });
+            answer(
+                || "the world makes no steps",
+                || {
+                    let over = ranks.iter_mut().any(|rank| rank.ended().is_some());
+                    (over || steps(&ranks) >= rounds_wanted).then_some(())
+                },
+            );
             std::thread::sleep(delay);
             end.come(&mut ranks, draws);
             let statuses = ranks.iter_mut().map(Process::end).collect();

@@ -208,7 +208,7 @@ fn the_smallest_legal_budget_serves_lanes_on_any_world() {
                 for rank in every_rank(world) {
                     let make = |budget| {
                         let builder = run.builder().global_batch(global).last_batch(cut.last).rank(rank);
-                        builder.workers(1).slots(slots).depth(2).memory_budget(budget).build()
+                        builder.workers(1).tuning(|t| t.slots(slots).depth(2)).memory_budget(budget).build()
                     };
                     let (mut refused, mut legal) = (0, 64 << 20);
                     while legal - refused > 64 {
@@ -547,13 +547,14 @@ fn held_batches_stop_every_rank_until_one_is_dropped() {
     for run in some_runs(&dirs) {
         let cut = Cut::whole(12, LastBatch::Pad, 3);
         for rank in every_rank(3) {
-            let builder = run.builder().global_batch(12).last_batch(LastBatch::Pad).rank(rank).slots(3);
-            let loader = build(builder.held_deadline(Duration::from_millis(150)));
+            let builder = run.builder().global_batch(12).last_batch(LastBatch::Pad).rank(rank).tuning(|t| t.slots(3));
+            let loader = build(builder.tuning(|t| t.held_deadline(Duration::from_millis(150))));
             let mut epochs = loader.epochs(0..2).unwrap();
             let mut held: Vec<Batch> = epochs.by_ref().take(3).map(|batch| batch.unwrap()).collect();
             let mut found: Vec<Part> = held.iter().map(part).collect();
             let error = epochs.next().unwrap().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::BatchesHeld, "{error}");
+            assert!(error.to_string().contains("all 3 batches"), "{error}");
             assert_eq!(loader.state().unwrap().steps(), 3);
             // Drop the middle batch, so that slots are reused in another order.
             drop(held.remove(1));

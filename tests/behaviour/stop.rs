@@ -1,7 +1,7 @@
 //! Real signals to separate processes: each test starts itself again as a child, which runs the test's `child` and
 //! reports in lines, while the parent sends the signals. Every wait has a deadline.
 
-use crate::common::{here, process, told};
+use crate::common::{DEADLINE, answer, here, process, told, until};
 use feedline::{Signal, Stop};
 use rustix::process::{Pid, Signal as Number, kill_process};
 use std::io::{BufRead, BufReader};
@@ -9,9 +9,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
-
-/// More than any machine needs; only a failing test waits this long.
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A child that runs one test of this file; killed when dropped.
 struct Process {
@@ -55,14 +52,7 @@ impl Process {
     }
 
     fn end(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + DEADLINE;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < deadline, "the child is still there");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        answer(|| "the child ends", || self.child.try_wait().unwrap())
     }
 
     fn ends_by(&mut self, signal: Number) {
@@ -92,11 +82,7 @@ fn ready() {
 
 /// The child's training loop: polls until the flag is set.
 fn wait_for(stop: &Stop) {
-    let deadline = Instant::now() + DEADLINE;
-    while !stop.requested() {
-        assert!(Instant::now() < deadline, "no signal came");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until("a signal comes", || stop.requested());
 }
 
 /// The child outlives every deadline of its parent, unless a signal ends it.

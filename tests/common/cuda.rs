@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use super::standin::{self, Config, Gpu, Live, Session};
-pub use super::standin::{DEADLINE, soon, until};
+pub use super::wait::{DEADLINE, soon, until};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result, sys};
 use feedline::device::cuda::Stream;
 use feedline::{Device, Error, Loader};

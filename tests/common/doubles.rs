@@ -8,8 +8,8 @@
 #![allow(unsafe_code)]
 
 use super::cufile::{Route, StandIn};
-pub use super::standin::until;
 use super::standin::{self, Config, Gpu, KernelFn, Live, Session};
+pub use super::wait::until;
 use super::{Dir, kernels, loader_threads};
 use feedline::{Device, Gds, Loader, LoaderBuilder};
 use libloading::Library;
@@ -89,7 +89,7 @@ impl Machine {
 
     /// The same on this device.
     pub fn on(&self, device: Device, builder: LoaderBuilder, gds: Gds) -> LoaderBuilder {
-        builder.device(device).gds(gds).cufile_at(self.double.cufile.path(), self.double.root())
+        builder.device(device).tuning(|t| t.gds(gds).cufile_at(self.double.cufile.path(), self.double.root()))
     }
 
     /// The same if some field requires a direct route.
@@ -124,7 +124,7 @@ pub fn on_gpus(gpus: Vec<Gpu>, double: CuFileMachine, body: impl FnOnce(&Machine
         body(machine);
         until("the loaders' threads have ended", || loader_threads().is_empty());
         // A thread that frees a batch has its name a moment after its start.
-        standin::soon(|| machine.session.live() == Live::default());
+        super::wait::soon(|| machine.session.live() == Live::default());
         assert_eq!(machine.session.live(), Live::default(), "alive in the driver");
         let counts = machine.double.cufile.counts();
         assert_eq!((counts.files, counts.buffers, counts.users), (0, 0, 0), "registered with cuFile");

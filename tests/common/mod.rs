@@ -22,9 +22,11 @@ pub mod standin;
 pub mod sweep;
 pub mod synthetic;
 pub mod toys;
+pub mod wait;
 pub mod workloads;
 
 pub use child::*;
+pub use wait::*;
 
 use feedline::dataset::Records;
 use feedline::storage::{Direct, Mode};
@@ -155,7 +157,7 @@ pub fn has_uring() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
         let records = Records::builder(1).open_bytes([1]).unwrap();
-        let loader = Loader::builder(records).workers(1).slots(1).reader(Mode::Uring).direct(Direct::Off);
+        let loader = Loader::builder(records).workers(1).tuning(|t| t.slots(1).reader(Mode::Uring).direct(Direct::Off));
         loader.build().map_err(|error| eprintln!("skipped: io_uring: {error}")).is_ok()
     })
 }
@@ -206,5 +208,5 @@ pub fn descriptors() -> Vec<String> {
 /// Number of things left behind in this process.
 pub fn leaked() -> u64 {
     let records = feedline::dataset::Records::builder(1).open_bytes([1]).unwrap();
-    Loader::builder(records).workers(1).slots(1).build().unwrap().report().leaked
+    Loader::builder(records).workers(1).tuning(|t| t.slots(1)).build().unwrap().report().leaked
 }

@@ -63,7 +63,12 @@ pub const ORDERS: [fn() -> Order; 2] = [Order::sequential, || Order::shuffled(3)
 /// must be zero.
 pub fn load_by(dataset: impl Dataset, order: Order, mode: Mode, direct: Direct) -> Result<BTreeMap<u64, Row>> {
     let len = dataset.len();
-    let loader = Loader::builder(dataset).order(order).batch_size(3).workers(1).reader(mode).direct(direct).build()?;
+    let loader = Loader::builder(dataset)
+        .order(order)
+        .batch_size(3)
+        .workers(1)
+        .tuning(|t| t.reader(mode).direct(direct))
+        .build()?;
     let mut out = BTreeMap::new();
     for batch in loader.epoch(0)? {
         let batch = batch?;

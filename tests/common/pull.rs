@@ -14,7 +14,7 @@ use feedline::decode::{Ctx, Decoder};
 use feedline::device::cuda::Stream;
 use feedline::device::cuda::cudarc::driver::CudaStream;
 use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{Batch, Epoch, Loader, LoaderBuilder, Row};
+use feedline::{Batch, Epoch, Loader, LoaderBuilder, MemoryTerm, Row};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -93,7 +93,7 @@ impl Puller {
     /// copies in flight count at neither end.
     pub fn pull(&mut self, seconds: f64) -> Result<Pulled> {
         let plan = self.loader.plan();
-        let ahead = plan.slots + plan.device_batches;
+        let ahead = plan.term(MemoryTerm::SLOTS).count + plan.term(MemoryTerm::DEVICE).count;
         for _ in 0..ahead {
             self.next()?;
         }

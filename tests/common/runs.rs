@@ -8,113 +8,25 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+use super::toys::{Chunks, head_len};
 use super::{ALL_LAST, Dir, READERS, noise, reader};
-use bytes::Bytes;
-use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Parts, Records, Sizes};
-use feedline::decode::Scratch;
+use feedline::dataset::{Dataset, DatasetExt, Records};
 use feedline::order::{Draws, Sampler};
-use feedline::storage::{Extent, SourceId, Sources};
-use feedline::tensor::{DType, EncodedField, Field};
+use feedline::tensor::{DType, Field};
 use feedline::unstable::{Key, Permutation};
 use feedline::{Batch, LastBatch, Loader, LoaderBuilder, Order, Rank, Result, Status};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Chunks of `rows[i]` records of this many bytes, one after the other in a file.
+/// Bytes of a record in chunks.
 pub const RECORD: usize = 16;
-
-/// A dataset in chunks. Its samples are records; `ragged` adds a field with as many of a record's bytes as its first
-/// byte says.
-pub struct Toy {
-    sources: Arc<Sources>,
-    schema: Vec<EncodedField>,
-    pub starts: Vec<u64>,
-    /// Number of openings of each chunk.
-    pub opened: Vec<AtomicU64>,
-}
-
-impl Toy {
-    pub fn new(dir: &Dir, rows: &[u64], ragged: bool) -> (Arc<Self>, Vec<u8>) {
-        let mut starts = vec![0];
-        rows.iter().for_each(|rows| starts.push(starts.last().unwrap() + rows));
-        let bytes = noise(*starts.last().unwrap() as usize * RECORD, 3);
-        let path = dir.write("toy.bin", &bytes);
-        let mut sources = Sources::new();
-        sources.file(&path, bytes.len() as u64).unwrap();
-        let mut schema = vec![EncodedField::raw(Field::fixed("record", DType::U8, [RECORD]))];
-        if ragged {
-            schema.push(EncodedField::raw(Field::up_to("head", DType::U8, RECORD)));
-        }
-        let opened = rows.iter().map(|_| AtomicU64::new(0)).collect();
-        (Arc::new(Self { sources: Arc::new(sources), schema, starts, opened }), bytes)
-    }
-
-    pub fn opened(&self) -> u64 {
-        self.opened.iter().map(|opened| opened.load(Ordering::Relaxed)).sum()
-    }
-
-    fn rows(&self, chunk: usize) -> u64 {
-        self.starts[chunk + 1] - self.starts[chunk]
-    }
-}
-
-impl Dataset for Toy {
-    fn schema(&self) -> &[EncodedField] {
-        &self.schema
-    }
-    fn len(&self) -> u64 {
-        *self.starts.last().unwrap()
-    }
-    fn sources(&self) -> &Arc<Sources> {
-        &self.sources
-    }
-    fn sizes(&self) -> Sizes {
-        Sizes::new(RECORD as u64)
-    }
-    fn extents<'a>(&'a self, _: u64, _: &mut Parts<'a>) -> Result<()> {
-        panic!("a chunked dataset is never asked for samples");
-    }
-    fn chunked(&self) -> Option<&dyn Chunked> {
-        Some(self)
-    }
-}
-
-impl Chunked for Toy {
-    fn starts(&self) -> &[u64] {
-        &self.starts
-    }
-    fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
-        let (offset, len) = (self.starts[chunk] * RECORD as u64, self.rows(chunk) * RECORD as u64);
-        extents.push(Extent { source: SourceId::at(0), offset, len });
-        Ok(())
-    }
-    fn chunk_bytes(&self, chunk: usize) -> ChunkBytes {
-        let bytes = self.rows(chunk) * RECORD as u64;
-        ChunkBytes { encoded: bytes, opened: 2 * bytes, scratch: 0 }
-    }
-    fn open_chunk(&self, chunk: usize, pieces: &[Bytes], _: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
-        self.opened[chunk].fetch_add(1, Ordering::Relaxed);
-        out.fixed(0, RECORD)?.copy_from_slice(&pieces[0]);
-        if self.schema.len() > 1 {
-            pieces[0].chunks(RECORD).try_for_each(|record| out.push(1, &record[..head_len(record)]))?;
-        }
-        Ok(())
-    }
-    fn chunk_name(&self, chunk: usize) -> String {
-        format!("toy.bin, chunk {chunk}")
-    }
-}
-
-fn head_len(record: &[u8]) -> usize {
-    usize::from(record[0]) % (RECORD + 1)
-}
 
 /// A dataset and its expected content.
 #[derive(Clone)]
 pub struct Data {
     pub dataset: Arc<dyn Dataset>,
     /// Of samples in chunks.
-    pub toy: Option<Arc<Toy>>,
+    pub toy: Option<Arc<Chunks>>,
     bytes: Arc<[u8]>,
     record: usize,
     labels: bool,
@@ -151,7 +63,9 @@ impl Data {
 
     /// Chunks of these numbers of records, in a file or in memory.
     pub fn chunks(dir: &Dir, rows: &[u64], ragged: bool, in_memory: bool) -> Self {
-        let (toy, bytes) = Toy::new(dir, rows, ragged);
+        let bytes = noise(rows.iter().sum::<u64>() as usize * RECORD, 3);
+        let toy = Chunks::open(&dir.write("toy.bin", &bytes), rows, RECORD).named("record");
+        let toy = Arc::new(if ragged { toy.ragged() } else { toy });
         let dataset: Arc<dyn Dataset> =
             if in_memory { Arc::new(toy.clone().in_memory().unwrap()) } else { toy.clone() };
         let starts = toy.starts.clone();
@@ -554,11 +468,11 @@ pub fn every_rank(world: u32) -> impl Iterator<Item = Rank> {
 /// Settings that must not change batches.
 pub fn any_settings(builder: LoaderBuilder, draws: &mut Draws) -> LoaderBuilder {
     let (mode, direct) = reader(draws.below(READERS.len() as u64) as usize);
-    let builder = builder.workers(1 + draws.below(3) as usize).reader(mode).direct(direct);
-    let builder = builder.depth([1, 2, 8][draws.below(3) as usize]);
+    let builder = builder.workers(1 + draws.below(3) as usize).tuning(|t| t.reader(mode).direct(direct));
+    let builder = builder.tuning(|t| t.depth([1, 2, 8][draws.below(3) as usize]));
     match draws.below(5) {
         0 => builder,
-        slots => builder.slots(slots as usize),
+        slots => builder.tuning(|t| t.slots(slots as usize)),
     }
 }
 

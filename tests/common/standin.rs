@@ -12,6 +12,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(unsafe_code)]
 
+use super::wait::DEADLINE;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::ffi::{CStr, CString, OsString, c_char, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -362,27 +363,6 @@ impl Standin {
         self.call::<Register, _>("standin_register_kernel", |register| {
             register(name.as_ptr(), function, sizes.as_ptr(), sizes.len(), pointers, writes);
         });
-    }
-}
-
-/// Waits until `reached`, for some seconds at most: the next assertion names the failure.
-pub fn soon(mut reached: impl FnMut() -> bool) {
-    let started = std::time::Instant::now();
-    while !reached() && started.elapsed() < std::time::Duration::from_secs(5) {
-        std::thread::sleep(std::time::Duration::from_micros(200));
-    }
-}
-
-/// More than any case needs; only a failing test waits this long.
-pub const DEADLINE: Duration = Duration::from_secs(120);
-
-/// Waits until `reached`, for at most [`DEADLINE`].
-#[track_caller]
-pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
-    let started = std::time::Instant::now();
-    while !reached() {
-        assert!(started.elapsed() < DEADLINE, "never: {what}");
-        std::thread::sleep(Duration::from_micros(200));
     }
 }
 

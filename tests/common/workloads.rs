@@ -196,7 +196,7 @@ fn parquet(_: &Dir) -> Arc<dyn Dataset> {
 }
 
 fn chunks(dir: &Dir) -> Arc<dyn Dataset> {
-    crate::common::runs::Toy::new(dir, &[3, 5, 1, 4], false).0
+    crate::common::runs::Data::chunks(dir, &[3, 5, 1, 4], false, false).toy.unwrap()
 }
 
 fn checked_chunks(dir: &Dir) -> Arc<dyn Dataset> {

@@ -1,9 +1,9 @@
 //! The local cache of objects: the same bytes as from the store, whatever the cache holds, loses or cannot keep.
 
-use crate::common::cached::{counts, fill_blocks};
+use crate::common::cached::{counts, fill_blocks, wait_for};
 use crate::common::got::{Got, same};
 use crate::common::server::{Fault, Request, Server};
-use crate::common::{Dir, noise, sweep};
+use crate::common::{Dir, noise, sweep, until};
 use feedline::dataset::Records;
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{Loader, Order};
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub(crate) const RECORD: usize = 1000;
 pub(crate) const COUNT: usize = 300;
@@ -47,7 +47,13 @@ impl Bucket {
     }
 
     pub(crate) fn reader(&self, order: Order, cache: Cache, mode: Mode) -> Loader {
-        Loader::builder(self.records()).order(order).batch_size(7).reader(mode).cache(cache).build().unwrap()
+        Loader::builder(self.records())
+            .order(order)
+            .batch_size(7)
+            .tuning(|t| t.reader(mode))
+            .cache(cache)
+            .build()
+            .unwrap()
     }
 
     pub(crate) fn expected(&self, order: Order) -> Vec<Got> {
@@ -86,14 +92,6 @@ fn is_read(request: &Request) -> bool {
 /// Epochs until all blocks are there.
 pub(crate) fn fill(loader: &Loader) {
     fill_blocks(loader, BLOCKS);
-}
-
-fn wait_for_blocks(loader: &Loader, blocks: u64) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while counts(loader).blocks < blocks {
-        assert!(Instant::now() < deadline, "{}", counts(loader));
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]
@@ -139,13 +137,13 @@ fn one_epoch_keeps_small_objects_of_a_shuffled_order() {
     let urls: Vec<_> = names.iter().map(|name| bucket.server.s3(name)).collect();
     let records = || Records::builder(RECORD).open_files(&urls).unwrap();
     let loader = |cache| {
-        let builder = Loader::builder(records()).order(Order::shuffled(5)).batch_size(7).slots(16);
+        let builder = Loader::builder(records()).order(Order::shuffled(5)).batch_size(7).tuning(|t| t.slots(16));
         builder.cache(cache).build().unwrap()
     };
     let loader = loader(Cache::at(bucket.dir.path("cache")).block_bytes(BLOCK));
     bucket.server.take_log();
     Got::epoch(&loader, 0);
-    wait_for_blocks(&loader, COUNT as u64);
+    wait_for(&loader, |counts| counts.blocks >= COUNT as u64);
     let log = bucket.server.take_log();
     assert_eq!(log.iter().filter(|request| is_read(request)).count(), COUNT, "{}", counts(&loader));
     bucket.server.script(|request| is_read(request).then_some(Fault::Close));
@@ -157,11 +155,11 @@ fn one_epoch_keeps_small_objects_of_a_shuffled_order() {
 #[test]
 fn blocks_are_downloaded_ahead_of_sequential_reads() {
     let bucket = Bucket::new();
-    let builder = Loader::builder(bucket.records()).order(Order::sequential()).batch_size(1).slots(1);
+    let builder = Loader::builder(bucket.records()).order(Order::sequential()).batch_size(1).tuning(|t| t.slots(1));
     let loader = builder.cache(bucket.cache()).build().unwrap();
     let mut batches = loader.epoch(0).unwrap();
     batches.next().unwrap().unwrap();
-    wait_for_blocks(&loader, 9);
+    wait_for(&loader, |counts| counts.blocks >= 9);
     drop(batches);
 }
 
@@ -176,7 +174,8 @@ fn a_windowed_order_of_records_downloads_whole_blocks_ahead_of_its_reads() {
     }
     let urls: Vec<_> = names.iter().map(|name| server.s3(name)).collect();
     let records = Records::builder(record).open_files(&urls).unwrap();
-    let builder = Loader::builder(records).order(Order::windowed(3, 1)).batch_size(16).slots(2).workers(1);
+    let builder =
+        Loader::builder(records).order(Order::windowed(3, 1)).batch_size(16).tuning(|t| t.slots(2)).workers(1);
     let loader = builder.cache(Cache::at(dir.path("cache"))).build().unwrap();
     server.take_log();
     let mut batches = loader.epoch(0).unwrap();
@@ -190,7 +189,7 @@ fn a_windowed_order_of_records_downloads_whole_blocks_ahead_of_its_reads() {
     };
     batches.by_ref().take(8).for_each(|batch| take(batch.unwrap()));
     // A window is a run of 32 MiB: 4 blocks. More of them are there without a read of the next window.
-    wait_for_blocks(&loader, 5);
+    wait_for(&loader, |counts| counts.blocks >= 5);
     batches.for_each(|batch| take(batch.unwrap()));
     assert!(ids.chunks(512).all(|window| window.iter().all(|id| id / 512 == window[0] / 512)), "{ids:?}");
     ids.sort_unstable();
@@ -410,7 +409,7 @@ fn o_direct_reads_what_the_cache_wrote() {
     let bucket = Bucket::new();
     let expected = bucket.expected(Order::shuffled(2));
     let builder = Loader::builder(bucket.records()).order(Order::shuffled(2)).batch_size(7);
-    let loader = builder.reader(Mode::Uring).direct(Direct::On).cache(bucket.cache()).build().unwrap();
+    let loader = builder.tuning(|t| t.reader(Mode::Uring).direct(Direct::On)).cache(bucket.cache()).build().unwrap();
     fill(&loader);
     bucket.server.script(|request| is_read(request).then_some(Fault::Close));
     same(&Got::epoch(&loader, 0), &expected, "O_DIRECT");
@@ -520,10 +519,7 @@ fn a_stopped_process_that_claims_blocks_delays_others_once() {
         is_read(request).then_some(Fault::Delay(Duration::from_secs(5)))
     });
     let mut stopped = child(&bucket, true, u64::MAX);
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while asked.load(Ordering::Relaxed) < 4 && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("the child asks for four blocks", || asked.load(Ordering::Relaxed) >= 4);
     rustix::process::kill_process(rustix::process::Pid::from_child(&stopped), rustix::process::Signal::STOP).unwrap();
     bucket.server.script(|_| None);
     // The child's URLs.
@@ -650,7 +646,7 @@ fn room_that_the_dead_have_booked_comes_back_while_others_live() {
     let late = Loader::builder(late).order(Order::sequential()).batch_size(5);
     let late = late.cache(bucket.cache().capacity(before + lost / 2)).build().unwrap();
     assert!(late.epoch(0).unwrap().all(|batch| batch.is_ok()));
-    wait_for_blocks(&late, 2);
+    wait_for(&late, |counts| counts.blocks >= 2);
     assert!(!root.join("booked/1.2.3").exists());
     drop((living, other, late));
 }
@@ -679,7 +675,7 @@ impl Large {
     fn loader_of(&self, seed: u64, slots: usize) -> Loader {
         let records = Records::builder(Self::RECORD).open(self.server.s3("large.bin")).unwrap();
         let cache = Cache::at(self.dir.path("cache")).block_bytes(2 << 20);
-        let builder = Loader::builder(records).order(Order::shuffled(seed)).batch_size(4).slots(slots);
+        let builder = Loader::builder(records).order(Order::shuffled(seed)).batch_size(4).tuning(|t| t.slots(slots));
         builder.cache(cache).build().unwrap()
     }
 
@@ -699,14 +695,6 @@ impl Large {
         (ranges.iter().map(|(first, end)| (end - first) as usize).sum(), ranges.len())
     }
 
-    fn wait_for_bytes(&self, loader: &Loader, bytes: usize) {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while (counts(loader).bytes as usize) < bytes {
-            assert!(Instant::now() < deadline, "{}", counts(loader));
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
     fn files(&self, ending: &str) -> Vec<PathBuf> {
         let shares = std::fs::read_dir(self.dir.path("cache/v1/objects")).unwrap().flatten();
         let files = shares.flat_map(|share| std::fs::read_dir(share.path()).unwrap().flatten());
@@ -722,9 +710,9 @@ fn each_byte_of_a_shuffled_order_comes_once() {
     let (bytes, _) = large.asked();
     // Each range is widened to units of 4 KiB.
     assert!(bytes <= large.bytes.len() + Large::COUNT * 8192, "{bytes} bytes for {}", large.bytes.len());
-    large.wait_for_bytes(&loader, large.bytes.len());
+    wait_for(&loader, |counts| counts.bytes as usize >= large.bytes.len());
     let blocks = large.bytes.len().div_ceil(2 << 20) as u64;
-    wait_for_blocks(&loader, blocks);
+    wait_for(&loader, |counts| counts.blocks >= blocks);
     for (epoch, loader) in [(1, &loader), (0, &large.loader(7))] {
         large.read(loader, epoch, usize::MAX);
         assert_eq!(large.asked(), (0, 0), "all is there");
@@ -740,7 +728,7 @@ fn pieces_of_one_loader_serve_another_until_the_next_boot() {
     let first = large.loader(1);
     large.read(&first, 0, 12);
     let (begun, _) = large.asked();
-    large.wait_for_bytes(&first, 12 * 4 * Large::RECORD);
+    wait_for(&first, |counts| counts.bytes as usize >= 12 * 4 * Large::RECORD);
     let other = large.loader(9);
     large.read(&other, 0, usize::MAX);
     let (bytes, _) = large.asked();
@@ -752,7 +740,7 @@ fn pieces_of_one_loader_serve_another_until_the_next_boot() {
     let half = Large::new();
     let loader = half.loader(1);
     half.read(&loader, 0, 3);
-    half.wait_for_bytes(&loader, 3 * 4 * Large::RECORD);
+    wait_for(&loader, |counts| counts.bytes as usize >= 3 * 4 * Large::RECORD);
     drop(loader);
     for path in half.files(".units") {
         let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
@@ -775,8 +763,8 @@ fn a_damaged_block_is_refused_with_its_pieces() {
     let large = Large::new();
     let loader = large.loader(1);
     large.read(&loader, 0, usize::MAX);
-    large.wait_for_bytes(&loader, large.bytes.len());
-    wait_for_blocks(&loader, large.bytes.len().div_ceil(2 << 20) as u64);
+    wait_for(&loader, |counts| counts.bytes as usize >= large.bytes.len());
+    wait_for(&loader, |counts| counts.blocks >= large.bytes.len().div_ceil(2 << 20) as u64);
     drop(loader);
     let data = large.files(".map").remove(0).with_extension("");
     std::fs::OpenOptions::new().write(true).open(&data).unwrap().write_all_at(&[1; 5000], 3 << 20).unwrap();
@@ -790,7 +778,7 @@ fn a_piece_that_rots_never_becomes_a_block() {
     let large = Large::new();
     let loader = large.loader_of(1, 2);
     let got: Vec<_> = loader.epoch(0).unwrap().take(3).map(|batch| Got::of(&batch.unwrap()).unwrap()).collect();
-    large.wait_for_bytes(&loader, 3 * 4 * Large::RECORD);
+    wait_for(&loader, |counts| counts.bytes as usize >= 3 * 4 * Large::RECORD);
     drop(loader);
     let data = large.files(".map").remove(0).with_extension("");
     let file = std::fs::OpenOptions::new().read(true).write(true).open(&data).unwrap();
@@ -800,11 +788,11 @@ fn a_piece_that_rots_never_becomes_a_block() {
     // Within a boot, a read may meet it. The block is compared when its last piece comes.
     let loader = large.loader(2);
     assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
-    wait_for_blocks(&loader, large.bytes.len().div_ceil(2 << 20) as u64 - 1);
+    wait_for(&loader, |counts| counts.blocks >= large.bytes.len().div_ceil(2 << 20) as u64 - 1);
     drop(loader);
     let later = large.loader(3);
     large.read(&later, 0, usize::MAX);
-    wait_for_blocks(&later, 1);
+    wait_for(&later, |counts| counts.blocks >= 1);
     drop(later);
     assert!(Cache::at(large.dir.path("cache")).verify(|_| std::ops::ControlFlow::Continue(())).unwrap().is_empty());
     large.read(&large.loader(4), 0, usize::MAX);

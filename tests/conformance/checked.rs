@@ -15,7 +15,7 @@ type Open = fn(&Path) -> Result<Arc<dyn Dataset>>;
 
 /// All bytes of every sample's fields through a loader, or the first error.
 fn rows(dataset: Arc<dyn Dataset>) -> Result<Vec<Vec<u8>>> {
-    let loader = Loader::builder(dataset).workers(1).slots(1).batch_size(8).build()?;
+    let loader = Loader::builder(dataset).workers(1).tuning(|t| t.slots(1)).batch_size(8).build()?;
     let mut rows = Vec::new();
     for batch in loader.epoch(0)? {
         let batch = batch?;

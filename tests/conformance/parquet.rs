@@ -7,7 +7,7 @@ use crate::common::sweep::places;
 use crate::common::*;
 use feedline::dataset::{Dataset, Nulls, Parquet, ParquetBuilder};
 use feedline::tensor::DType;
-use feedline::{Batch, Error, ErrorKind, Loader, Order, Result};
+use feedline::{Batch, Error, ErrorKind, Loader, MemoryTerm, Order, Result};
 use std::path::{Path, PathBuf};
 
 const ROWS: u64 = 150;
@@ -91,7 +91,7 @@ fn every_reader_gives_the_same_rows() {
     for (mode, direct) in readers() {
         let dataset = everything(true).open(fixture("{plain,zstd_v2}.parquet")).unwrap();
         assert_eq!(dataset.len(), 2 * ROWS);
-        let loader = build(Loader::builder(dataset).batch_size(100).reader(mode).direct(direct));
+        let loader = build(Loader::builder(dataset).batch_size(100).tuning(|t| t.reader(mode).direct(direct)));
         let mut rows = 0;
         for batch in loader.epoch(0).unwrap() {
             let batch = batch.unwrap();
@@ -207,7 +207,7 @@ fn all_values<T: feedline::tensor::Element>(builder: ParquetBuilder, name: &str)
         let batch = batch.unwrap_or_else(|error| panic!("{name}: {error}"));
         values.extend_from_slice(batch.fields().next().unwrap().as_slice::<T>().unwrap());
     }
-    (values, loader.plan().opened_bytes)
+    (values, loader.plan().term(MemoryTerm::OPENING).each)
 }
 
 #[test]
@@ -276,7 +276,8 @@ fn a_budget_below_a_row_group_is_refused_by_file_and_row_group() {
 /// Rows of a damaged file: the values, an error, or nothing if it could not be opened.
 fn read_damaged(bytes: &[u8]) -> Result<Vec<(f32, i64)>> {
     let dataset = Parquet::builder().columns(["f0", "i64"]).open_bytes(bytes.to_vec())?;
-    let loader = Loader::builder(dataset).workers(1).slots(1).batch_size(64).memory_budget(64 << 20).build()?;
+    let loader =
+        Loader::builder(dataset).workers(1).tuning(|t| t.slots(1)).batch_size(64).memory_budget(64 << 20).build()?;
     let mut rows = Vec::new();
     for batch in loader.epoch(0)? {
         let batch = batch?;
@@ -351,7 +352,7 @@ fn checked_finds_every_flip_of_a_parquet_file() {
     let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
     let read = || -> Result<Vec<(f32, i64)>> {
         let dataset = Parquet::builder().columns(["f0", "i64"]).open(&path)?.checked(dir.path("crcs"))?;
-        let loader = Loader::builder(dataset).workers(1).slots(1).batch_size(64).build()?;
+        let loader = Loader::builder(dataset).workers(1).tuning(|t| t.slots(1)).batch_size(64).build()?;
         let mut rows = Vec::new();
         for batch in loader.epoch(0)? {
             let batch = batch?;

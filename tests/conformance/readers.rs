@@ -1,7 +1,7 @@
 //! One table of cases and one naive oracle (`std::fs::read`) for every reader, with the known hazards of readers.
 //! Files lie under `CARGO_TARGET_TMPDIR`, since tmpfs does not test alignment.
 
-use crate::common::{alone, here};
+use crate::common::{DEADLINE, alone, answer, here, until};
 use feedline::ErrorKind;
 use feedline::profile::ReaderKind;
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
@@ -105,9 +105,9 @@ type Outcome = Result<Vec<u8>, feedline::Error>;
 fn read_all(reader: &mut dyn Reader, ring: &ByteRing, extents: &[Extent]) -> Vec<Outcome> {
     let mut results: HashMap<u64, Outcome> = HashMap::new();
     let (mut next, mut out) = (0, Vec::new());
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let started = Instant::now();
     while results.len() < extents.len() {
-        assert!(Instant::now() < deadline, "{} of {} reads completed", results.len(), extents.len());
+        assert!(started.elapsed() < DEADLINE, "{} of {} reads completed", results.len(), extents.len());
         while let Some(extent) = extents.get(next) {
             let bytes = reader.footprint(extent).bytes;
             let Some(span) = ring.reserve(bytes) else { break };
@@ -624,11 +624,10 @@ fn operations_of_an_ended_thread_still_complete() {
             };
             scope.spawn(submit).join().unwrap()
         });
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while reader.in_flight() > 0 {
-            assert!(Instant::now() < deadline, "{name}: {} in flight", reader.in_flight());
+        until(&name, || {
             reader.wait(&mut out, Some(Duration::from_secs(1)));
-        }
+            reader.in_flight() == 0
+        });
         assert!(out.len() == 16 && out.iter().all(|completion| completion.result.is_ok()), "{name}");
     }
 }
@@ -661,17 +660,14 @@ fn dropping_a_reader_with_reads_in_flight_leaves_nothing() {
             }
             let start = Instant::now();
             drop(reader);
-            assert!(start.elapsed() < Duration::from_secs(4), "{name}: {:?}", start.elapsed());
+            assert!(start.elapsed() < DEADLINE / 4, "{name}: {:?}", start.elapsed());
             assert!(ring.reserve(32 << 20).is_some(), "{name}: a buffer was lost");
         }
     }
     assert_eq!(leaked(), 0);
     // io_uring's own workers end a little later than the ring.
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while (entries("/proc/self/fd"), entries("/proc/self/task")) != (fds, threads) {
-        assert!(Instant::now() < deadline, "{} descriptors", entries("/proc/self/fd"));
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let now = || (entries("/proc/self/fd"), entries("/proc/self/task"));
+    answer(|| format!("{:?}, before {:?}", now(), (fds, threads)), || (now() == (fds, threads)).then_some(()));
 }
 
 #[test]
@@ -685,10 +681,7 @@ fn out_of_descriptors_is_an_error_that_names_the_limit() {
     let descriptors = entries("/proc/self/fd");
     for (name, options) in all_readers() {
         // A ring's own descriptors close a little later than it ends.
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while entries("/proc/self/fd") > descriptors && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        until("the descriptors are closed", || entries("/proc/self/fd") <= descriptors);
         let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
         let mut hoard = Vec::new();
         let resource = rustix::process::Resource::Nofile;

@@ -131,7 +131,8 @@ fn many_tar_shards_are_shuffled_by_every_reader() {
     for (mode, direct) in readers() {
         for (pattern, checksums) in [("set", true), ("set/shard-{000..004}.tar", true), ("set/shard-*", false)] {
             let tar = open(pattern, checksums);
-            let builder = Loader::builder(tar).order(Order::shuffled(3)).batch_size(16).reader(mode).direct(direct);
+            let builder =
+                Loader::builder(tar).order(Order::shuffled(3)).batch_size(16).tuning(|t| t.reader(mode).direct(direct));
             let loader = build(builder);
             let mut seen = vec![false; samples.len()];
             for batch in loader.epoch(1).unwrap() {
@@ -338,7 +339,8 @@ fn a_loader_reads_checked_records_and_names_damage() {
     let (path, bytes) = records_file(&dir, 50, 4096);
     let open = || records(&path, 4096).checked(dir.path("records.crc")).unwrap();
     for (mode, direct) in readers() {
-        let rows = pull(&build(Loader::builder(open()).batch_size(8).reader(mode).direct(direct)), 0).unwrap();
+        let rows =
+            pull(&build(Loader::builder(open()).batch_size(8).tuning(|t| t.reader(mode).direct(direct))), 0).unwrap();
         assert!(rows.iter().all(|(id, row)| row[..] == bytes[*id as usize * 4096..][..4096]), "{mode:?} {direct:?}");
     }
     let checked = open();

@@ -96,7 +96,11 @@ fn every_reader_gives_batches_with_the_features() {
             .open(fixture("{example,unpacked}.tfrecord"))
             .unwrap();
         let loader = build(
-            Loader::builder(records).order(Order::shuffled(3)).batch_size(4).workers(2).reader(mode).direct(direct),
+            Loader::builder(records)
+                .order(Order::shuffled(3))
+                .batch_size(4)
+                .workers(2)
+                .tuning(|t| t.reader(mode).direct(direct)),
         );
         let mut seen = 0;
         for batch in loader.epoch(0).unwrap() {

@@ -103,7 +103,7 @@ fn data(batches: usize) -> LoaderBuilder {
     let count = batches * 4 - 1;
     let records =
         Records::builder(RECORD).classes((0..count as i64).collect()).open_bytes(noise(count * RECORD, 3)).unwrap();
-    Loader::builder(records).order(Order::shuffled(2)).batch_size(4).slots(3).device_batches(2).workers(1)
+    Loader::builder(records).order(Order::shuffled(2)).batch_size(4).tuning(|t| t.slots(3).device_batches(2)).workers(1)
 }
 
 /// The host's batches in the same life.
@@ -514,7 +514,7 @@ fn any_failing_call_in_the_consumers_context_is_one_error() {
 #[test]
 fn a_broken_device_hands_out_no_unfinished_batch() {
     lived("broken while batches are ready".into(), |session| {
-        let loader = data(20).device(Device::cuda(0).unwrap()).device_batches(5).build().unwrap();
+        let loader = data(20).device(Device::cuda(0).unwrap()).tuning(|t| t.device_batches(5)).build().unwrap();
         let mut epoch = loader.epoch(0).unwrap();
         let batch = epoch.next().unwrap().unwrap();
         until("all buffers are on their way", || loader.report().total.copy.unwrap().batches == 5);

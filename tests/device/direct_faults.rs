@@ -55,7 +55,7 @@ fn data(path: &Path) -> LoaderBuilder {
     let records = records.classes((0..COUNT as i64).collect()).open(path).unwrap();
     let finish = Finish::to(DType::F16).channels_first().flip(0.5);
     let builder = Loader::builder(records).order(Order::shuffled(2)).batch_size(2).last_batch(LastBatch::Mask);
-    builder.finish("image", finish).workers(1).slots(2).device_batches(2).reader(Mode::Pread).depth(1)
+    builder.finish("image", finish).workers(1).tuning(|t| t.slots(2).device_batches(2).reader(Mode::Pread).depth(1))
 }
 
 /// Result of a life.
@@ -121,7 +121,7 @@ fn lives(cases: impl Iterator<Item = Case>) -> usize {
             until("the loader's threads have ended", || loader_threads().is_empty());
             let left = || things(&machine.session.live()).saturating_sub(before.0);
             // A thread that frees a batch has its name a moment after its start.
-            standin::soon(|| left() == 0 || leaked() > before.1);
+            crate::common::wait::soon(|| left() == 0 || leaked() > before.1);
             let left = left();
             judge(&out, left, leaked() - before.1);
             let counts = machine.double.cufile.counts();

@@ -7,7 +7,7 @@ use crate::common::*;
 use feedline::dataset::{Records, SafeTensors};
 use feedline::device::Finish;
 use feedline::tensor::{DType, Field, bf16, f16};
-use feedline::{Device, ErrorKind, Gds, LastBatch, Loader, LoaderBuilder, Order, Rank, Stage};
+use feedline::{Device, ErrorKind, Gds, LastBatch, Loader, LoaderBuilder, MemoryTerm, Order, Rank, Stage};
 use std::collections::BTreeMap;
 
 const MEAN: [f32; 4] = [0.485, 0.456, 0.406, 0.5];
@@ -402,7 +402,7 @@ fn a_byte_for_each_value_crosses_the_bus_and_one_for_each_flip() {
             let (least, batches) = (count as u64 * (bytes + each), (count / batch) as u64);
             assert_eq!(copies.batches, batches);
             assert!((least..least + batches * 4096).contains(&copies.bytes), "{} of {least}", copies.bytes);
-            assert_eq!(loader.plan().slot_bytes, (8 * bytes as usize).next_multiple_of(4096) + 4096);
+            assert_eq!(loader.plan().term(MemoryTerm::SLOTS).each, (8 * bytes as usize).next_multiple_of(4096) + 4096);
         }
     });
 }

@@ -7,7 +7,8 @@
 #[path = "../standin/cuda.rs"]
 mod source;
 
-use crate::common::standin::{Config, Gpu, Live, Session, cuda, until};
+use crate::common::standin::{Config, Gpu, Live, Session, cuda};
+use crate::common::until;
 use cudarc::driver::{CudaContext, sys};
 use memmap2::MmapMut;
 use proptest::prelude::*;

@@ -1,12 +1,15 @@
 //! Bad samples: their substitutes, their ledger entries, and the cases that stay errors.
 
+use crate::common::toys::Sampled;
 use crate::common::*;
 use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Sizes};
 use feedline::order::LastBatch;
 use feedline::storage::{Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::unstable::{Call, Fault, Faulty};
-use feedline::{BadSample, Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Rank, Result, Stage, Status};
+use feedline::{
+    BadSample, Error, ErrorKind, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Rank, Result, Stage, Status,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -119,7 +122,7 @@ fn bad_files_get_the_same_substitutes_by_every_reader() {
     let mut first = None;
     for (mode, direct) in readers() {
         for workers in [1, 3] {
-            let loader = build(files(&dataset).reader(mode).direct(direct).workers(workers));
+            let loader = build(files(&dataset).tuning(|t| t.reader(mode).direct(direct)).workers(workers));
             let planned = loader.preview(0, 100).unwrap();
             let got = deliver(&loader, 0).unwrap();
             let ledger = loader.ledger();
@@ -302,9 +305,9 @@ fn the_plan_counts_substitutes_and_the_minimum_works() {
     std::fs::remove_file(&dataset.paths[63]).unwrap();
     let plain = build(files(&dataset).on_bad_sample(OnBadSample::Fail));
     let with = build(files(&dataset));
-    assert_eq!(plain.plan().substitute_bytes, 0);
-    assert!(with.plan().substitute_bytes >= BYTES);
-    let error = files(&dataset).slots(2).workers(1).memory_budget(1).build().unwrap_err();
+    assert_eq!(plain.plan().term(MemoryTerm::SUBSTITUTES).bytes(), 0);
+    assert!(with.plan().term(MemoryTerm::SUBSTITUTES).bytes() >= BYTES);
+    let error = files(&dataset).tuning(|t| t.slots(2)).workers(1).memory_budget(1).build().unwrap_err();
     let words = error.to_string();
     let least: String = words.split("allowed, ").nth(1).unwrap().split(" are needed").next().unwrap().into();
     assert!(words.contains("substitutes"), "{least}: {words}");
@@ -316,20 +319,10 @@ fn an_error_of_map_batch_is_blamed_on_no_sample() {
     let dataset = Files::new(&dir, 20);
     let loader = build(files(&dataset).map_batch(|_, _| Err(Error::user("no"))));
     assert_eq!(deliver(&loader, 0).unwrap_err().kind(), ErrorKind::User);
-    struct Wrong;
-    impl feedline::order::Sampler for Wrong {
-        fn len(&self) -> u64 {
-            16
-        }
-        fn id(&self, _: u64, position: u64) -> u64 {
-            if position == 9 { 99 } else { position }
-        }
-        fn identity(&self) -> u64 {
-            9
-        }
-    }
-    let loader = build(files(&dataset).order(Order::sampler(Wrong)));
-    assert_eq!(deliver(&loader, 0).unwrap_err().kind(), ErrorKind::Config);
+    let wrong = Sampled(|| 16, |_, position| if position == 9 { 99 } else { position });
+    let loader = build(files(&dataset).order(Order::sampler(wrong)));
+    let error = deliver(&loader, 0).unwrap_err();
+    assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Order), "{error}");
     assert!(loader.ledger().samples.is_empty());
 }
 
@@ -345,7 +338,7 @@ fn retried_reads_of_substitutes_are_counted() {
             std::fs::remove_file(&dataset.paths[4]).unwrap();
             let faulty = Arc::new(Faulty::new().once(at, Fault::Error(STALE)));
             let builder = Loader::builder(dataset).batch_size(3).order(Order::sequential()).workers(1);
-            let builder = builder.reader(mode).direct(direct).faulty(faulty.clone());
+            let builder = builder.tuning(|t| t.reader(mode).direct(direct).faulty(faulty.clone()));
             let loader = build(builder.on_bad_sample(OnBadSample::Substitute { budget: 1 }));
             let got = deliver(&loader, 0).unwrap();
             check(&[0, 1, 2, 3, 4, 5], &got, &BTreeSet::from([4]), &loader.ledger().samples);

@@ -144,7 +144,7 @@ fn no_message_and_no_report_shows_a_credential() {
         away,
     ] {
         let builder = Loader::builder(opened(&url).unwrap()).batch_size(4);
-        let loader = builder.stall_deadline(Duration::from_secs(12)).build().unwrap();
+        let loader = builder.tuning(|t| t.stall_deadline(Duration::from_secs(12))).build().unwrap();
         let one = fault.clone();
         server.script(move |request| is_read(request).then(|| one.clone()));
         let error = Got::try_epoch(&loader, 0).expect_err(&format!("{fault:?}"));

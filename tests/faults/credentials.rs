@@ -64,7 +64,7 @@ impl Run {
 
     fn loader(&self, name: &str, options: &[(&str, &str)]) -> Result<Loader> {
         let records = Records::builder(RECORD).open(self.server.try_s3(name, options)? + "/a.bin")?;
-        Loader::builder(records).order(Order::shuffled(5)).batch_size(4).depth(4).build()
+        Loader::builder(records).order(Order::shuffled(5)).batch_size(4).tuning(|t| t.depth(4)).build()
     }
 
     fn epoch(&self, loader: &Loader) -> Result<()> {

@@ -195,8 +195,12 @@ impl Place {
 /// Ids and bytes of an epoch's samples.
 fn rows(dataset: Arc<dyn Dataset>, order: Order, cache: Option<&Cache>) -> Result<Vec<(u64, Vec<u8>)>> {
     // A ring costs more than all the rest of a cell.
-    let builder = Loader::builder(dataset).reader(Mode::Pread).order(order).batch_size(5).workers(1).slots(3).depth(8);
-    let builder = builder.stall_deadline(Duration::from_secs(40));
+    let builder = Loader::builder(dataset)
+        .tuning(|t| t.reader(Mode::Pread).slots(3).depth(8))
+        .order(order)
+        .batch_size(5)
+        .workers(1);
+    let builder = builder.tuning(|t| t.stall_deadline(Duration::from_secs(40)));
     let builder = cache.iter().fold(builder, |builder, cache| builder.cache((*cache).clone()));
     let loader = builder.build()?;
     let mut rows = Vec::new();

@@ -89,10 +89,10 @@ fn life(server: &Server, seed: u64, faults: &Arc<AtomicU64>, ends: &mut Ends) {
     let urls: Vec<_> = names.iter().map(|name| format!("{bucket}/{name}")).collect();
     let order = if random.below(4) == 0 { Order::sequential() } else { Order::shuffled(seed) };
     let builder = Loader::builder(Records::builder(record).open_files(&urls).unwrap()).order(order);
-    let builder = builder.batch_size(1 + random.below(32) as usize).depth(16 + random.below(200) as u32);
+    let builder = builder.batch_size(1 + random.below(32) as usize).tuning(|t| t.depth(16 + random.below(200) as u32));
     let substitutes = random.below(3) == 0;
     let policy = if substitutes { OnBadSample::Substitute { budget: 1000 } } else { OnBadSample::Fail };
-    let mut builder = builder.on_bad_sample(policy).stall_deadline(Duration::from_secs(8));
+    let mut builder = builder.on_bad_sample(policy).tuning(|t| t.stall_deadline(Duration::from_secs(8)));
     let dir = Dir::new();
     let cached = seed.is_multiple_of(2);
     if cached {

@@ -24,7 +24,7 @@ pub mod source;
 #[path = "../../examples/torture/supervise.rs"]
 pub mod supervise;
 
-use crate::common::{Dir, noise};
+use crate::common::{Dir, noise, until};
 use job::{ChildReport, Damage, Fault, Kind, Phase, When};
 use judge::{Case, Verdict};
 use rustix::process::{Pid, Signal, kill_process};
@@ -172,7 +172,7 @@ fn ctrl_c_ends_the_children_and_removes_the_copy() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    wait_until(|| state(&dir.path("work")).contains(&"oracle".to_string()));
+    until("the oracle begins", || state(&dir.path("work")).contains(&"oracle".to_string()));
     kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::INT).unwrap();
     assert_eq!(ended(&mut child), Some(130));
     assert!(is_empty(&dir.path("work")));
@@ -183,14 +183,6 @@ fn state(work: &Path) -> Vec<String> {
     let folders = std::fs::read_dir(work).into_iter().flatten().flatten();
     let names = folders.flat_map(|folder| std::fs::read_dir(folder.path()).into_iter().flatten().flatten());
     names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
-}
-
-fn wait_until(met: impl Fn() -> bool) {
-    let until = Instant::now() + LATE;
-    while !met() {
-        assert!(Instant::now() < until);
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 fn ended(child: &mut Child) -> Option<i32> {

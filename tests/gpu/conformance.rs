@@ -259,7 +259,7 @@ impl Case<'_> {
                 for (last, epochs) in ALL_LAST.into_iter().zip([1, 2, 3, 5]) {
                     let make = || {
                         let builder = numbers(53).order(Order::shuffled(9)).batch_size(8).last_batch(last);
-                        builder.slots(slots).device_batches(device_batches)
+                        builder.tuning(|t| t.slots(slots).device_batches(device_batches))
                     };
                     let said = |error| format!("{device_batches} device batches, {slots} slots, {last:?}: {error}");
                     tally.add(self.same(make, epochs, slots % 2 == 0).map_err(said)?);
@@ -323,9 +323,9 @@ impl Case<'_> {
         let path = folder.file("cufile.bin");
         std::fs::write(&path, noise(200 * record, record as u64)).map_err(|error| error.to_string())?;
         let make = || in_file(&path, record, Mode::Pread, Direct::Off);
-        let there = make().device(self.device.clone()).gds(Gds::Require).cufile_any_route();
+        let there = make().device(self.device.clone()).tuning(|t| t.gds(Gds::Require).cufile_any_route());
         let there = match double {
-            Some(double) => there.cufile_at(double.cufile.path(), double.root()),
+            Some(double) => there.tuning(|t| t.cufile_at(double.cufile.path(), double.root())),
             None => there,
         };
         let there = there.build().map_err(words)?;
@@ -391,7 +391,8 @@ impl Case<'_> {
         };
         let bytes: Arc<[u8]> = noise(count * rows * record, 77).into();
         let records = || Records::builder(record).open_bytes(bytes.clone()).expect("whole records");
-        let make = || Loader::builder(records()).order(Order::shuffled(4)).batch_size(rows).device_batches(2);
+        let make =
+            || Loader::builder(records()).order(Order::shuffled(4)).batch_size(rows).tuning(|t| t.device_batches(2));
         let area = DeviceBytes::new(self.gpu, bytes.len())?;
         let all = (0..streams).map(|_| self.gpu.stream()).collect::<Result<Vec<_>, _>>()?;
         let there = make().device(self.device.clone()).build().map_err(words)?;
@@ -438,7 +439,7 @@ impl Case<'_> {
     }
 
     fn slow(&self) -> Result<String, String> {
-        let make = || mixed(60).order(Order::shuffled(3)).batch_size(5).slots(2).device_batches(2);
+        let make = || mixed(60).order(Order::shuffled(3)).batch_size(5).tuning(|t| t.slots(2).device_batches(2));
         let there = make().device(self.device.clone()).build().map_err(words)?;
         let host = make().build().map_err(words)?;
         let mut batches = 0;
@@ -453,9 +454,11 @@ impl Case<'_> {
     }
 
     fn held(&self) -> Result<String, String> {
-        let loader = numbers(64).batch_size(4).device_batches(3).held_deadline(Duration::from_millis(100));
+        let loader =
+            numbers(64).batch_size(4).tuning(|t| t.device_batches(3).held_deadline(Duration::from_millis(100)));
         let loader = loader.device(self.device.clone()).build().map_err(words)?;
-        let right: Vec<Batch> = host_batches(&numbers(64).batch_size(4).slots(16).build().map_err(words)?)?;
+        let right: Vec<Batch> =
+            host_batches(&numbers(64).batch_size(4).tuning(|t| t.slots(16)).build().map_err(words)?)?;
         let mut epoch = loader.epoch(0).map_err(words)?;
         let (mut held, mut seen) = (Vec::new(), 0);
         loop {
@@ -475,7 +478,7 @@ impl Case<'_> {
     }
 
     fn outlive(&self) -> Result<String, String> {
-        let make = || mixed(40).order(Order::shuffled(8)).batch_size(5).slots(8).device_batches(8);
+        let make = || mixed(40).order(Order::shuffled(8)).batch_size(5).tuning(|t| t.slots(8).device_batches(8));
         let host = make().build().map_err(words)?;
         let there = make().device(self.device.clone()).build().map_err(words)?;
         for taken in [0, 1, 3] {
@@ -530,7 +533,8 @@ impl Case<'_> {
 
     fn dlpack(&self) -> Result<String, String> {
         let make = || mixed(37).order(Order::shuffled(1)).batch_size(5).last_batch(LastBatch::Mask);
-        let there = make().device(self.device.clone()).device_batches(2).slots(2).build().map_err(words)?;
+        let there =
+            make().device(self.device.clone()).tuning(|t| t.device_batches(2).slots(2)).build().map_err(words)?;
         let host = make().build().map_err(words)?;
         let mut arrays = 0;
         for (expected, got) in host.epoch(0).map_err(words)?.zip(there.epoch(0).map_err(words)?) {
@@ -588,7 +592,7 @@ fn host_batches(loader: &Loader) -> Result<Vec<Batch>, String> {
 
 fn in_file(path: &Path, record: usize, mode: Mode, direct: Direct) -> LoaderBuilder {
     let records = Records::builder(record).open(path).expect("written just now");
-    Loader::builder(records).order(Order::shuffled(1)).batch_size(64).reader(mode).direct(direct)
+    Loader::builder(records).order(Order::shuffled(1)).batch_size(64).tuning(|t| t.reader(mode).direct(direct))
 }
 
 /// Means and deviations that reach far: common ones, one for all channels, and one that makes large values.

@@ -28,7 +28,7 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
     drop(auto);
     let path = data(ctx)?;
     for gds in [Gds::Off, Gds::Auto] {
-        let builder = Loader::builder(records(&path, RECORD)?).batch_size(4).device(device()?).gds(gds);
+        let builder = Loader::builder(records(&path, RECORD)?).batch_size(4).device(device()?).tuning(|t| t.gds(gds));
         let loader = builder.build().map_err(words)?;
         for batch in loader.epoch(0).map_err(words)?.take(8) {
             let batch = batch.map_err(words)?;

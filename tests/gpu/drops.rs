@@ -44,7 +44,7 @@ fn loader(ctx: &Ctx) -> Result<Loader, String> {
         std::thread::sleep(Duration::from_millis(sleep));
         Ok(())
     });
-    let builder = builder.workers(WORKERS).slots(SLOTS).device_batches(3).device(device()?);
+    let builder = builder.workers(WORKERS).tuning(|t| t.slots(SLOTS).device_batches(3)).device(device()?);
     builder.build().map_err(words)
 }
 

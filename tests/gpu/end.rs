@@ -14,7 +14,7 @@ use crate::section::Ctx;
 use feedline::device::cuda::Stream;
 use feedline::device::cuda::cudarc::driver::CudaEvent;
 use feedline::storage::{Direct, Mode};
-use feedline::{Device, Loader, LoaderBuilder, Order};
+use feedline::{Device, Loader, LoaderBuilder, MemoryTerm, Order};
 use std::path::Path;
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
 
 fn builder(ctx: &Ctx, path: &Path, (mode, direct): (Mode, Direct)) -> Result<LoaderBuilder, String> {
     let builder = Loader::builder(records(path, RECORD)?).order(Order::shuffled(1));
-    Ok(builder.batch_size(ctx.either(BATCH, 8)).reader(mode).direct(direct))
+    Ok(builder.batch_size(ctx.either(BATCH, 8)).tuning(|t| t.reader(mode).direct(direct)))
 }
 
 /// Bus, loader on the host and loader on the device in turn.
@@ -44,7 +44,7 @@ fn compare(ctx: &Ctx, gpu: &Gpu, path: &Path, what: &str, how: (Mode, Direct)) -
     let size = ctx.either(BATCH, 8) * RECORD;
     let mut host = Puller::new(builder(ctx, path, how)?.device(Device::host()), None)?;
     let mut ours = Puller::new(builder(ctx, path, how)?.device(device()?), Some(gpu.stream()?))?;
-    let bare = [Lane::from_several(gpu, Kind::Registered, size, ours.loader.plan().slots)?];
+    let bare = [Lane::from_several(gpu, Kind::Registered, size, ours.loader.plan().term(MemoryTerm::SLOTS).count)?];
     let seconds = ctx.either(if ctx.full { 3.0 } else { 0.8 }, 0.0);
     let rounds = ctx.either(if ctx.full { 15 } else { 9 }, 1);
     let (mut bus, mut storage, mut device, mut ratios) = (vec![], vec![], vec![], vec![]);

@@ -21,11 +21,14 @@ struct Way {
 const WAYS: [Way; 3] = [
     Way {
         name: "staged, io_uring O_DIRECT",
-        set: |builder| builder.gds(Gds::Off).reader(Mode::Uring).direct(Direct::On),
+        set: |builder| builder.tuning(|t| t.gds(Gds::Off).reader(Mode::Uring).direct(Direct::On)),
     },
-    Way { name: "staged, page cache", set: |builder| builder.gds(Gds::Off).reader(Mode::Auto).direct(Direct::Off) },
+    Way {
+        name: "staged, page cache",
+        set: |builder| builder.tuning(|t| t.gds(Gds::Off).reader(Mode::Auto).direct(Direct::Off)),
+    },
     // Where it cannot, the reason stands in the table.
-    Way { name: "direct, cuFile", set: |builder| builder.gds(Gds::Require) },
+    Way { name: "direct, cuFile", set: |builder| builder.tuning(|t| t.gds(Gds::Require)) },
 ];
 
 pub fn run(ctx: &Ctx) -> Result<(), String> {

@@ -13,7 +13,7 @@ use crate::report::Target;
 use crate::section::{Ctx, spread};
 use crate::standin;
 use feedline::dataset::DatasetExt;
-use feedline::{Loader, LoaderBuilder, Order};
+use feedline::{Loader, LoaderBuilder, MemoryTerm, Order};
 
 /// Least share of the bare copies' rate.
 const SHARE: f64 = 0.97;
@@ -55,7 +55,7 @@ fn against_bare(
     loader: &mut Puller,
     target: Option<Target>,
 ) -> Result<Vec<(f64, f64)>, String> {
-    let bare = [Lane::from_several(gpu, Kind::Registered, size, loader.loader.plan().slots)?];
+    let bare = [Lane::from_several(gpu, Kind::Registered, size, loader.loader.plan().term(MemoryTerm::SLOTS).count)?];
     let (seconds, count) = pairs(ctx);
     let (mut ours, mut theirs, mut ratios, mut times) = (vec![], vec![], vec![], vec![]);
     for pair in 0..count {

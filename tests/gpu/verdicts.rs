@@ -57,7 +57,8 @@ fn judged(right: bool, verdict: &Verdict) -> Result<String, String> {
 /// The verdict on so many steps of a consumer that drops each batch with its step still to be done.
 fn trained(ctx: &Ctx, gpu: &Gpu, times: Times, bare: bool) -> Result<Verdict, String> {
     let stream = gpu.stream()?;
-    let builder = counted(ROWS, ctx.either(150_528, 512))?.workers(1).slots(4).device_batches(3).device(device()?);
+    let builder =
+        counted(ROWS, ctx.either(150_528, 512))?.workers(1).tuning(|t| t.slots(4).device_batches(3)).device(device()?);
     let builder = builder.map(move |_, _| {
         std::thread::sleep(Duration::from_millis(times.row));
         Ok(())

@@ -78,9 +78,7 @@ const TRACE_LINES: usize = 1 << 16;
 const VIOLATIONS: usize = 256;
 const HISTORY: usize = 1024;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The C library
-// ---------------------------------------------------------------------------------------------------------------------
+// --- the C library ---
 
 unsafe extern "C" {
     fn mmap(at: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void;
@@ -154,9 +152,7 @@ fn fill(at: u64, byte: u8, len: u64) {
     unsafe { (at as *mut u8).write_bytes(byte, len as usize) };
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// State
-// ---------------------------------------------------------------------------------------------------------------------
+// --- state ---
 
 /// For each stream the last of its operations that is known to be before.
 type Clock = BTreeMap<u64, u64>;
@@ -538,9 +534,220 @@ impl State {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Captures
-// ---------------------------------------------------------------------------------------------------------------------
+// --- a call: counted, traced, refused ---
+
+/// CUcontext, CUstream, CUevent, CUmodule or CUfunction.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Handle(u64);
+
+/// CUdeviceptr, or a pointer to host memory that is more than a place for a result.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Address(u64);
+
+/// A C string that the trace shows.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Name(*const c_char);
+
+/// An argument as the trace shows it: places for results and other pointers not at all.
+trait Arg {
+    fn show(&self, _: &State) -> String {
+        String::new()
+    }
+
+    fn value(&self) -> u64 {
+        0
+    }
+}
+
+impl<T> Arg for Out<T> {}
+impl<T> Arg for *const T {}
+impl<T> Arg for *mut T {}
+impl Arg for Option<HostFn> {}
+
+impl Arg for Handle {
+    fn show(&self, s: &State) -> String {
+        match self.0 {
+            0..=2 => "default".into(),
+            handle => s.names.get(&handle).cloned().unwrap_or_else(|| "unknown".into()),
+        }
+    }
+
+    fn value(&self) -> u64 {
+        self.0
+    }
+}
+
+impl Arg for Address {
+    fn show(&self, s: &State) -> String {
+        match s.range_at(self.0) {
+            _ if self.0 == 0 => "null".into(),
+            Some(range) => format!("{}+{}", range.name, self.0 - range.start),
+            None if s.in_window(self.0) => "nowhere".into(),
+            None => "host".into(),
+        }
+    }
+
+    fn value(&self) -> u64 {
+        self.0
+    }
+}
+
+impl Arg for Name {
+    fn show(&self, _: &State) -> String {
+        text(self.0)
+    }
+}
+
+macro_rules! plain_arg {
+    ($($ty:ty),*) => {
+        $(impl Arg for $ty {
+            fn show(&self, _: &State) -> String {
+                self.to_string()
+            }
+        })*
+    };
+}
+
+plain_arg!(i32, u8, u32, usize, &str);
+
+/// An entry point: a symbol, its arguments in C's order, and what it does when nothing refuses the call.
+macro_rules! entry {
+    ($name:ident, |$s:ident $(, $arg:ident: $ty:ty)*| $body:expr) => {
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($arg: $ty),*) -> u32 {
+            call(stringify!($name), &[$(&$arg),*], |$s| $body)
+        }
+    };
+}
+
+/// Calls that give something back. What they name counts as leaked by the driver when they are refused.
+const RELEASES: [&str; 8] = [
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuStreamDestroy_v2",
+    "cuEventDestroy_v2",
+    "cuMemFree_v2",
+    "cuMemFreeAsync",
+    "cuMemHostUnregister",
+    "cuMemFreeHost",
+    "cuModuleUnload",
+];
+
+/// What every entry point goes through.
+fn call(symbol: &'static str, args: &[&dyn Arg], body: impl FnOnce(&mut Held) -> Result) -> u32 {
+    let mut s = Held::lock();
+    let index = s.begin(symbol, args);
+    wait_admitted(&mut s, symbol);
+    let refused = s.refusal(symbol, index);
+    let injected = refused.is_err();
+    let result = refused.and_then(|()| body(&mut s));
+    let dead = s.dead != SUCCESS || s.contexts.values().any(|context| context.dead != SUCCESS);
+    if RELEASES.contains(&symbol) {
+        let value = args.first().map_or(0, |arg| arg.value());
+        match result {
+            // A release that was refused before, made again.
+            Ok(()) if symbol == "cuDevicePrimaryCtxRelease_v2" => {
+                s.leaked_retains = s.leaked_retains.saturating_sub(1);
+            }
+            Ok(()) => _ = s.leaked.remove(&value),
+            Err(_) if injected || dead => s.leak(symbol, value),
+            Err(_) => {}
+        }
+    }
+    let code = result.err().unwrap_or(SUCCESS);
+    let first = s.trace.front().map_or(index, |line| line.index);
+    if let Some(line) = index.checked_sub(first).and_then(|at| s.trace.get_mut(at as usize)) {
+        line.result = Some(code);
+    }
+    code
+}
+
+/// The call is in the trace, and may have to wait.
+fn wait_admitted(s: &mut Held, symbol: &str) {
+    let (number, calling) = (s.counts[symbol], s.calling.clone());
+    while s.admitted.get(symbol).is_some_and(|most| number > *most) {
+        s.wait();
+    }
+    s.calling = calling;
+}
+
+impl State {
+    fn begin(&mut self, symbol: &'static str, args: &[&dyn Arg]) -> u64 {
+        let index = self.calls;
+        self.calls += 1;
+        *self.counts.entry(symbol.into()).or_default() += 1;
+        let mut text = format!("{index} T{} {symbol}", thread());
+        for arg in args {
+            let shown = arg.show(self);
+            if !shown.is_empty() {
+                let _ = write!(text, " {shown}");
+            }
+        }
+        let text: Arc<str> = text.into();
+        if self.trace.len() == TRACE_LINES {
+            self.trace.pop_front();
+        }
+        self.trace.push_back(Line { index, text: text.clone(), result: None });
+        self.calling = Some(text);
+        index
+    }
+
+    /// Why the call does nothing, if so.
+    fn refusal(&mut self, symbol: &str, index: u64) -> Result {
+        if IN_CALLBACK.get() {
+            let text = format!("{}: called from a host function", self.calling());
+            self.violation(text);
+            return Err(NOT_PERMITTED);
+        }
+        let nth = self.counts[symbol] - 1;
+        let hit = |failure: &&Failure| match &failure.symbol {
+            None => failure.index == index,
+            Some(name) => name == symbol && failure.index == nth,
+        };
+        if let Some(&Failure { code, sticky, .. }) = self.failures.iter().find(hit) {
+            let context = self.current_handle();
+            match context.and_then(|context| self.contexts.get_mut(&context)) {
+                Some(context) if sticky => context.dead = code,
+                None if sticky => self.dead = code,
+                _ => {}
+            }
+            CHANGED.notify_all();
+            return Err(code);
+        }
+        if self.dead != SUCCESS {
+            return Err(self.dead);
+        }
+        if symbol == "cuInit" {
+            return Ok(());
+        }
+        if !self.initialised || self.config.init_error != SUCCESS {
+            return Err(NOT_INITIALIZED);
+        }
+        // Calls about devices work without their context.
+        let context = self.current_handle().and_then(|context| self.contexts.get(&context));
+        match context {
+            Some(context) if context.dead != SUCCESS && !symbol.starts_with("cuDevice") => Err(context.dead),
+            _ if UNSAFE.contains(&symbol) => self.permitted(),
+            _ => Ok(()),
+        }
+    }
+
+    fn leak(&mut self, symbol: &str, value: u64) {
+        let known = self.streams.contains_key(&value)
+            || self.events.contains_key(&value)
+            || self.modules.contains_key(&value)
+            || self.memory.get(&value).is_some_and(|range| range.freed.is_none());
+        if symbol == "cuDevicePrimaryCtxRelease_v2" {
+            self.leaked_retains += 1;
+        } else if known {
+            self.leaked.insert(value);
+        }
+    }
+}
+
+// --- captures ---
 
 /// Calls that `cuda.h` and its users know to be unsafe while a graph is captured.
 const UNSAFE: [&str; 18] = [
@@ -619,84 +826,67 @@ impl State {
     }
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> u32 {
-    call("cuThreadExchangeStreamCaptureMode", &[], |s| {
-        if mode.is_null() {
-            return Err(INVALID_VALUE);
-        }
-        if s.config.mode_in_context {
-            s.current()?;
-        }
-        // SAFETY: the caller passes a place that holds a mode.
-        let wanted = unsafe { mode.read() };
-        if wanted > RELAXED {
-            return Err(INVALID_VALUE);
-        }
-        Out(mode).put(s.mode())?;
-        MODE.set((s.session, wanted));
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamBeginCapture_v2(stream: Handle, mode: u32) -> u32 {
-    call("cuStreamBeginCapture_v2", &[&stream, &mode], |s| {
+entry!(cuThreadExchangeStreamCaptureMode, |s, mode: *mut u32| {
+    if mode.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    if s.config.mode_in_context {
         s.current()?;
-        let id = s.stream(stream)?;
-        if s.streams[&id].legacy {
-            return Err(CAPTURE_UNSUPPORTED);
-        }
-        if mode > RELAXED || s.captures.contains_key(&id) {
-            return Err(if mode > RELAXED { INVALID_VALUE } else { ILLEGAL_STATE });
-        }
-        s.handles += 1;
-        let number = s.handles;
-        s.captures.insert(id, Capture { number, thread: thread(), mode, valid: true });
-        Ok(())
-    })
-}
+    }
+    // SAFETY: the caller passes a place that holds a mode.
+    let wanted = unsafe { mode.read() };
+    if wanted > RELAXED {
+        return Err(INVALID_VALUE);
+    }
+    Out(mode).put(s.mode())?;
+    MODE.set((s.session, wanted));
+    Ok(())
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamEndCapture(stream: Handle, graph: Out<u64>) -> u32 {
-    call("cuStreamEndCapture", &[&stream], |s| {
-        s.current()?;
-        let id = s.stream(stream)?;
-        let capture = s.captures.get(&id).ok_or(CAPTURE_UNMATCHED)?;
-        if capture.thread != thread() && capture.mode != RELAXED {
-            return Err(CAPTURE_WRONG_THREAD);
-        }
-        let valid = capture.valid;
-        s.captures.remove(&id);
-        if !valid {
-            graph.put(0)?;
-            return Err(CAPTURE_INVALIDATED);
-        }
-        let handle = s.handle("graph");
-        s.graphs.insert(handle);
-        graph.put(handle)
-    })
-}
+entry!(cuStreamBeginCapture_v2, |s, stream: Handle, mode: u32| {
+    s.current()?;
+    let id = s.stream(stream)?;
+    if s.streams[&id].legacy {
+        return Err(CAPTURE_UNSUPPORTED);
+    }
+    if mode > RELAXED || s.captures.contains_key(&id) {
+        return Err(if mode > RELAXED { INVALID_VALUE } else { ILLEGAL_STATE });
+    }
+    s.handles += 1;
+    let number = s.handles;
+    s.captures.insert(id, Capture { number, thread: thread(), mode, valid: true });
+    Ok(())
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamIsCapturing(stream: Handle, status: Out<u32>) -> u32 {
-    call("cuStreamIsCapturing", &[&stream], |s| {
-        let id = s.stream(stream)?;
-        if !s.blocked_by(id).is_empty() {
-            return Err(CAPTURE_IMPLICIT);
-        }
-        status.put(s.captures.get(&id).map_or(0, |capture| if capture.valid { 1 } else { 2 }))
-    })
-}
+entry!(cuStreamEndCapture, |s, stream: Handle, graph: Out<u64>| {
+    s.current()?;
+    let id = s.stream(stream)?;
+    let capture = s.captures.get(&id).ok_or(CAPTURE_UNMATCHED)?;
+    if capture.thread != thread() && capture.mode != RELAXED {
+        return Err(CAPTURE_WRONG_THREAD);
+    }
+    let valid = capture.valid;
+    s.captures.remove(&id);
+    if !valid {
+        graph.put(0)?;
+        return Err(CAPTURE_INVALIDATED);
+    }
+    let handle = s.handle("graph");
+    s.graphs.insert(handle);
+    graph.put(handle)
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuGraphDestroy(graph: Handle) -> u32 {
-    call("cuGraphDestroy", &[&graph], |s| if s.graphs.remove(&graph.0) { Ok(()) } else { Err(INVALID_VALUE) })
-}
+entry!(cuStreamIsCapturing, |s, stream: Handle, status: Out<u32>| {
+    let id = s.stream(stream)?;
+    if !s.blocked_by(id).is_empty() {
+        return Err(CAPTURE_IMPLICIT);
+    }
+    status.put(s.captures.get(&id).map_or(0, |capture| if capture.valid { 1 } else { 2 }))
+});
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Waiting
-// ---------------------------------------------------------------------------------------------------------------------
+entry!(cuGraphDestroy, |s, graph: Handle| if s.graphs.remove(&graph.0) { Ok(()) } else { Err(INVALID_VALUE) });
+
+// --- waiting ---
 
 /// Waits until an operation is done; the host has then seen `clock`.
 fn wait_done(s: &mut Held, stream: u64, seq: u64, clock: &Clock) -> Result {
@@ -716,214 +906,15 @@ fn wait_context(s: &mut Held, context: u64) -> Result {
     all.iter().try_for_each(|(stream, seq, clock)| wait_done(s, *stream, *seq, clock))
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// A call: counted, traced, refused
-// ---------------------------------------------------------------------------------------------------------------------
+// --- devices and contexts ---
 
-/// CUcontext, CUstream, CUevent, CUmodule or CUfunction.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub struct Handle(u64);
-
-/// CUdeviceptr, or a pointer to host memory that is more than a place for a result.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub struct Address(u64);
-
-/// An argument as the trace shows it.
-trait Arg {
-    fn show(&self, s: &State) -> String;
-
-    fn value(&self) -> u64 {
-        0
+entry!(cuInit, |s, flags: u32| match s.config.init_error {
+    SUCCESS => {
+        s.initialised = true;
+        Ok(())
     }
-}
-
-impl Arg for Handle {
-    fn show(&self, s: &State) -> String {
-        match self.0 {
-            0..=2 => "default".into(),
-            handle => s.names.get(&handle).cloned().unwrap_or_else(|| "unknown".into()),
-        }
-    }
-
-    fn value(&self) -> u64 {
-        self.0
-    }
-}
-
-impl Arg for Address {
-    fn show(&self, s: &State) -> String {
-        match s.range_at(self.0) {
-            _ if self.0 == 0 => "null".into(),
-            Some(range) => format!("{}+{}", range.name, self.0 - range.start),
-            None if s.in_window(self.0) => "nowhere".into(),
-            None => "host".into(),
-        }
-    }
-
-    fn value(&self) -> u64 {
-        self.0
-    }
-}
-
-macro_rules! plain_arg {
-    ($($ty:ty),*) => {
-        $(impl Arg for $ty {
-            fn show(&self, _: &State) -> String {
-                self.to_string()
-            }
-
-            fn value(&self) -> u64 {
-                *self as u64
-            }
-        })*
-    };
-}
-
-plain_arg!(i32, u32, usize);
-
-impl Arg for &str {
-    fn show(&self, _: &State) -> String {
-        (*self).into()
-    }
-}
-
-/// Calls that give something back. What they name counts as leaked by the driver when they are refused.
-const RELEASES: [&str; 8] = [
-    "cuDevicePrimaryCtxRelease_v2",
-    "cuStreamDestroy_v2",
-    "cuEventDestroy_v2",
-    "cuMemFree_v2",
-    "cuMemFreeAsync",
-    "cuMemHostUnregister",
-    "cuMemFreeHost",
-    "cuModuleUnload",
-];
-
-/// What every entry point goes through.
-fn call(symbol: &'static str, args: &[&dyn Arg], body: impl FnOnce(&mut Held) -> Result) -> u32 {
-    let mut s = Held::lock();
-    let index = s.begin(symbol, args);
-    wait_admitted(&mut s, symbol);
-    let refused = s.refusal(symbol, index);
-    let injected = refused.is_err();
-    let result = refused.and_then(|()| body(&mut s));
-    let dead = s.dead != SUCCESS || s.contexts.values().any(|context| context.dead != SUCCESS);
-    if RELEASES.contains(&symbol) {
-        let value = args.first().map_or(0, |arg| arg.value());
-        match result {
-            // A release that was refused before, made again.
-            Ok(()) if symbol == "cuDevicePrimaryCtxRelease_v2" => {
-                s.leaked_retains = s.leaked_retains.saturating_sub(1);
-            }
-            Ok(()) => _ = s.leaked.remove(&value),
-            Err(_) if injected || dead => s.leak(symbol, value),
-            Err(_) => {}
-        }
-    }
-    let code = result.err().unwrap_or(SUCCESS);
-    let first = s.trace.front().map_or(index, |line| line.index);
-    if let Some(line) = index.checked_sub(first).and_then(|at| s.trace.get_mut(at as usize)) {
-        line.result = Some(code);
-    }
-    code
-}
-
-/// The call is in the trace, and may have to wait.
-fn wait_admitted(s: &mut Held, symbol: &str) {
-    let (number, calling) = (s.counts[symbol], s.calling.clone());
-    while s.admitted.get(symbol).is_some_and(|most| number > *most) {
-        s.wait();
-    }
-    s.calling = calling;
-}
-
-impl State {
-    fn begin(&mut self, symbol: &'static str, args: &[&dyn Arg]) -> u64 {
-        let index = self.calls;
-        self.calls += 1;
-        *self.counts.entry(symbol.into()).or_default() += 1;
-        let mut text = format!("{index} T{} {symbol}", thread());
-        for arg in args {
-            let _ = write!(text, " {}", arg.show(self));
-        }
-        let text: Arc<str> = text.into();
-        if self.trace.len() == TRACE_LINES {
-            self.trace.pop_front();
-        }
-        self.trace.push_back(Line { index, text: text.clone(), result: None });
-        self.calling = Some(text);
-        index
-    }
-
-    /// Why the call does nothing, if so.
-    fn refusal(&mut self, symbol: &str, index: u64) -> Result {
-        if IN_CALLBACK.get() {
-            let text = format!("{}: called from a host function", self.calling());
-            self.violation(text);
-            return Err(NOT_PERMITTED);
-        }
-        let nth = self.counts[symbol] - 1;
-        let hit = |failure: &&Failure| match &failure.symbol {
-            None => failure.index == index,
-            Some(name) => name == symbol && failure.index == nth,
-        };
-        if let Some(&Failure { code, sticky, .. }) = self.failures.iter().find(hit) {
-            let context = self.current_handle();
-            match context.and_then(|context| self.contexts.get_mut(&context)) {
-                Some(context) if sticky => context.dead = code,
-                None if sticky => self.dead = code,
-                _ => {}
-            }
-            CHANGED.notify_all();
-            return Err(code);
-        }
-        if self.dead != SUCCESS {
-            return Err(self.dead);
-        }
-        if symbol == "cuInit" {
-            return Ok(());
-        }
-        if !self.initialised || self.config.init_error != SUCCESS {
-            return Err(NOT_INITIALIZED);
-        }
-        // Calls about devices work without their context.
-        let context = self.current_handle().and_then(|context| self.contexts.get(&context));
-        match context {
-            Some(context) if context.dead != SUCCESS && !symbol.starts_with("cuDevice") => Err(context.dead),
-            _ if UNSAFE.contains(&symbol) => self.permitted(),
-            _ => Ok(()),
-        }
-    }
-
-    fn leak(&mut self, symbol: &str, value: u64) {
-        let known = self.streams.contains_key(&value)
-            || self.events.contains_key(&value)
-            || self.modules.contains_key(&value)
-            || self.memory.get(&value).is_some_and(|range| range.freed.is_none());
-        if symbol == "cuDevicePrimaryCtxRelease_v2" {
-            self.leaked_retains += 1;
-        } else if known {
-            self.leaked.insert(value);
-        }
-    }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Devices and contexts
-// ---------------------------------------------------------------------------------------------------------------------
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuInit(flags: u32) -> u32 {
-    call("cuInit", &[&flags], |s| match s.config.init_error {
-        SUCCESS => {
-            s.initialised = true;
-            Ok(())
-        }
-        code => Err(code),
-    })
-}
+    code => Err(code),
+});
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDriverGetVersion(version: Out<i32>) -> u32 {
@@ -933,25 +924,21 @@ pub extern "C" fn cuDriverGetVersion(version: Out<i32>) -> u32 {
     }
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGetCount(count: Out<i32>) -> u32 {
-    call("cuDeviceGetCount", &[], |s| count.put(s.devices.len() as i32))
-}
+entry!(cuDeviceGetCount, |s, count: Out<i32>| count.put(s.devices.len() as i32));
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGet(device: Out<i32>, ordinal: i32) -> u32 {
-    call("cuDeviceGet", &[&ordinal], |s| s.device(ordinal).and_then(|_| device.put(ordinal)))
-}
+entry!(cuDeviceGet, |s, device: Out<i32>, ordinal: i32| s.device(ordinal).and_then(|_| device.put(ordinal)));
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGetName(name: *mut c_char, len: i32, device: i32) -> u32 {
-    call("cuDeviceGetName", &[&device], |s| put_text(name, len.max(0) as usize, &s.device(device)?.name))
-}
+entry!(cuDeviceGetName, |s, name: *mut c_char, len: i32, device: i32| put_text(
+    name,
+    len.max(0) as usize,
+    &s.device(device)?.name
+));
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGetPCIBusId(bus: *mut c_char, len: i32, device: i32) -> u32 {
-    call("cuDeviceGetPCIBusId", &[&device], |s| put_text(bus, len.max(0) as usize, &s.device(device)?.bus))
-}
+entry!(cuDeviceGetPCIBusId, |s, bus: *mut c_char, len: i32, device: i32| put_text(
+    bus,
+    len.max(0) as usize,
+    &s.device(device)?.bus
+));
 
 fn uuid(s: &State, device: i32) -> Result<[u8; 16]> {
     let mut uuid = *b"feedline-standin";
@@ -959,63 +946,48 @@ fn uuid(s: &State, device: i32) -> Result<[u8; 16]> {
     Ok(uuid)
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGetUuid(out: Out<[u8; 16]>, device: i32) -> u32 {
-    call("cuDeviceGetUuid", &[&device], |s| out.put(uuid(s, device)?))
-}
+entry!(cuDeviceGetUuid, |s, out: Out<[u8; 16]>, device: i32| out.put(uuid(s, device)?));
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, device: i32) -> u32 {
-    call("cuDeviceGetUuid_v2", &[&device], |s| out.put(uuid(s, device)?))
-}
+entry!(cuDeviceGetUuid_v2, |s, out: Out<[u8; 16]>, device: i32| out.put(uuid(s, device)?));
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: i32) -> u32 {
-    call("cuDeviceTotalMem_v2", &[&device], |s| bytes.put(s.device(device)?.bytes as usize))
-}
+entry!(cuDeviceTotalMem_v2, |s, bytes: Out<usize>, device: i32| bytes.put(s.device(device)?.bytes as usize));
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: i32) -> u32 {
-    call("cuDeviceGetAttribute", &[&attribute, &device], |s| {
-        let bus = &s.device(device)?.bus;
-        let hex = |part: usize| {
-            let digits = bus.split([':', '.']).nth(part).unwrap_or_default();
-            i32::from_str_radix(digits, 16).unwrap_or_default()
-        };
-        let known = match attribute {
-            1 => 1024,                     // MAX_THREADS_PER_BLOCK
-            2 | 3 => 1024,                 // MAX_BLOCK_DIM_X, _Y
-            4 => 64,                       // MAX_BLOCK_DIM_Z
-            5 => i32::MAX,                 // MAX_GRID_DIM_X
-            6 | 7 => 65_535,               // MAX_GRID_DIM_Y, _Z
-            10 => 32,                      // WARP_SIZE
-            16 => 108,                     // MULTIPROCESSOR_COUNT
-            19 | 41 | 99 | 115 | 116 => 1, // CAN_MAP_HOST_MEMORY, UNIFIED_ADDRESSING, HOST_REGISTER, MEMORY_POOLS, RDMA
-            33 => hex(1),                  // PCI_BUS_ID
-            34 => hex(2),                  // PCI_DEVICE_ID
-            40 => 2,                       // ASYNC_ENGINE_COUNT
-            50 => hex(0),                  // PCI_DOMAIN_ID
-            75 => 8,                       // COMPUTE_CAPABILITY_MAJOR
-            _ => 0,
-        };
-        value.put(s.config.attributes.get(&attribute).copied().unwrap_or(known))
-    })
-}
+entry!(cuDeviceGetAttribute, |s, value: Out<i32>, attribute: i32, device: i32| {
+    let bus = &s.device(device)?.bus;
+    let hex = |part: usize| {
+        let digits = bus.split([':', '.']).nth(part).unwrap_or_default();
+        i32::from_str_radix(digits, 16).unwrap_or_default()
+    };
+    let known = match attribute {
+        1 => 1024,                     // MAX_THREADS_PER_BLOCK
+        2 | 3 => 1024,                 // MAX_BLOCK_DIM_X, _Y
+        4 => 64,                       // MAX_BLOCK_DIM_Z
+        5 => i32::MAX,                 // MAX_GRID_DIM_X
+        6 | 7 => 65_535,               // MAX_GRID_DIM_Y, _Z
+        10 => 32,                      // WARP_SIZE
+        16 => 108,                     // MULTIPROCESSOR_COUNT
+        19 | 41 | 99 | 115 | 116 => 1, // CAN_MAP_HOST_MEMORY, UNIFIED_ADDRESSING, HOST_REGISTER, MEMORY_POOLS, RDMA
+        33 => hex(1),                  // PCI_BUS_ID
+        34 => hex(2),                  // PCI_DEVICE_ID
+        40 => 2,                       // ASYNC_ENGINE_COUNT
+        50 => hex(0),                  // PCI_DOMAIN_ID
+        75 => 8,                       // COMPUTE_CAPABILITY_MAJOR
+        _ => 0,
+    };
+    value.put(s.config.attributes.get(&attribute).copied().unwrap_or(known))
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDevicePrimaryCtxRetain(out: Out<u64>, device: i32) -> u32 {
-    call("cuDevicePrimaryCtxRetain", &[&device], |s| {
-        let context = match s.device(device)?.primary {
-            Some(context) => {
-                s.alive(context)?;
-                context
-            }
-            None => new_context(s, device as usize),
-        };
-        s.contexts.entry(context).and_modify(|context| context.retains += 1);
-        out.put(context)
-    })
-}
+entry!(cuDevicePrimaryCtxRetain, |s, out: Out<u64>, device: i32| {
+    let context = match s.device(device)?.primary {
+        Some(context) => {
+            s.alive(context)?;
+            context
+        }
+        None => new_context(s, device as usize),
+    };
+    s.contexts.entry(context).and_modify(|context| context.retains += 1);
+    out.put(context)
+});
 
 fn new_context(s: &mut State, device: usize) -> u64 {
     let context = s.handle("context");
@@ -1040,97 +1012,71 @@ fn destroy_context(s: &mut State, context: u64, device: usize) {
     CHANGED.notify_all();
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> u32 {
-    call("cuDevicePrimaryCtxRelease_v2", &[&device], |s| {
-        let context = s.device(device)?.primary.ok_or(INVALID_CONTEXT)?;
-        if s.contexts[&context].retains == 1 {
-            // A dead context has nothing to wait for.
-            let _ = wait_context(s, context);
-            destroy_context(s, context, device as usize);
-        } else {
-            s.contexts.entry(context).and_modify(|context| context.retains -= 1);
-        }
-        Ok(())
-    })
-}
+entry!(cuDevicePrimaryCtxRelease_v2, |s, device: i32| {
+    let context = s.device(device)?.primary.ok_or(INVALID_CONTEXT)?;
+    if s.contexts[&context].retains == 1 {
+        // A dead context has nothing to wait for.
+        let _ = wait_context(s, context);
+        destroy_context(s, context, device as usize);
+    } else {
+        s.contexts.entry(context).and_modify(|context| context.retains -= 1);
+    }
+    Ok(())
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDevicePrimaryCtxGetState(device: i32, flags: Out<u32>, active: Out<i32>) -> u32 {
-    call("cuDevicePrimaryCtxGetState", &[&device], |s| {
-        let is_active = s.device(device)?.primary.is_some();
-        flags.put(0)?;
-        active.put(is_active.into())
-    })
-}
+entry!(cuDevicePrimaryCtxGetState, |s, device: i32, flags: Out<u32>, active: Out<i32>| {
+    let is_active = s.device(device)?.primary.is_some();
+    flags.put(0)?;
+    active.put(is_active.into())
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxGetCurrent(out: Out<u64>) -> u32 {
-    call("cuCtxGetCurrent", &[], |s| out.put(s.current_handle().unwrap_or_default()))
-}
+entry!(cuCtxGetCurrent, |s, out: Out<u64>| out.put(s.current_handle().unwrap_or_default()));
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxSetCurrent(context: Handle) -> u32 {
-    call("cuCtxSetCurrent", &[&context], |s| {
-        if context.0 != 0 {
-            s.contexts.get(&context.0).ok_or(INVALID_CONTEXT)?;
-            s.alive(context.0)?;
-        }
-        s.change_current(|stack| {
-            stack.pop();
-            if context.0 != 0 {
-                stack.push(context.0);
-            }
-        });
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxPushCurrent_v2(context: Handle) -> u32 {
-    call("cuCtxPushCurrent_v2", &[&context], |s| {
+entry!(cuCtxSetCurrent, |s, context: Handle| {
+    if context.0 != 0 {
         s.contexts.get(&context.0).ok_or(INVALID_CONTEXT)?;
         s.alive(context.0)?;
-        s.change_current(|stack| stack.push(context.0));
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxPopCurrent_v2(out: Out<u64>) -> u32 {
-    call("cuCtxPopCurrent_v2", &[], |s| {
-        let context = s.current_handle().ok_or(INVALID_CONTEXT)?;
-        s.change_current(|stack| {
-            stack.pop();
-        });
-        // Nobody has to want it.
-        let _ = out.put(context);
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxGetDevice(device: Out<i32>) -> u32 {
-    call("cuCtxGetDevice", &[], |s| device.put(s.alive(s.current()?)?.device as i32))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxSynchronize() -> u32 {
-    call("cuCtxSynchronize", &[], |s| {
-        let context = s.current()?;
-        let State { streams, captures, .. } = &mut **s;
-        let mut conflicts = captures.iter_mut().filter(|(stream, _)| streams[*stream].context == context).peekable();
-        if conflicts.peek().is_some() {
-            conflicts.for_each(|(_, capture)| capture.valid = false);
-            return Err(CAPTURE_UNSUPPORTED);
+    }
+    s.change_current(|stack| {
+        stack.pop();
+        if context.0 != 0 {
+            stack.push(context.0);
         }
-        wait_context(s, context)
-    })
-}
+    });
+    Ok(())
+});
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Streams and events
-// ---------------------------------------------------------------------------------------------------------------------
+entry!(cuCtxPushCurrent_v2, |s, context: Handle| {
+    s.contexts.get(&context.0).ok_or(INVALID_CONTEXT)?;
+    s.alive(context.0)?;
+    s.change_current(|stack| stack.push(context.0));
+    Ok(())
+});
+
+entry!(cuCtxPopCurrent_v2, |s, out: Out<u64>| {
+    let context = s.current_handle().ok_or(INVALID_CONTEXT)?;
+    s.change_current(|stack| {
+        stack.pop();
+    });
+    // Nobody has to want it.
+    let _ = out.put(context);
+    Ok(())
+});
+
+entry!(cuCtxGetDevice, |s, device: Out<i32>| device.put(s.alive(s.current()?)?.device as i32));
+
+entry!(cuCtxSynchronize, |s| {
+    let context = s.current()?;
+    let State { streams, captures, .. } = &mut **s;
+    let mut conflicts = captures.iter_mut().filter(|(stream, _)| streams[*stream].context == context).peekable();
+    if conflicts.peek().is_some() {
+        conflicts.for_each(|(_, capture)| capture.valid = false);
+        return Err(CAPTURE_UNSUPPORTED);
+    }
+    wait_context(s, context)
+});
+
+// --- streams and events ---
 
 /// A stream of this priority; without one, the legacy stream.
 fn new_stream(s: &mut State, context: u64, blocking: bool, priority: Option<i32>) -> u64 {
@@ -1163,124 +1109,96 @@ fn create_stream(s: &mut State, out: &Out<u64>, flags: u32, priority: i32) -> Re
     out.put(stream)
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamCreate(out: Out<u64>, flags: u32) -> u32 {
-    call("cuStreamCreate", &[&flags], |s| create_stream(s, &out, flags, 0))
-}
+entry!(cuStreamCreate, |s, out: Out<u64>, flags: u32| create_stream(s, &out, flags, 0));
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamCreateWithPriority(out: Out<u64>, flags: u32, priority: i32) -> u32 {
-    call("cuStreamCreateWithPriority", &[&flags, &priority], |s| create_stream(s, &out, flags, priority))
-}
+entry!(cuStreamCreateWithPriority, |s, out: Out<u64>, flags: u32, priority: i32| create_stream(
+    s, &out, flags, priority
+));
 
 /// As of a GPU: 0 is the lowest priority, a lower number is a higher one.
 const HIGHEST_PRIORITY: i32 = -5;
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) -> u32 {
-    call("cuCtxGetStreamPriorityRange", &[], |s| {
-        s.current()?;
-        least.put(0)?;
-        greatest.put(HIGHEST_PRIORITY)
-    })
-}
+entry!(cuCtxGetStreamPriorityRange, |s, least: Out<i32>, greatest: Out<i32>| {
+    s.current()?;
+    least.put(0)?;
+    greatest.put(HIGHEST_PRIORITY)
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamDestroy_v2(stream: Handle) -> u32 {
-    call("cuStreamDestroy_v2", &[&stream], |s| {
-        s.current()?;
-        let id = s.stream(stream)?;
-        let stream = s.streams.get_mut(&id).filter(|stream| !stream.legacy).ok_or(INVALID_HANDLE)?;
-        stream.closing = true;
-        s.captures.remove(&id);
-        CHANGED.notify_all();
-        Ok(())
-    })
-}
+entry!(cuStreamDestroy_v2, |s, stream: Handle| {
+    s.current()?;
+    let id = s.stream(stream)?;
+    let stream = s.streams.get_mut(&id).filter(|stream| !stream.legacy).ok_or(INVALID_HANDLE)?;
+    stream.closing = true;
+    s.captures.remove(&id);
+    CHANGED.notify_all();
+    Ok(())
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamSynchronize(stream: Handle) -> u32 {
-    call("cuStreamSynchronize", &[&stream], |s| {
-        s.current()?;
-        let id = s.seen_stream(stream)?;
-        sync(s, id)
-    })
-}
+entry!(cuStreamSynchronize, |s, stream: Handle| {
+    s.current()?;
+    let id = s.seen_stream(stream)?;
+    sync(s, id)
+});
 
 fn sync(s: &mut Held, stream: u64) -> Result {
     let (last, clock) = (s.streams[&stream].last, s.streams[&stream].clock.clone());
     wait_done(s, stream, last, &clock)
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamQuery(stream: Handle) -> u32 {
-    call("cuStreamQuery", &[&stream], |s| {
-        s.current()?;
-        let id = s.seen_stream(stream)?;
-        let (done, clock) = (s.streams[&id].done == s.streams[&id].last, s.streams[&id].clock.clone());
-        if !done {
-            return Err(NOT_READY);
-        }
-        join(&mut s.host, &clock);
-        Ok(())
-    })
-}
+entry!(cuStreamQuery, |s, stream: Handle| {
+    s.current()?;
+    let id = s.seen_stream(stream)?;
+    let (done, clock) = (s.streams[&id].done == s.streams[&id].last, s.streams[&id].clock.clone());
+    if !done {
+        return Err(NOT_READY);
+    }
+    join(&mut s.host, &clock);
+    Ok(())
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamGetCtx(stream: Handle, out: Out<u64>) -> u32 {
-    call("cuStreamGetCtx", &[&stream], |s| out.put(s.streams[&s.stream(stream)?].context))
-}
+entry!(cuStreamGetCtx, |s, stream: Handle, out: Out<u64>| out.put(s.streams[&s.stream(stream)?].context));
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32) -> u32 {
-    call("cuStreamWaitEvent", &[&stream, &event, &flags], |s| {
-        s.current()?;
-        let id = s.work_stream(stream)?;
-        let (here, there) = (s.capture_of(id), s.event(event)?.captured);
-        if here != there {
-            s.invalidate(|_, capture| [here, there].contains(&Some(capture.number)));
-            return Err(CAPTURE_ISOLATION);
-        }
-        // An event that was never recorded is no event to wait for.
-        if let Some(Record { stream, seq, clock, .. }) = &s.event(event)?.record {
-            let (after, clock) = ((*stream, *seq), clock.clone());
-            s.enqueue(id, vec![], Some((after, clock)), Work::Marker);
-        }
-        Ok(())
-    })
-}
+entry!(cuStreamWaitEvent, |s, stream: Handle, event: Handle, flags: u32| {
+    s.current()?;
+    let id = s.work_stream(stream)?;
+    let (here, there) = (s.capture_of(id), s.event(event)?.captured);
+    if here != there {
+        s.invalidate(|_, capture| [here, there].contains(&Some(capture.number)));
+        return Err(CAPTURE_ISOLATION);
+    }
+    // An event that was never recorded is no event to wait for.
+    if let Some(Record { stream, seq, clock, .. }) = &s.event(event)?.record {
+        let (after, clock) = ((*stream, *seq), clock.clone());
+        s.enqueue(id, vec![], Some((after, clock)), Work::Marker);
+    }
+    Ok(())
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuEventCreate(out: Out<u64>, flags: u32) -> u32 {
-    call("cuEventCreate", &[&flags], |s| {
-        let context = s.current()?;
-        let event = s.handle("event");
-        s.events.insert(event, Event { context, timing: flags & 2 == 0, record: None, captured: None });
-        out.put(event)
-    })
-}
+entry!(cuEventCreate, |s, out: Out<u64>, flags: u32| {
+    let context = s.current()?;
+    let event = s.handle("event");
+    s.events.insert(event, Event { context, timing: flags & 2 == 0, record: None, captured: None });
+    out.put(event)
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> u32 {
-    call("cuEventRecord", &[&event, &stream], |s| {
-        s.current()?;
-        let id = s.work_stream(stream)?;
-        let context = s.event(event)?.context;
-        if context != s.streams[&id].context {
-            return Err(INVALID_HANDLE);
-        }
-        let captured = s.capture_of(id);
-        s.event(event)?.captured = captured;
-        if captured.is_some() {
-            s.event(event)?.record = None;
-            return Ok(());
-        }
-        let seq = s.enqueue(id, vec![], None, Work::Record { event: event.0 });
-        let clock = s.streams[&id].clock.clone();
-        s.event(event)?.record = Some(Record { stream: id, seq, clock, at: None });
-        Ok(())
-    })
-}
+entry!(cuEventRecord, |s, event: Handle, stream: Handle| {
+    s.current()?;
+    let id = s.work_stream(stream)?;
+    let context = s.event(event)?.context;
+    if context != s.streams[&id].context {
+        return Err(INVALID_HANDLE);
+    }
+    let captured = s.capture_of(id);
+    s.event(event)?.captured = captured;
+    if captured.is_some() {
+        s.event(event)?.record = None;
+        return Ok(());
+    }
+    let seq = s.enqueue(id, vec![], None, Work::Record { event: event.0 });
+    let clock = s.streams[&id].clock.clone();
+    s.event(event)?.record = Some(Record { stream: id, seq, clock, at: None });
+    Ok(())
+});
 
 /// The event's record: stream, operation, clock.
 fn recorded(s: &mut State, event: Handle) -> Result<Option<(u64, u64, Clock)>> {
@@ -1288,30 +1206,24 @@ fn recorded(s: &mut State, event: Handle) -> Result<Option<(u64, u64, Clock)>> {
     Ok(record.map(|record| (record.stream, record.seq, record.clock.clone())))
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuEventQuery(event: Handle) -> u32 {
-    call("cuEventQuery", &[&event], |s| {
-        s.seen_event(event)?;
-        let Some((stream, seq, clock)) = recorded(s, event)? else { return Ok(()) };
-        if !s.is_done(stream, seq) {
-            return Err(NOT_READY);
-        }
-        join(&mut s.host, &clock);
-        Ok(())
-    })
-}
+entry!(cuEventQuery, |s, event: Handle| {
+    s.seen_event(event)?;
+    let Some((stream, seq, clock)) = recorded(s, event)? else { return Ok(()) };
+    if !s.is_done(stream, seq) {
+        return Err(NOT_READY);
+    }
+    join(&mut s.host, &clock);
+    Ok(())
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuEventSynchronize(event: Handle) -> u32 {
-    call("cuEventSynchronize", &[&event], |s| {
-        s.current()?;
-        s.seen_event(event)?;
-        match recorded(s, event)? {
-            Some((stream, seq, clock)) => wait_done(s, stream, seq, &clock),
-            None => Ok(()),
-        }
-    })
-}
+entry!(cuEventSynchronize, |s, event: Handle| {
+    s.current()?;
+    s.seen_event(event)?;
+    match recorded(s, event)? {
+        Some((stream, seq, clock)) => wait_done(s, stream, seq, &clock),
+        None => Ok(()),
+    }
+});
 
 fn elapsed(s: &mut State, out: &Out<f32>, start: Handle, end: Handle) -> Result {
     let mut times = [None; 2];
@@ -1329,28 +1241,17 @@ fn elapsed(s: &mut State, out: &Out<f32>, start: Handle, end: Handle) -> Result 
     out.put(seconds * 1e3)
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuEventElapsedTime(out: Out<f32>, start: Handle, end: Handle) -> u32 {
-    call("cuEventElapsedTime", &[&start, &end], |s| elapsed(s, &out, start, end))
-}
+entry!(cuEventElapsedTime, |s, out: Out<f32>, start: Handle, end: Handle| elapsed(s, &out, start, end));
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuEventElapsedTime_v2(out: Out<f32>, start: Handle, end: Handle) -> u32 {
-    call("cuEventElapsedTime_v2", &[&start, &end], |s| elapsed(s, &out, start, end))
-}
+entry!(cuEventElapsedTime_v2, |s, out: Out<f32>, start: Handle, end: Handle| elapsed(s, &out, start, end));
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuEventDestroy_v2(event: Handle) -> u32 {
-    call("cuEventDestroy_v2", &[&event], |s| {
-        s.event(event)?;
-        s.events.remove(&event.0);
-        Ok(())
-    })
-}
+entry!(cuEventDestroy_v2, |s, event: Handle| {
+    s.event(event)?;
+    s.events.remove(&event.0);
+    Ok(())
+});
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Memory
-// ---------------------------------------------------------------------------------------------------------------------
+// --- memory ---
 
 /// New device memory, on pages of its own and followed by one that faults.
 fn allocate(s: &mut State, context: u64, len: u64) -> Result<u64> {
@@ -1414,99 +1315,81 @@ impl State {
     }
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemAlloc_v2(out: Out<u64>, len: usize) -> u32 {
-    call("cuMemAlloc_v2", &[&len], |s| {
-        let context = s.current()?;
-        if len == 0 {
-            return Err(INVALID_VALUE);
-        }
-        let start = allocate(s, context, len as u64)?;
-        out.put(start)
-    })
-}
+entry!(cuMemAlloc_v2, |s, out: Out<u64>, len: usize| {
+    let context = s.current()?;
+    if len == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let start = allocate(s, context, len as u64)?;
+    out.put(start)
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemFree_v2(at: Address) -> u32 {
-    call("cuMemFree_v2", &[&at], |s| {
-        s.current()?;
-        if at.0 == 0 {
-            return Ok(());
-        }
-        s.to_free(at.0)?;
-        let (context, calling) = (s.memory[&at.0].context, s.calling());
-        s.alive(context)?;
-        s.memory.entry(at.0).and_modify(|range| range.freed = Some(calling));
-        if let Err(code) = wait_context(s, context) {
-            s.memory.entry(at.0).and_modify(|range| range.freed = None);
-            return Err(code);
-        }
-        poison(s, at.0);
-        Ok(())
-    })
-}
+entry!(cuMemFree_v2, |s, at: Address| {
+    s.current()?;
+    if at.0 == 0 {
+        return Ok(());
+    }
+    s.to_free(at.0)?;
+    let (context, calling) = (s.memory[&at.0].context, s.calling());
+    s.alive(context)?;
+    s.memory.entry(at.0).and_modify(|range| range.freed = Some(calling));
+    if let Err(code) = wait_context(s, context) {
+        s.memory.entry(at.0).and_modify(|range| range.freed = None);
+        return Err(code);
+    }
+    poison(s, at.0);
+    Ok(())
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemAllocAsync(out: Out<u64>, len: usize, stream: Handle) -> u32 {
-    call("cuMemAllocAsync", &[&len, &stream], |s| {
-        let id = s.work_stream(stream)?;
-        if len == 0 {
-            return out.put(0);
-        }
-        let context = s.streams[&id].context;
-        let start = allocate(s, context, len as u64)?;
-        let touch = Touch { range: start, start, end: start + len as u64, write: true };
-        s.enqueue(id, vec![touch], None, Work::Marker);
-        out.put(start)
-    })
-}
+entry!(cuMemAllocAsync, |s, out: Out<u64>, len: usize, stream: Handle| {
+    let id = s.work_stream(stream)?;
+    if len == 0 {
+        return out.put(0);
+    }
+    let context = s.streams[&id].context;
+    let start = allocate(s, context, len as u64)?;
+    let touch = Touch { range: start, start, end: start + len as u64, write: true };
+    s.enqueue(id, vec![touch], None, Work::Marker);
+    out.put(start)
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemFreeAsync(at: Address, stream: Handle) -> u32 {
-    call("cuMemFreeAsync", &[&at, &stream], |s| {
-        let id = s.work_stream(stream)?;
-        if at.0 == 0 {
-            return Ok(());
-        }
-        let len = s.to_free(at.0)?;
-        let touch = Touch { range: at.0, start: at.0, end: at.0 + len, write: true };
-        s.enqueue(id, vec![touch], None, Work::Free { start: at.0 });
-        let calling = s.calling();
-        s.memory.entry(at.0).and_modify(|range| range.freed = Some(calling));
-        Ok(())
-    })
-}
+entry!(cuMemFreeAsync, |s, at: Address, stream: Handle| {
+    let id = s.work_stream(stream)?;
+    if at.0 == 0 {
+        return Ok(());
+    }
+    let len = s.to_free(at.0)?;
+    let touch = Touch { range: at.0, start: at.0, end: at.0 + len, write: true };
+    s.enqueue(id, vec![touch], None, Work::Free { start: at.0 });
+    let calling = s.calling();
+    s.memory.entry(at.0).and_modify(|range| range.freed = Some(calling));
+    Ok(())
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> u32 {
-    call("cuMemGetInfo_v2", &[], |s| {
-        let device = &s.devices[s.alive(s.current()?)?.device];
-        free.put((device.bytes - device.used) as usize)?;
-        total.put(device.bytes as usize)
-    })
-}
+entry!(cuMemGetInfo_v2, |s, free: Out<usize>, total: Out<usize>| {
+    let device = &s.devices[s.alive(s.current()?)?.device];
+    free.put((device.bytes - device.used) as usize)?;
+    total.put(device.bytes as usize)
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemHostRegister_v2(at: Address, len: usize, flags: u32) -> u32 {
-    call("cuMemHostRegister_v2", &[&at, &len, &flags], |s| {
-        let context = s.current()?;
-        if s.config.register_error != SUCCESS {
-            return Err(s.config.register_error);
-        }
-        let (start, len) = (at.0, len as u64);
-        let fits = start != 0 && len != 0 && start % PAGE == 0 && start.checked_add(len).is_some();
-        if !fits || s.in_window(start) || !mapped(start, len) {
-            return Err(INVALID_VALUE);
-        }
-        let before = s.memory.range(..start + len).next_back();
-        if before.is_some_and(|(_, range)| range.start + range.len > start) {
-            return Err(ALREADY_REGISTERED);
-        }
-        let name = s.name("pin");
-        s.insert_range(start, len, Place::Registered, context, name);
-        Ok(())
-    })
-}
+entry!(cuMemHostRegister_v2, |s, at: Address, len: usize, flags: u32| {
+    let context = s.current()?;
+    if s.config.register_error != SUCCESS {
+        return Err(s.config.register_error);
+    }
+    let (start, len) = (at.0, len as u64);
+    let fits = start != 0 && len != 0 && start % PAGE == 0 && start.checked_add(len).is_some();
+    if !fits || s.in_window(start) || !mapped(start, len) {
+        return Err(INVALID_VALUE);
+    }
+    let before = s.memory.range(..start + len).next_back();
+    if before.is_some_and(|(_, range)| range.start + range.len > start) {
+        return Err(ALREADY_REGISTERED);
+    }
+    let name = s.name("pin");
+    s.insert_range(start, len, Place::Registered, context, name);
+    Ok(())
+});
 
 /// Pinned host memory goes: nothing may be on its way, as far as the host can know, and it must still be there.
 fn unpin(s: &mut State, start: u64, place: Place) -> Result<u64> {
@@ -1522,72 +1405,55 @@ fn unpin(s: &mut State, start: u64, place: Place) -> Result<u64> {
     Ok(len)
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemHostUnregister(at: Address) -> u32 {
-    call("cuMemHostUnregister", &[&at], |s| {
-        s.current()?;
-        unpin(s, at.0, Place::Registered)?;
-        Ok(())
-    })
-}
+entry!(cuMemHostUnregister, |s, at: Address| {
+    s.current()?;
+    unpin(s, at.0, Place::Registered)?;
+    Ok(())
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemHostAlloc(out: Out<u64>, len: usize, flags: u32) -> u32 {
-    call("cuMemHostAlloc", &[&len, &flags], |s| {
-        let context = s.current()?;
-        if len == 0 {
-            return Err(INVALID_VALUE);
-        }
-        let start = map(0, len as u64, PROT_READ_WRITE, 0).ok_or(OUT_OF_MEMORY)?;
-        let name = s.name("host");
-        s.insert_range(start, len as u64, Place::HostAlloc, context, name);
-        out.put(start)
-    })
-}
+entry!(cuMemHostAlloc, |s, out: Out<u64>, len: usize, flags: u32| {
+    let context = s.current()?;
+    if len == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let start = map(0, len as u64, PROT_READ_WRITE, 0).ok_or(OUT_OF_MEMORY)?;
+    let name = s.name("host");
+    s.insert_range(start, len as u64, Place::HostAlloc, context, name);
+    out.put(start)
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemFreeHost(at: Address) -> u32 {
-    call("cuMemFreeHost", &[&at], |s| {
-        s.current()?;
-        let len = unpin(s, at.0, Place::HostAlloc).map_err(|_| INVALID_VALUE)?;
-        // SAFETY: mapped by cuMemHostAlloc with this length, and forgotten just now.
-        unsafe { munmap(at.0 as *mut c_void, len as usize) };
-        Ok(())
-    })
-}
+entry!(cuMemFreeHost, |s, at: Address| {
+    s.current()?;
+    let len = unpin(s, at.0, Place::HostAlloc).map_err(|_| INVALID_VALUE)?;
+    // SAFETY: mapped by cuMemHostAlloc with this length, and forgotten just now.
+    unsafe { munmap(at.0 as *mut c_void, len as usize) };
+    Ok(())
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemHostGetDevicePointer_v2(out: Out<u64>, at: Address, flags: u32) -> u32 {
-    call("cuMemHostGetDevicePointer_v2", &[&at, &flags], |s| {
-        s.current()?;
-        s.range_at(at.0).filter(|range| !matches!(range.place, Place::Device(_))).ok_or(INVALID_VALUE)?;
-        out.put(at.0)
-    })
-}
+entry!(cuMemHostGetDevicePointer_v2, |s, out: Out<u64>, at: Address, flags: u32| {
+    s.current()?;
+    s.range_at(at.0).filter(|range| !matches!(range.place, Place::Device(_))).ok_or(INVALID_VALUE)?;
+    out.put(at.0)
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuPointerGetAttribute(data: *mut c_void, attribute: i32, at: Address) -> u32 {
-    call("cuPointerGetAttribute", &[&attribute, &at], |s| {
-        let range = s.range_at(at.0).filter(|range| range.freed.is_none()).ok_or(INVALID_VALUE)?;
-        let on_device = matches!(range.place, Place::Device(_));
-        let device = s.contexts.get(&range.context).ok_or(CONTEXT_IS_DESTROYED)?.device;
-        match attribute {
-            1 => Out(data.cast()).put(range.context),                    // CONTEXT
-            2 => Out(data.cast()).put(if on_device { 2u32 } else { 1 }), // MEMORY_TYPE
-            3 => Out(data.cast()).put(at.0),                             // DEVICE_POINTER
-            4 if !on_device => Out(data.cast()).put(at.0),               // HOST_POINTER
-            8 => Out(data.cast()).put(0u32),                             // IS_MANAGED
-            9 => Out(data.cast()).put(device as i32),                    // DEVICE_ORDINAL
-            11 => Out(data.cast()).put(range.start),                     // RANGE_START_ADDR
-            12 => Out(data.cast()).put(range.len),                       // RANGE_SIZE
-            _ => Err(INVALID_VALUE),
-        }
-    })
-}
+entry!(cuPointerGetAttribute, |s, data: *mut c_void, attribute: i32, at: Address| {
+    let range = s.range_at(at.0).filter(|range| range.freed.is_none()).ok_or(INVALID_VALUE)?;
+    let on_device = matches!(range.place, Place::Device(_));
+    let device = s.contexts.get(&range.context).ok_or(CONTEXT_IS_DESTROYED)?.device;
+    match attribute {
+        1 => Out(data.cast()).put(range.context),                    // CONTEXT
+        2 => Out(data.cast()).put(if on_device { 2u32 } else { 1 }), // MEMORY_TYPE
+        3 => Out(data.cast()).put(at.0),                             // DEVICE_POINTER
+        4 if !on_device => Out(data.cast()).put(at.0),               // HOST_POINTER
+        8 => Out(data.cast()).put(0u32),                             // IS_MANAGED
+        9 => Out(data.cast()).put(device as i32),                    // DEVICE_ORDINAL
+        11 => Out(data.cast()).put(range.start),                     // RANGE_START_ADDR
+        12 => Out(data.cast()).put(range.len),                       // RANGE_SIZE
+        _ => Err(INVALID_VALUE),
+    }
+});
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Copies
-// ---------------------------------------------------------------------------------------------------------------------
+// --- copies ---
 
 impl State {
     /// The part of a known range that an operation will touch; `None` is pageable memory.
@@ -1646,96 +1512,81 @@ fn copy(s: &mut Held, to: (Address, bool), from: (Address, bool), len: usize, st
     copied
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemcpyHtoDAsync_v2(to: Address, from: Address, len: usize, stream: Handle) -> u32 {
-    call("cuMemcpyHtoDAsync_v2", &[&to, &from, &len, &stream], |s| {
-        copy(s, (to, true), (from, false), len, stream, false)
-    })
-}
+entry!(cuMemcpyHtoDAsync_v2, |s, to: Address, from: Address, len: usize, stream: Handle| {
+    copy(s, (to, true), (from, false), len, stream, false)
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemcpyDtoHAsync_v2(to: Address, from: Address, len: usize, stream: Handle) -> u32 {
-    call("cuMemcpyDtoHAsync_v2", &[&to, &from, &len, &stream], |s| {
-        copy(s, (to, false), (from, true), len, stream, false)
-    })
-}
+entry!(cuMemcpyDtoHAsync_v2, |s, to: Address, from: Address, len: usize, stream: Handle| {
+    copy(s, (to, false), (from, true), len, stream, false)
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemcpyDtoDAsync_v2(to: Address, from: Address, len: usize, stream: Handle) -> u32 {
-    call("cuMemcpyDtoDAsync_v2", &[&to, &from, &len, &stream], |s| {
-        copy(s, (to, true), (from, true), len, stream, false)
-    })
-}
+entry!(cuMemcpyDtoDAsync_v2, |s, to: Address, from: Address, len: usize, stream: Handle| {
+    copy(s, (to, true), (from, true), len, stream, false)
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemcpyHtoD_v2(to: Address, from: Address, len: usize) -> u32 {
-    call("cuMemcpyHtoD_v2", &[&to, &from, &len], |s| copy(s, (to, true), (from, false), len, Handle(0), true))
-}
+entry!(cuMemcpyHtoD_v2, |s, to: Address, from: Address, len: usize| copy(
+    s,
+    (to, true),
+    (from, false),
+    len,
+    Handle(0),
+    true
+));
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemcpyDtoH_v2(to: Address, from: Address, len: usize) -> u32 {
-    call("cuMemcpyDtoH_v2", &[&to, &from, &len], |s| copy(s, (to, false), (from, true), len, Handle(0), true))
-}
+entry!(cuMemcpyDtoH_v2, |s, to: Address, from: Address, len: usize| copy(
+    s,
+    (to, false),
+    (from, true),
+    len,
+    Handle(0),
+    true
+));
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemsetD8Async(to: Address, byte: u8, len: usize, stream: Handle) -> u32 {
-    call("cuMemsetD8Async", &[&to, &u32::from(byte), &len, &stream], |s| {
-        let id = s.own_stream(stream)?;
-        if len == 0 {
-            return Ok(());
-        }
-        let touch = s.device_touch(to.0, len as u64, true)?;
-        let work = Work::Fill { to: s.real(to.0), byte, len: len as u64 };
-        s.enqueue(id, vec![touch], None, work);
-        Ok(())
-    })
-}
+entry!(cuMemsetD8Async, |s, to: Address, byte: u8, len: usize, stream: Handle| {
+    let id = s.own_stream(stream)?;
+    if len == 0 {
+        return Ok(());
+    }
+    let touch = s.device_touch(to.0, len as u64, true)?;
+    let work = Work::Fill { to: s.real(to.0), byte, len: len as u64 };
+    s.enqueue(id, vec![touch], None, work);
+    Ok(())
+});
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Modules, kernels, host functions
-// ---------------------------------------------------------------------------------------------------------------------
+// --- modules, kernels, host functions ---
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuModuleLoadData(out: Out<u64>, image: *const c_char) -> u32 {
-    call("cuModuleLoadData", &[], |s| {
-        let context = s.current()?;
-        let image = text(image);
-        if image.trim().is_empty() {
-            return Err(INVALID_PTX);
-        }
-        let module = s.handle("module");
-        s.modules.insert(module, (context, image));
-        out.put(module)
-    })
-}
+entry!(cuModuleLoadData, |s, out: Out<u64>, image: *const c_char| {
+    let context = s.current()?;
+    let image = text(image);
+    if image.trim().is_empty() {
+        return Err(INVALID_PTX);
+    }
+    let module = s.handle("module");
+    s.modules.insert(module, (context, image));
+    out.put(module)
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuModuleUnload(module: Handle) -> u32 {
-    call("cuModuleUnload", &[&module], |s| {
-        s.current()?;
-        let (context, _) = s.modules.get(&module.0).ok_or(INVALID_HANDLE)?;
-        s.alive(*context)?;
-        s.modules.remove(&module.0);
-        s.functions.retain(|_, (of, _)| *of != module.0);
-        Ok(())
-    })
-}
+entry!(cuModuleUnload, |s, module: Handle| {
+    s.current()?;
+    let (context, _) = s.modules.get(&module.0).ok_or(INVALID_HANDLE)?;
+    s.alive(*context)?;
+    s.modules.remove(&module.0);
+    s.functions.retain(|_, (of, _)| *of != module.0);
+    Ok(())
+});
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuModuleGetFunction(out: Out<u64>, module: Handle, name: *const c_char) -> u32 {
-    let name = text(name);
-    call("cuModuleGetFunction", &[&module, &name.as_str()], |s| {
-        s.current()?;
-        let (_, image) = s.modules.get(&module.0).ok_or(INVALID_HANDLE)?;
-        let names = image.split(".entry").skip(1).filter_map(|rest| Some(rest.split_once('(')?.0.trim()));
-        if !{ names }.any(|entry| entry == name) {
-            return Err(NOT_FOUND);
-        }
-        let function = s.handle("function");
-        s.functions.insert(function, (module.0, name.clone()));
-        out.put(function)
-    })
-}
+entry!(cuModuleGetFunction, |s, out: Out<u64>, module: Handle, name: Name| {
+    s.current()?;
+    let name = text(name.0);
+    let (_, image) = s.modules.get(&module.0).ok_or(INVALID_HANDLE)?;
+    let names = image.split(".entry").skip(1).filter_map(|rest| Some(rest.split_once('(')?.0.trim()));
+    if !{ names }.any(|entry| entry == name) {
+        return Err(NOT_FOUND);
+    }
+    let function = s.handle("function");
+    s.functions.insert(function, (module.0, name));
+    out.put(function)
+});
 
 /// Copies the parameters out of the caller's array, moves pointers to where their bytes are, and says what is touched.
 fn bind(s: &mut State, name: &str, params: *const *const u8) -> Result<(KernelFn, Vec<Vec<u64>>, Vec<Touch>)> {
@@ -1792,19 +1643,14 @@ pub extern "C" fn cuLaunchKernel(
     })
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuLaunchHostFunc(stream: Handle, function: Option<HostFn>, data: *mut c_void) -> u32 {
-    call("cuLaunchHostFunc", &[&stream], |s| {
-        let id = s.own_stream(stream)?;
-        let function = function.ok_or(INVALID_VALUE)?;
-        s.enqueue(id, vec![], None, Work::Host { function, data: data as usize, clock: Clock::new() });
-        Ok(())
-    })
-}
+entry!(cuLaunchHostFunc, |s, stream: Handle, function: Option<HostFn>, data: *mut c_void| {
+    let id = s.own_stream(stream)?;
+    let function = function.ok_or(INVALID_VALUE)?;
+    s.enqueue(id, vec![], None, Work::Host { function, data: data as usize, clock: Clock::new() });
+    Ok(())
+});
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Order: what is enqueued, and what it may touch
-// ---------------------------------------------------------------------------------------------------------------------
+// --- order: what is enqueued, and what it may touch ---
 
 impl State {
     /// Appends an operation to a stream and checks what it touches; returns its number. What is captured does not run.
@@ -1882,9 +1728,7 @@ impl State {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Workers
-// ---------------------------------------------------------------------------------------------------------------------
+// --- workers ---
 
 enum Step {
     Gone,
@@ -2053,9 +1897,7 @@ fn execute(work: Work) -> Option<String> {
     None
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Names of errors
-// ---------------------------------------------------------------------------------------------------------------------
+// --- names of errors ---
 
 const ERRORS: [(u32, &CStr, &CStr); 41] = [
     (0, c"CUDA_SUCCESS", c"no error"),
@@ -2125,9 +1967,7 @@ pub extern "C" fn cuGetErrorString(code: u32, out: Out<*const c_char>) -> u32 {
     describe(code, &out, |error| error.2)
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Controls
-// ---------------------------------------------------------------------------------------------------------------------
+// --- controls ---
 
 /// Begins a session: forgets all objects, waits for what is running, and applies `key=value` lines.
 #[unsafe(no_mangle)]

@@ -442,7 +442,6 @@ struct Plan {
     base: u64,
     target: u64,
     end: u64,
-    gpu: usize,
     aligned: bool,
 }
 
@@ -478,14 +477,6 @@ fn access(address: u64, len: usize, what: &std::ffi::CStr) -> bool {
     // SAFETY: the stand-in of CUDA exports it with this signature.
     let access: extern "C" fn(u64, usize, bool, *const c_char) -> *mut u8 = unsafe { std::mem::transmute(found) };
     !access(address, len, true, what.as_ptr()).is_null()
-}
-
-/// Which GPU an address is of: 0, unless the stand-in of CUDA says otherwise.
-fn gpu_of(address: u64) -> usize {
-    let Some(found) = global(c"standin_device_of") else { return 0 };
-    // SAFETY: the stand-in of CUDA exports it with this signature.
-    let device: extern "C" fn(u64) -> c_int = unsafe { std::mem::transmute(found) };
-    usize::try_from(device(address)).unwrap_or(0).min(GPUS - 1)
 }
 
 impl State {
@@ -526,7 +517,7 @@ impl State {
         }
         self.writing.push((target, target + len));
         let aligned = [from, len, target].iter().all(|value| value.is_multiple_of(ALIGN));
-        Ok(Plan { fd, fault, base, target, end: target + len, gpu: gpu_of(target), aligned })
+        Ok(Plan { fd, fault, base, target, end: target + len, aligned })
     }
 
     fn done(&mut self, handle: usize, plan: &Plan, result: i64) {
@@ -542,7 +533,7 @@ impl State {
         if !self.counting {
             return;
         }
-        let gpu = &mut self.gpus[plan.gpu];
+        let gpu = &mut self.gpus[0];
         gpu.total += 1;
         let Ok(bytes) = u64::try_from(result) else {
             gpu.errors += 1;

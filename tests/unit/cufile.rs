@@ -83,6 +83,37 @@ fn read(cufile: &CuFile, handle: &Handle, to: u64, len: usize, from: u64, offset
     unsafe { cufile.read(handle, to, len, from, offset) }
 }
 
+/// An open driver with a file and a registered buffer of 64 KiB.
+struct Bench {
+    buffer: Option<BufferGuard>,
+    handle: Handle,
+    cufile: Arc<CuFile>,
+    memory: Memory,
+    start: u64,
+    root: Root,
+    library: StandIn,
+}
+
+impl Bench {
+    fn new(library: StandIn, bytes: &[u8]) -> Self {
+        let (root, mut memory) = (Root::new(), Memory::new(1 << 16));
+        let (cufile, start) = (root.open(&library).unwrap(), memory.address());
+        let handle = cufile.register_file(direct(&root.write("data", bytes))).unwrap();
+        let buffer = Some(cufile.register_buffer(start, 1 << 16).unwrap());
+        Self { buffer, handle, cufile, memory, start, root, library }
+    }
+
+    fn read(&self, len: usize, from: u64, to: u64) -> Result<usize, Failure> {
+        read(&self.cufile, &self.handle, self.start, len, from, to)
+    }
+
+    /// Gives the buffer back: nothing was wrong until now.
+    fn end(&mut self) {
+        self.buffer = None;
+        assert_eq!(self.library.violations(), [""; 0]);
+    }
+}
+
 fn code(code: i32) -> Cause {
     Cause::CuFile { code, cuda: if code == failure::CUDA_DRIVER_ERROR { 201 } else { 0 } }
 }
@@ -443,13 +474,8 @@ fn registrations_end_before_their_files_and_memory() {
 
 #[test]
 fn reads_are_whole_short_or_empty_like_the_file() {
-    let (library, root) = (StandIn::own(), Root::new());
-    let cufile = root.open(&library).unwrap();
     let bytes = noise(3 * 4096 + 1000);
-    let handle = cufile.register_file(direct(&root.write("data", &bytes))).unwrap();
-    let mut memory = Memory::new(1 << 16);
-    let start = memory.address();
-    let buffer = cufile.register_buffer(start, 1 << 16).unwrap();
+    let mut bench = Bench::new(StandIn::own(), &bytes);
     // (length, file offset, device offset, expected bytes)
     let table = [
         (4096, 0, 0, 4096),
@@ -462,26 +488,20 @@ fn reads_are_whole_short_or_empty_like_the_file() {
         (0, 0, 0, 0),
     ];
     for (len, from, to, expected) in table {
-        memory.0.fill(0xee);
-        assert_eq!(read(&cufile, &handle, start, len, from, to), Ok(expected), "{len} at {from}");
-        let (to, from) = (to as usize, (from as usize).min(bytes.len()));
-        assert_eq!(memory.0[to..to + expected], bytes[from..from + expected]);
-        assert!(memory.0[..to].iter().chain(&memory.0[to + expected..]).all(|byte| *byte == 0xee), "{len} at {from}");
+        bench.memory.0.fill(0xee);
+        assert_eq!(bench.read(len, from, to), Ok(expected), "{len} at {from}");
+        let (memory, to, from) = (&bench.memory.0, to as usize, (from as usize).min(bytes.len()));
+        assert_eq!(memory[to..to + expected], bytes[from..from + expected]);
+        assert!(memory[..to].iter().chain(&memory[to + expected..]).all(|byte| *byte == 0xee), "{len} at {from}");
     }
-    assert_eq!(library.counts().reads, 7, "an empty read makes no call");
-    drop(buffer);
-    assert_eq!(library.violations(), [""; 0]);
+    assert_eq!(bench.library.counts().reads, 7, "an empty read makes no call");
+    bench.end();
 }
 
 #[test]
 fn read_faults_keep_their_code_and_the_next_read_works() {
-    let (library, root) = (StandIn::own(), Root::new());
-    let cufile = root.open(&library).unwrap();
-    let handle = cufile.register_file(direct(&root.write("data", noise(8192)))).unwrap();
-    let mut memory = Memory::new(1 << 16);
-    let start = memory.address();
-    let _buffer = cufile.register_buffer(start, 1 << 16).unwrap();
-    let again = || read(&cufile, &handle, start, 8192, 0, 0);
+    let mut bench = Bench::new(StandIn::own(), &noise(8192));
+    let (library, again) = (&bench.library, || bench.read(8192, 0, 0));
     for errno in [1, 5, 14, 22, 28, 110] {
         library.fail_read_os(library.counts().reads as u64, errno);
         assert_eq!(*again().unwrap_err().cause(), Cause::Os(errno));
@@ -501,79 +521,62 @@ fn read_faults_keep_their_code_and_the_next_read_works() {
         assert_eq!(again(), Ok(bytes as usize));
     }
     assert_eq!(again(), Ok(8192));
-    assert_eq!(library.violations(), [""; 0]);
+    bench.end();
 }
 
 #[test]
 fn invalid_reads_are_refused_without_a_call() {
-    let root = Root::new();
-    let (library, other) = (StandIn::own(), StandIn::own());
-    let (cufile, stranger) = (root.open(&library).unwrap(), root.open(&other).unwrap());
-    let path = root.write("data", noise(8192));
-    let (handle, foreign) =
-        (cufile.register_file(direct(&path)).unwrap(), stranger.register_file(direct(&path)).unwrap());
-    let mut memory = Memory::new(1 << 16);
-    let start = memory.address();
-    let _buffer = cufile.register_buffer(start, 1 << 16).unwrap();
+    let [mut bench, other] = [(); 2].map(|()| Bench::new(StandIn::own(), &noise(8192)));
+    let (own, foreign, start) = (&bench.handle, &other.handle, bench.start);
     let table = [
-        (&foreign, start, 4096, 0, 0, "another driver"),
-        (&handle, start, 4096, u64::MAX, 0, "offset"),
-        (&handle, start, 4096, 0, u64::MAX, "offset"),
-        (&handle, start, 4096, i64::MAX as u64 - 4095, 0, "offset"),
-        (&handle, start, usize::MAX, 0, 0, "offset"),
-        (&handle, u64::MAX - 4095, 4096, 0, 0, "address space"),
-        (&handle, u64::MAX - 4095, 1, 0, 8192, "address space"),
+        (foreign, start, 4096, 0, 0, "another driver"),
+        (own, start, 4096, u64::MAX, 0, "offset"),
+        (own, start, 4096, 0, u64::MAX, "offset"),
+        (own, start, 4096, i64::MAX as u64 - 4095, 0, "offset"),
+        (own, start, usize::MAX, 0, 0, "offset"),
+        (own, u64::MAX - 4095, 4096, 0, 0, "address space"),
+        (own, u64::MAX - 4095, 1, 0, 8192, "address space"),
     ];
     for (handle, address, len, from, to, words) in table {
-        let failure = read(&cufile, handle, address, len, from, to).unwrap_err();
+        let failure = read(&bench.cufile, handle, address, len, from, to).unwrap_err();
         assert!(matches!(failure.cause(), Cause::Refused(why) if why.contains(words)), "{words}: {failure}");
     }
-    assert_eq!((library.counts().reads, other.counts().reads), (0, 0));
-    assert_eq!(library.violations(), [""; 0]);
+    assert_eq!((bench.library.counts().reads, other.library.counts().reads), (0, 0));
+    bench.end();
 }
 
 #[test]
 fn the_stand_in_refuses_reads_that_would_bounce() {
-    let (library, root) = (StandIn::own(), Root::new());
-    let cufile = root.open(&library).unwrap();
-    let handle = cufile.register_file(direct(&root.write("data", noise(8192)))).unwrap();
-    let mut memory = Memory::new(1 << 16);
-    let start = memory.address();
-    let buffer = cufile.register_buffer(start, 8192).unwrap();
-    let refused = |address, len, to| read(&cufile, &handle, address, len, 0, to).unwrap_err().cause().clone();
-    assert_eq!(refused(start, 8192, 4096), code(5017));
-    assert_eq!(refused(start + 4096, 4096, 0), code(5024));
-    drop(buffer);
-    assert_eq!(refused(start, 4096, 0), code(5024));
-    assert_eq!(library.violations().len(), 3);
-    assert!(memory.0.iter().all(|byte| *byte == 0xee));
+    let mut bench = Bench::new(StandIn::own(), &noise(8192));
+    let refused = |bench: &Bench, at, len, to| {
+        read(&bench.cufile, &bench.handle, bench.start + at, len, 0, to).unwrap_err().cause().clone()
+    };
+    assert_eq!(refused(&bench, 0, 8192, (1 << 16) - 4096), code(5017));
+    assert_eq!(refused(&bench, 4096, 4096, 0), code(5024));
+    bench.buffer = None;
+    assert_eq!(refused(&bench, 0, 4096, 0), code(5024));
+    assert_eq!(bench.library.violations().len(), 3);
+    assert!(bench.memory.0.iter().all(|byte| *byte == 0xee));
 }
 
 #[test]
 fn concurrent_reads_keep_the_driver_open() {
-    let (library, root) = (StandIn::own(), Root::new());
-    let bytes = noise(64 * 4096);
-    let cufile = root.open(&library).unwrap();
-    let handle = cufile.register_file(direct(&root.write("data", &bytes))).unwrap();
-    let mut memory = Memory::new(bytes.len());
-    let start = memory.address();
-    let buffer = cufile.register_buffer(start, bytes.len()).unwrap();
-    library.hold_reads(true);
+    let bytes = noise(16 * 4096);
+    let bench = Bench::new(StandIn::own(), &bytes);
+    bench.library.hold_reads(true);
     std::thread::scope(|scope| {
         for part in 0..8_u64 {
-            let (cufile, handle) = (&cufile, &handle);
-            scope.spawn(move || {
-                let at = part * 8 * 4096;
-                assert_eq!(read(cufile, handle, start, 8 * 4096, at, at), Ok(8 * 4096));
-            });
+            let (bench, at) = (&bench, part * 2 * 4096);
+            scope.spawn(move || assert_eq!(bench.read(2 * 4096, at, at), Ok(2 * 4096)));
         }
         // All eight are within the library before the first returns.
-        while library.held() < 8 {
+        while bench.library.held() < 8 {
             std::thread::yield_now();
         }
-        library.hold_reads(false);
+        bench.library.hold_reads(false);
     });
-    assert_eq!(memory.0[..], bytes[..]);
+    assert_eq!(bench.memory.0[..], bytes[..]);
+    let Bench { buffer, handle, cufile, library, .. } = bench;
     drop((buffer, handle, cufile));
     assert_eq!(library.violations(), [""; 0]);
     assert_eq!(library.counts().users, 0);
@@ -586,25 +589,19 @@ proptest! {
         size in 0_usize..40_000,
         reads in prop::collection::vec((0_usize..20_000, 0_u64..50_000, 0_u64..20_000, any::<bool>()), 1..12),
     ) {
-        let (library, root) = (StandIn::own(), Root::new());
         let bytes = noise(size);
-        let cufile = root.open(&library).unwrap();
-        let handle = cufile.register_file(direct(&root.write("data", &bytes))).unwrap();
-        let mut memory = Memory::new(40_960);
-        let start = memory.address();
-        let buffer = cufile.register_buffer(start, 40_960).unwrap();
-        let mut oracle = vec![0xee; 40_960];
+        let mut bench = Bench::new(StandIn::own(), &bytes);
+        let mut oracle = vec![0xee; 1 << 16];
         for (len, from, to, aligned) in reads {
             let unit = if aligned { 4096 } else { 1 };
             let (len, from, to) = (len / unit * unit, from / unit as u64 * unit as u64, to / unit as u64 * unit as u64);
             let source = bytes.get(from as usize..).unwrap_or_default();
             let expected = source.len().min(len);
             oracle[to as usize..to as usize + expected].copy_from_slice(&source[..expected]);
-            prop_assert_eq!(read(&cufile, &handle, start, len, from, to), Ok(expected));
-            prop_assert_eq!(&memory.0[..], &oracle[..]);
+            prop_assert_eq!(bench.read(len, from, to), Ok(expected));
+            prop_assert_eq!(&bench.memory.0[..], &oracle[..]);
         }
-        drop(buffer);
-        prop_assert_eq!(library.violations(), [""; 0]);
+        bench.end();
     }
 }
 
@@ -614,20 +611,17 @@ proptest! {
 fn every_version_with_statistics_shows_routes_per_gpu() {
     let table = [(Route::P2p, Mode::P2p), (Route::NvidiaFs, Mode::NvidiaFs), (Route::Host, Mode::Compat)];
     for version in [(1, 15), (1, 16), (1, 17), (1, 18), (1, 19), (1, 20), (1, 21), (2, 3)] {
-        let (library, root) = (StandIn::own(), Root::new());
+        let library = StandIn::own();
         library.version(Some(version));
         library.gpus(2);
-        let cufile = root.open(&library).unwrap();
+        let bench = Bench::new(library, &noise(8192));
+        let Bench { cufile, library, root, .. } = &bench;
         assert!(cufile.stats_on());
-        let handle = cufile.register_file(direct(&root.write("data", noise(8192)))).unwrap();
-        let mut memory = Memory::new(1 << 16);
-        let start = memory.address();
-        let _buffer = cufile.register_buffer(start, 1 << 16).unwrap();
         for (route, mode) in table {
             library.route(0, route);
             let before = (cufile.stats(0).unwrap(), cufile.stats(1).unwrap());
             assert_eq!(before.0.scope, Scope::Gpu { uuid: [1; 16] });
-            assert_eq!(read(&cufile, &handle, start, 8192, 0, 0), Ok(8192));
+            assert_eq!(bench.read(8192, 0, 0), Ok(8192));
             let after = (cufile.stats(0).unwrap(), cufile.stats(1).unwrap());
             assert_eq!(Mode::between(&before.0, &after.0), mode, "{version:?}");
             assert_eq!((after.0.reads, after.0.bytes), (before.0.reads + 1, before.0.bytes + 8192));
@@ -647,40 +641,32 @@ fn every_version_with_statistics_shows_routes_per_gpu() {
 
 #[test]
 fn unaligned_reads_count_as_host_reads() {
-    let (library, root) = (StandIn::own(), Root::new());
-    let cufile = root.open(&library).unwrap();
-    let handle = cufile.register_file(direct(&root.write("data", noise(8192)))).unwrap();
-    let mut memory = Memory::new(1 << 16);
-    let start = memory.address();
-    let _buffer = cufile.register_buffer(start, 1 << 16).unwrap();
-    let before = cufile.stats(0).unwrap();
+    let bench = Bench::new(StandIn::own(), &noise(8192));
+    let before = bench.cufile.stats(0).unwrap();
     for (len, from, to) in [(4096, 0, 0), (4096, 4096, 512), (4096, 4096, 4096), (100, 0, 0), (4096, 1, 0)] {
-        read(&cufile, &handle, start, len, from, to).unwrap();
+        bench.read(len, from, to).unwrap();
     }
-    let after = cufile.stats(0).unwrap();
+    let after = bench.cufile.stats(0).unwrap();
     assert_eq!(Mode::between(&before, &after), Mode::Mixed { direct: 2, host: 3 });
     assert_eq!(after.unaligned, 3);
 }
 
 #[test]
 fn old_libraries_use_the_text_of_nvidia_fs() {
-    let (library, root) = (StandIn::own_with(&["without_stats"]), Root::new());
+    let library = StandIn::own_with(&["without_stats"]);
     library.version(Some((1, 11)));
-    let cufile = root.open(&library).unwrap();
+    let bench = Bench::new(library, &noise(8192));
+    let Bench { cufile, root, .. } = &bench;
     assert_eq!((cufile.stats_on(), cufile.stats(0)), (false, None));
     let text = |ok: u64| format!("IO stats: Enabled\nReads\t: n={ok} ok={ok} err=0 readMiB=1 io_state_err=0\n");
     let stats = |ok| {
         root.write("proc/driver/nvidia-fs/stats", text(ok));
         cufile.stats(0).unwrap()
     };
-    let handle = cufile.register_file(direct(&root.write("data", noise(8192)))).unwrap();
-    let mut memory = Memory::new(1 << 16);
-    let start = memory.address();
-    let _buffer = cufile.register_buffer(start, 1 << 16).unwrap();
     let before = stats(10);
     assert!(cufile.stats_on() && before.scope == Scope::Machine);
     for _ in 0..3 {
-        read(&cufile, &handle, start, 8192, 0, 0).unwrap();
+        bench.read(8192, 0, 0).unwrap();
     }
     for (ok, mode) in [(13, Mode::NvidiaFs), (11, Mode::Mixed { direct: 1, host: 2 }), (10, Mode::Unknown)] {
         assert_eq!(Mode::between(&before, &stats(ok)), mode);

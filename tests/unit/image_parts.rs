@@ -6,6 +6,7 @@ use super::limits::Room;
 use super::orientation::Orientation;
 use super::resize::Resizer;
 use super::settings::Backend;
+use super::tests::{alike_after_any_picture, backends};
 use super::workspace::{Encoded, PURPOSE, Picture, Workspace};
 use super::*;
 use crate::decode::Single;
@@ -23,11 +24,6 @@ fn folder(name: &str) -> std::path::PathBuf {
 
 fn fixture(name: &str) -> Vec<u8> {
     std::fs::read(folder("jpeg").join(name)).unwrap()
-}
-
-fn backends() -> Vec<Backend> {
-    let turbo = cfg!(feature = "turbojpeg").then_some(Backend::Turbo);
-    [Backend::Own].into_iter().chain(turbo).collect()
 }
 
 /// What Pillow makes of a fixture.
@@ -261,14 +257,7 @@ proptest! {
         let limits = Limits { pixels: 1 << 20, bytes: 1 << 20, memory: 32 << 20, ..Limits::default() };
         for backend in backends() {
             let image = Image::random_resized_crop(7).limits(limits).strict(strict).backend(backend);
-            let decode = |left_over: Vec<u8>| {
-                let mut workspace = Workspace { pixels: left_over, ..Workspace::default() };
-                workspace
-                    .decode(Encoded::alone(&input), &image, limits, &mut Draws::new(seed, 0, 0, "t"), None)
-                    .ok()?;
-                Some(workspace.resized)
-            };
-            prop_assert!(decode(Vec::new()) == decode(vec![0x5A; 3 << 20]));
+            prop_assert!(alike_after_any_picture(&input, &image, limits, seed));
         }
     }
 }
@@ -471,15 +460,9 @@ fn kinds_that_zune_decodes_wrongly_are_refused() {
 
 #[cfg(feature = "turbojpeg")]
 mod turbo {
+    use super::super::tests::difference;
     use super::super::turbo::{self, Written};
     use super::*;
-
-    /// Largest and mean difference.
-    fn difference(a: &[u8], b: &[u8]) -> (u8, f64) {
-        assert_eq!(a.len(), b.len());
-        let differences = a.iter().zip(b).map(|(a, b)| a.abs_diff(*b));
-        (differences.clone().max().unwrap_or(0), differences.map(f64::from).sum::<f64>() / a.len() as f64)
-    }
 
     fn fixtures() -> Vec<(String, Vec<u8>)> {
         let files = ["jpeg", "images"].into_iter().flat_map(|name| std::fs::read_dir(folder(name)).unwrap());

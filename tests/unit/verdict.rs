@@ -232,14 +232,14 @@ fn storage_advice_names_the_limit_of_reads_in_flight() {
     };
     let full = reading(310_000_000_000);
     assert_said(Cause::Storage, "(strong evidence)", full.clone());
-    assert_said(Cause::Storage, "`depth(64)`: all 32 reads", full);
+    assert_said(Cause::Storage, "`tuning(|t| t.depth(64))`: all 32 reads", full);
     let slots = reading(99_000_000_000);
     assert_said(
         Cause::Storage,
         "bound by storage, starved 50.0 %, or the prefetch buffers: too close to tell",
         slots.clone(),
     );
-    assert_eq!(slots.1.matches("`slots(").count(), 1, "one number for one setting: {}", slots.1);
+    assert_eq!(slots.1.matches(".slots(").count(), 1, "one number for one setting: {}", slots.1);
     assert_said(Cause::Storage, "slots allowed 10 reads in flight of 32", slots);
 }
 
@@ -269,7 +269,7 @@ fn a_larger_depth_is_advised_while_reads_do_not_wait() {
         let (snapshot, now) = (reading(latencies), 1000.0);
         let (verdict, then) = (Verdict::of(&snapshot), deeper(&snapshot));
         assert_eq!(verdict.cause, Cause::Storage, "{name}: {verdict}");
-        let place = verdict.advice.iter().position(|line| line.starts_with("`depth(64)`"));
+        let place = verdict.advice.iter().position(|line| line.starts_with("`tuning(|t| t.depth(64))`"));
         assert_eq!(place == Some(0), first, "{name}: {verdict}");
         assert_eq!(place.is_none(), at_limit, "{name}: {verdict}");
         assert_eq!(verdict.to_string().contains("as long as the fastest: they waited for each other"), at_limit);
@@ -324,7 +324,7 @@ fn a_depth_that_is_not_filled_is_not_made_larger() {
     let now = model.with(&Change::default()).items_per_s;
     assert!(with(64).items_per_s == now && with(64).caveats[0].contains("only 10 of 32 reads"), "{:?}", with(64));
     assert!(with(16).items_per_s == now && with(5).items_per_s < 0.6 * now && with(5).at_least, "{:?}", with(5));
-    assert!(!Verdict::of(&snapshot).to_string().contains("`depth("));
+    assert!(!Verdict::of(&snapshot).to_string().contains(".depth("));
 }
 
 fn on_mount() -> ReaderInUse {
@@ -358,15 +358,18 @@ fn an_explicit_slow_reader_is_the_first_advice() {
             let advice = first(reader, in_flight_ns);
             match lacks {
                 Some(lacks) => {
-                    assert!(advice.starts_with(&format!("`reader(Mode::Auto)`: {lacks}")), "{reader}: {advice}")
+                    assert!(
+                        advice.starts_with(&format!("`tuning(|t| t.reader(Mode::Auto))`: {lacks}")),
+                        "{reader}: {advice}"
+                    )
                 }
-                None => assert!(!advice.contains("`reader(Mode::Auto)`"), "{reader}: {advice}"),
+                None => assert!(!advice.contains("reader(Mode::Auto)"), "{reader}: {advice}"),
             }
         }
     }
     // While decoding limits the reader does not matter.
     let decoding = said(|s| s.storage.reader = Some(ReaderInUse::of(ReaderKind::Mmap, true)));
-    assert!(!decoding.1.contains("`reader(Mode::Auto)`"), "{}", decoding.1);
+    assert!(!decoding.1.contains("reader(Mode::Auto)"), "{}", decoding.1);
 }
 
 #[test]
@@ -434,7 +437,7 @@ fn room_that_lacks_is_named_where_it_lacks() {
         })
     };
     let budget = Cause::MemoryBudget;
-    assert_said(budget, "`slots(8)`", idle(|s| s.order.no_slot_ns = 9_000_000_000));
+    assert_said(budget, "`tuning(|t| t.slots(8))`", idle(|s| s.order.no_slot_ns = 9_000_000_000));
     assert_said(budget, "wait for room for their bytes", idle(|s| s.storage.blocked_ns = 6_000_000_000));
     let held = idle(|s| {
         s.order.no_slot_ns = 9_000_000_000;
@@ -447,7 +450,7 @@ fn room_that_lacks_is_named_where_it_lacks() {
         let (steps, starved_ns) = (100, 5_000_000_000);
         s.consumer.gpu = Some(on_gpu(steps, starved_ns));
     });
-    assert_said(budget, "`device_batches(5)`", buffers);
+    assert_said(budget, "`tuning(|t| t.device_batches(5))`", buffers);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use feedline::dlpack::Tensors;
 use feedline::profile::{Change, Names, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{
-    BadSample, Batch, Device, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Process, Result, Rank, State,
+    BadSample, Batch, Device, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Process, Rank, Result, State,
     Stop,
 };
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
@@ -527,12 +527,18 @@ impl Settings {
         steps.extend(step(given.take("global_batch")?, |builder, rows| Ok(builder.global_batch(rows))));
         steps.extend(step(given.take("seed")?, |builder, seed| Ok(builder.seed(seed))));
         steps.extend(step(given.take("workers")?, |builder, count| Ok(builder.workers(count))));
-        steps.extend(step(given.take("slots")?, |builder, count| Ok(builder.slots(count))));
+        steps.extend(step(given.take("slots")?, |builder, count| Ok(builder.tuning(|t| t.slots(count)))));
         let budget: Option<usize> = given.take("memory_budget")?;
         steps.extend(step(budget, |builder, bytes| Ok(builder.memory_budget(bytes))));
-        steps.extend(step(given.take("reader")?, |builder, name: String| Ok(builder.reader(reader(&name)?))));
-        steps.extend(step(given.take("direct")?, |builder, name: String| Ok(builder.direct(direct(&name)?))));
-        steps.extend(step(given.take("depth")?, |builder, reads| Ok(builder.depth(reads))));
+        steps.extend(step(given.take("reader")?, |builder, name: String| {
+            let mode = reader(&name)?;
+            Ok(builder.tuning(|t| t.reader(mode)))
+        }));
+        steps.extend(step(given.take("direct")?, |builder, name: String| {
+            let direct = direct(&name)?;
+            Ok(builder.tuning(|t| t.direct(direct)))
+        }));
+        steps.extend(step(given.take("depth")?, |builder, reads| Ok(builder.tuning(|t| t.depth(reads)))));
         let capacity: Option<u64> = given.take("cache_bytes")?;
         let folder: Option<PathBuf> = given.take("cache")?;
         if capacity.is_some() && folder.is_none() {
@@ -546,16 +552,23 @@ impl Settings {
         }));
         steps.extend(step(given.take("ledger")?, |builder, file: PathBuf| Ok(builder.ledger(file))));
         steps.extend(step(given.take("held_deadline")?, |builder, seconds| {
-            Ok(builder.held_deadline(deadline("held_deadline", seconds)?))
+            let deadline = deadline("held_deadline", seconds)?;
+            Ok(builder.tuning(|t| t.held_deadline(deadline)))
         }));
         steps.extend(step(given.take("stall_deadline")?, |builder, seconds| {
-            Ok(builder.stall_deadline(deadline("stall_deadline", seconds)?))
+            let deadline = deadline("stall_deadline", seconds)?;
+            Ok(builder.tuning(|t| t.stall_deadline(deadline)))
         }));
-        steps.extend(step(given.take("device_batches")?, |builder, count| Ok(builder.device_batches(count))));
+        steps.extend(step(given.take("device_batches")?, |builder, count| {
+            Ok(builder.tuning(|t| t.device_batches(count)))
+        }));
         steps.extend(step(given.take("streams")?, |builder, streams: Vec<Handle>| {
             Ok(streams.iter().fold(builder, |builder, stream| builder.stream(stream.stream())))
         }));
-        steps.extend(step(given.take("numa")?, |builder, node: NumaArg| Ok(builder.numa(node.numa()?))));
+        steps.extend(step(given.take("numa")?, |builder, node: NumaArg| {
+            let node = node.numa()?;
+            Ok(builder.tuning(|t| t.numa(node)))
+        }));
         steps.extend(step(given.take("keep")?, |builder, names: Vec<String>| {
             Ok(builder.keep(names.iter().map(String::as_str)))
         }));
@@ -715,5 +728,6 @@ fn place(builder: LoaderBuilder, device: &str, gds: &str) -> Result<(LoaderBuild
         DeviceKind::Cuda(ordinal) => format!("cuda:{ordinal}"),
         _ => "cpu".into(),
     };
-    Ok((builder.device(device).gds(gds.parse::<Gds>()?), name))
+    let gds = gds.parse::<Gds>()?;
+    Ok((builder.device(device).tuning(|t| t.gds(gds)), name))
 }

@@ -30,26 +30,29 @@ BUILDER = {
     "stop": {"stop_on_signals"},
     "last_batch": {"last_batch"},
     "workers": {"workers"},
-    "slots": {"slots"},
     "memory_budget": {"memory_budget"},
     "shared_budget": "several loaders of one process have a budget each",
+    "cache": {"cache", "cache_bytes"},
+    "device": {"device"},
+    "stream": {"streams"},
+    "on_bad_sample": {"substitute"},
+    "ledger": {"ledger"},
+}
+#: The same of its `tuning`.
+TUNING = {
+    "slots": {"slots"},
     "reader": {"reader"},
     "direct": {"direct"},
-    "cache": {"cache", "cache_bytes"},
     "depth": {"depth"},
-    "device": {"device"},
     "device_batches": {"device_batches"},
     "gds": {"gds"},
     "cufile_any_route": "for tests of the crate",
     "cufile_at": "for tests of the crate",
-    "stream": {"streams"},
     "numa": {"numa"},
     "faulty": "for tests of the crate",
     "unmeasured": "for benches of the crate",
     "held_deadline": {"held_deadline"},
     "stall_deadline": {"stall_deadline"},
-    "on_bad_sample": {"substitute"},
-    "ledger": {"ledger"},
 }
 #: Formats and wrappers of the crate: the function or setting of the package.
 DATASETS = {
@@ -78,10 +81,14 @@ def test_the_version_is_that_of_the_package():
 
 
 def test_every_setting_of_the_builder_has_one_here_or_a_reason():
-    text = (SRC / "loader" / "settings.rs").read_text()
-    builder = set(re.findall(r"^    pub fn (\w+)(?:<[^>]*>)?\(\s*(?:mut )?self", text, re.M))
-    assert builder == set(BUILDER)
-    named = {name for value in BUILDER.values() if isinstance(value, set) for name in value}
+    def methods(file):
+        text = (SRC / "loader" / file).read_text()
+        return set(re.findall(r"^    pub fn (\w+)(?:<[^>]*>)?\(\s*(?:mut )?self", text, re.M))
+
+    assert methods("settings.rs") == set(BUILDER)
+    assert methods("tuning.rs") == {"tuning"} | set(TUNING)
+    table = BUILDER | TUNING
+    named = {name for value in table.values() if isinstance(value, set) for name in value}
     assert named <= settings()
 
 

@@ -11,6 +11,7 @@ use super::fetch::{self, Sink};
 use super::limit::REQUESTS_MAX;
 use super::store::{lost, runtime};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::MemoryTerm;
 use crate::meter::NetworkMeter;
 use crate::storage::completions::Completions;
 use crate::storage::reader::{Keep, NoRoom, has_room};
@@ -318,8 +319,8 @@ impl Reader for Remote {
         Footprint { bytes: usize::try_from(extent.len).unwrap_or(usize::MAX), in_place: true }
     }
 
-    fn bytes_beside(&self) -> usize {
-        self.depth.min(REQUESTS_MAX) * CONNECTION
+    fn terms(&self) -> Vec<MemoryTerm> {
+        vec![MemoryTerm::NETWORK.of(self.depth.min(REQUESTS_MAX), CONNECTION)]
     }
 
     fn mem_align(&self) -> usize {

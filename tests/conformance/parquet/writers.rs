@@ -56,7 +56,7 @@ fn read(builder: ParquetBuilder, path: &Path) -> Result<Vec<Vec<String>>> {
 fn read_decoded(builder: ParquetBuilder, path: &Path, decoded: &[(&str, usize)]) -> Result<Vec<Vec<String>>> {
     let dataset = builder.open(path)?;
     let mut columns = vec![Vec::new(); dataset.schema().len()];
-    let loader = Loader::builder(dataset).batch_size(64).workers(1).slots(2);
+    let loader = Loader::builder(dataset).batch_size(64).workers(1).tuning(|t| t.slots(2));
     let decode = |loader: LoaderBuilder, (name, max): &(&str, usize)| loader.decode_field(name, Bytes::up_to(*max));
     let loader = decoded.iter().fold(loader, decode).build()?;
     for batch in loader.epoch(0)? {

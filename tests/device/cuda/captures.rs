@@ -62,7 +62,7 @@ fn a_capture_in_another_thread_stays_valid_beside_a_loader() {
             // Built, used and dropped while the graph is captured.
             let capture = Capture::begin(&captured);
             let life = move || {
-                let loader = build(data().device(gpu(device)).slots(3));
+                let loader = build(data().device(gpu(device)).tuning(|t| t.slots(3)));
                 let found = Got::epoch(&loader, 0);
                 drop(loader.epoch(1).unwrap().next().unwrap().unwrap());
                 found
@@ -79,7 +79,7 @@ fn a_capture_in_another_thread_stays_valid_beside_a_loader() {
 fn the_mode_of_captures_may_need_a_context() {
     case(Config { mode_in_context: true, ..config() }, |_| {
         let (right, before) = (Got::epoch(&build(data()), 0), leaked());
-        let loader = build(data().device(gpu(0)).slots(3));
+        let loader = build(data().device(gpu(0)).tuning(|t| t.slots(3)));
         same(&Got::epoch(&loader, 0), &right, "with a context first");
         drop(loader);
         assert_eq!(leaked(), before);
@@ -91,7 +91,8 @@ fn both_streams_of_a_capture_keep_it_when_their_batch_is_dropped() {
     case(config(), |_| {
         let (context, stream) = stream();
         let (right, other) = (Got::epoch(&build(data()), 0), context.new_stream().unwrap());
-        let loader = build(data().device(gpu(0)).stream(&stream).stream(&other).slots(2).device_batches(2));
+        let loader =
+            build(data().device(gpu(0)).stream(&stream).stream(&other).tuning(|t| t.slots(2).device_batches(2)));
         let mut epoch = loader.epoch(0).unwrap();
         let first = epoch.next().unwrap().unwrap();
         let captures = [Capture::begin(&stream), Capture::begin(&other)];
@@ -113,7 +114,7 @@ fn a_loader_continues_if_a_capture_refuses_its_calls() {
             for code in [900, 901, 906] {
                 let first = session.count(symbol);
                 (first..first + 8).for_each(|nth| session.fail_named(symbol, nth, code, false));
-                let loader = build(data().device(gpu(0)).slots(3));
+                let loader = build(data().device(gpu(0)).tuning(|t| t.slots(3)));
                 same(&Got::epoch(&loader, 0), &right, symbol);
                 drop(loader);
                 assert_eq!(leaked(), before, "{symbol}, {code}");
@@ -191,7 +192,7 @@ fn a_batch_dropped_in_a_capture_does_not_poison_its_buffer() {
         let (_context, stream) = stream();
         let right = Got::epoch(&build(data()), 0);
         let before = leaked();
-        let loader = build(data().device(gpu(0)).device_batches(2).stream(&stream));
+        let loader = build(data().device(gpu(0)).tuning(|t| t.device_batches(2)).stream(&stream));
         let (mut epoch, mut found) = (loader.epoch(0).unwrap(), Vec::new());
         for _ in 0..4 {
             let batch = epoch.next().unwrap().unwrap();

@@ -6,7 +6,7 @@ use feedline::dataset::{Dataset, Images, Npy, Records, Tar, Tokens};
 use feedline::decode::Bytes;
 use feedline::order::Draws;
 use feedline::tensor::{DType, Field};
-use feedline::{LastBatch, Loader, LoaderBuilder, Order, Rank, Row};
+use feedline::{LastBatch, Loader, LoaderBuilder, MemoryTerm, Order, Rank, Row};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,10 +22,10 @@ fn in_memory(count: usize, record: usize) -> Arc<dyn Dataset> {
 /// Settings of a device that must not change batches.
 const SETTINGS: [fn(LoaderBuilder) -> LoaderBuilder; 5] = [
     |builder| builder,
-    |builder| builder.slots(1).device_batches(2),
-    |builder| builder.slots(2).device_batches(3),
-    |builder| builder.slots(7).device_batches(2).workers(3),
-    |builder| builder.device_batches(9),
+    |builder| builder.tuning(|t| t.slots(1).device_batches(2)),
+    |builder| builder.tuning(|t| t.slots(2).device_batches(3)),
+    |builder| builder.tuning(|t| t.slots(7).device_batches(2)).workers(3),
+    |builder| builder.tuning(|t| t.device_batches(9)),
 ];
 
 /// The lengths of ragged fields lie in device memory, too.
@@ -331,9 +331,16 @@ fn the_smallest_legal_budget_is_enough_on_a_device() {
     case(late(), |_| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, 90, 3000);
-        let make = || Loader::builder(records(&path, 3000)).order(Order::shuffled(3)).batch_size(7).workers(2).depth(2);
+        let make = || {
+            Loader::builder(records(&path, 3000))
+                .order(Order::shuffled(3))
+                .batch_size(7)
+                .workers(2)
+                .tuning(|t| t.depth(2))
+        };
         let right = Got::epoch(&build(make()), 0);
-        let on_device = |budget: usize| make().device(gpu(0)).device_batches(2).memory_budget(budget).build();
+        let on_device =
+            |budget: usize| make().device(gpu(0)).tuning(|t| t.device_batches(2)).memory_budget(budget).build();
         let (mut least, mut most) = (0, build(make().device(gpu(0))).plan().total());
         while most - least > 1 {
             let middle = least + (most - least) / 2;
@@ -346,7 +353,7 @@ fn the_smallest_legal_budget_is_enough_on_a_device() {
             }
         }
         let loader = on_device(most).unwrap();
-        assert_eq!(loader.plan().slots, 2);
+        assert_eq!(loader.plan().term(MemoryTerm::SLOTS).count, 2);
         same(&Got::epoch(&loader, 0), &right, "smallest budget");
         same(&Got::epoch(&loader, 0), &right, "and again");
     });

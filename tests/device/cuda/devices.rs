@@ -7,7 +7,7 @@ use cudarc::driver::{CudaContext, result};
 use feedline::dataset::Records;
 use feedline::device::DeviceKind;
 use feedline::unstable::{Absent, Found, devices};
-use feedline::{Device, ErrorKind, Loader, LoaderBuilder, Order, Stage};
+use feedline::{Device, ErrorKind, Loader, LoaderBuilder, MemoryTerm, Order, Stage};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::sync::Arc;
 
@@ -347,7 +347,7 @@ fn the_callers_current_context_stays_what_it_was() {
             let stream = feedline::device::cuda::Stream::from(context.default_stream());
             let device = gpu(0);
             stays("device");
-            let loader = build(data().device(device).device_batches(4));
+            let loader = build(data().device(device).tuning(|t| t.device_batches(4)));
             stays("build");
             let mut epoch = loader.epoch(0).unwrap();
             for right in &right {
@@ -383,7 +383,7 @@ fn the_callers_current_context_stays_what_it_was() {
 fn fewer_than_two_batches_on_a_device_are_refused() {
     case(config(), |_| {
         for batches in [0, 1, usize::MAX] {
-            let error = data().device(gpu(0)).device_batches(batches).build().unwrap_err();
+            let error = data().device(gpu(0)).tuning(|t| t.device_batches(batches)).build().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);
             assert!(error.to_string().contains("`device_batches` must be 2 to"), "{error}");
         }
@@ -392,7 +392,7 @@ fn fewer_than_two_batches_on_a_device_are_refused() {
 
 #[test]
 fn a_small_gpu_is_a_budget_error_that_names_the_sizes() {
-    let slot = build(data()).plan().slot_bytes as u64;
+    let slot = build(data()).plan().term(MemoryTerm::SLOTS).each as u64;
     // Each batch takes one page more for its alignment.
     let all_bytes = slot * 5 / 2 + 3 * 4096;
     let devices = vec![Gpu::new(all_bytes, "0000:3b:00.0"); 3];
@@ -405,7 +405,7 @@ fn a_small_gpu_is_a_budget_error_that_names_the_sizes() {
         assert_eq!((all, free), (all_bytes, all - 2 * (wanted + 4096)), "{error}");
         assert!(error.message().contains("for a batch") && error.message().contains("fewer device batches"), "{error}");
         assert_eq!(session.live(), standin::Live::default(), "what was reserved before is given back");
-        let loader = build(data().device(gpu(0)).device_batches(2));
+        let loader = build(data().device(gpu(0)).tuning(|t| t.device_batches(2)));
         same(&Got::epoch(&loader, 0), &Got::epoch(&build(data()), 0), "two fit");
     });
 }

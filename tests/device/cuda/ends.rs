@@ -32,7 +32,7 @@ fn a_dropped_iterator_makes_room_for_the_next_epoch() {
     case(config(), |session| {
         let right = Got::epoch(&build(data()), 1);
         for (slots, buffers) in SIZES {
-            let loader = build(data().device(gpu(0)).slots(slots).device_batches(buffers));
+            let loader = build(data().device(gpu(0)).tuning(|t| t.slots(slots).device_batches(buffers)));
             for taken in 0..12 {
                 // The device is stopped before the first batch, or from here on.
                 for late in [false, true] {
@@ -59,7 +59,7 @@ fn a_loader_dropped_with_copies_in_flight_leaks_nothing() {
         for (slots, buffers) in SIZES {
             for taken in [0, 1, 2, 5, 11, 12] {
                 for order in 0..4 {
-                    let loader = build(data().device(gpu(0)).slots(slots).device_batches(buffers));
+                    let loader = build(data().device(gpu(0)).tuning(|t| t.slots(slots).device_batches(buffers)));
                     let mut epoch = loader.epoch(0).unwrap();
                     let kept: Vec<_> =
                         epoch.by_ref().take(taken).map(Result::unwrap).skip(taken.saturating_sub(1)).collect();
@@ -87,10 +87,10 @@ fn a_loader_dropped_with_copies_in_flight_leaks_nothing() {
 fn a_loader_may_be_dropped_right_after_it_was_built() {
     case(late(), |session| {
         for _ in 0..20 {
-            drop(build(data().device(gpu(0)).slots(8)));
-            drop(build(data().device(gpu(1)).slots(8)).epoch(0).unwrap());
+            drop(build(data().device(gpu(0)).tuning(|t| t.slots(8))));
+            drop(build(data().device(gpu(1)).tuning(|t| t.slots(8))).epoch(0).unwrap());
             // A thread of its own frees a batch that nobody received.
-            standin::until("all is freed", || session.live() == Live::default());
+            crate::common::wait::until("all is freed", || session.live() == Live::default());
         }
     });
 }
@@ -99,7 +99,7 @@ fn a_loader_may_be_dropped_right_after_it_was_built() {
 fn unfinished_epochs_have_the_right_batches() {
     case(late(), |_| {
         let host = build(data());
-        let loader = build(data().device(gpu(0)).slots(3));
+        let loader = build(data().device(gpu(0)).tuning(|t| t.slots(3)));
         for epoch in 0..60 {
             let taken = epoch as usize * 7 % 5;
             let found = Got::all(loader.epoch(epoch).unwrap().take(taken));

@@ -6,7 +6,7 @@ use feedline::dataset::Records;
 use feedline::device::Finish;
 use feedline::device::cuda::Stream;
 use feedline::tensor::DType;
-use feedline::{ErrorKind, Loader, LoaderBuilder, Order};
+use feedline::{ErrorKind, Loader, LoaderBuilder, MemoryTerm, Order};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,22 +20,22 @@ fn data() -> LoaderBuilder {
 fn all_pinned(loader: &Loader) {
     until("all slots are pinned", || {
         let copies = loader.report().total.copy.unwrap();
-        copies.pinned_slots + copies.pageable_slots == loader.plan().slots as u64
+        copies.pinned_slots + copies.pageable_slots == loader.plan().term(MemoryTerm::SLOTS).count as u64
     });
 }
 
 #[test]
 fn slots_are_pinned_once_and_unpinned_at_the_end() {
     case(late(), |session| {
-        let loader = build(data().device(gpu(0)).slots(5));
+        let loader = build(data().device(gpu(0)).tuning(|t| t.slots(5)));
         all_pinned(&loader);
         for epoch in 0..3 {
             assert!(loader.epoch(epoch).unwrap().all(|batch| batch.is_ok()));
         }
         let (live, plan) = (session.live(), loader.plan());
         assert_eq!((session.count("cuMemHostRegister_v2"), live.registrations), (5, 5));
-        assert_eq!(live.registered_bytes as usize, 5 * plan.slot_bytes);
-        assert_eq!((live.allocations, plan.device_batches), (3, 3));
+        assert_eq!(live.registered_bytes as usize, 5 * plan.term(MemoryTerm::SLOTS).each);
+        assert_eq!((live.allocations, plan.term(MemoryTerm::DEVICE).count), (3, 3));
         let copies = loader.report().total.copy.unwrap();
         assert_eq!((copies.batches, copies.pinned_slots, copies.pageable_slots), (3 * BATCHES, 5, 0));
         assert!(loader.report().to_string().contains("; 5 slots pinned\n"), "{}", loader.report());
@@ -55,7 +55,7 @@ fn copies_begin_before_the_last_slots_are_pinned() {
             counter.fetch_add(1, Ordering::AcqRel);
             Ok(())
         });
-        let loader = build(counted.workers(1).device(gpu(0)).slots(5));
+        let loader = build(counted.workers(1).device(gpu(0)).tuning(|t| t.slots(5)));
         let batches = loader.epoch(1).unwrap();
         // The one worker has handed over the first slot when it is at the last row of the second. The third registration waits.
         until("two slots are filled", || seen(&rows) == 8 && session.count(REGISTER) == 3);
@@ -76,7 +76,7 @@ fn batches_are_right_without_pinned_memory() {
         [(801, "CUDA_ERROR_NOT_SUPPORTED"), (2, "CUDA_ERROR_OUT_OF_MEMORY"), (304, "CUDA_ERROR_OPERATING_SYSTEM")]
     {
         case(Config { register_error: code, ..late() }, move |session| {
-            let loader = build(data().device(gpu(0)).slots(3));
+            let loader = build(data().device(gpu(0)).tuning(|t| t.slots(3)));
             same(&Got::epoch(&loader, 1), &Got::epoch(&build(data()), 1), "pageable");
             let copies = loader.report().total.copy.unwrap();
             assert_eq!((copies.pinned_slots, copies.pageable_slots, session.live().registrations), (0, 3, 0));
@@ -95,7 +95,7 @@ fn pinned_and_pageable_slots_work_together() {
     case(late(), |session| {
         session.fail_named("cuMemHostRegister_v2", 1, 712, false);
         session.fail_named("cuMemHostRegister_v2", 2, 2, false);
-        let loader = build(data().device(gpu(0)).slots(4));
+        let loader = build(data().device(gpu(0)).tuning(|t| t.slots(4)));
         same(&Got::epoch(&loader, 1), &Got::epoch(&build(data()), 1), "mixed");
         let copies = loader.report().total.copy.unwrap();
         assert_eq!((copies.pinned_slots, copies.pageable_slots, session.live().registrations), (2, 2, 2));

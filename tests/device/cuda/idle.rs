@@ -34,7 +34,7 @@ fn every_step_but_the_first_is_measured_on_a_late_stream() {
             let context = CudaContext::new(0).unwrap();
             let stream = context.new_stream().unwrap();
             let kernels = Kernels::new(&context);
-            let loader = build(data().stream(&stream).slots(slots).device_batches(buffers));
+            let loader = build(data().stream(&stream).tuning(|t| t.slots(slots).device_batches(buffers)));
             loader.ready().unwrap();
             for epoch in 0..3 {
                 let gate = Gate::close();
@@ -112,7 +112,7 @@ fn bare_handles_are_measured_and_not_used_after_the_drop() {
 
 #[test]
 fn work_behind_a_dropped_bare_handle_is_not_starvation() {
-    const STEP: Duration = Duration::from_millis(300);
+    const STEP: Duration = Duration::from_secs(1);
     case(config(), |_| {
         let context = CudaContext::new(0).unwrap();
         let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
@@ -182,7 +182,7 @@ fn a_refused_question_loses_its_steps_but_no_event() {
     case(config(), |session| {
         let context = CudaContext::new(0).unwrap();
         let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
-        let loader = build(data().stream(&stream).slots(6).device_batches(6));
+        let loader = build(data().stream(&stream).tuning(|t| t.slots(6).device_batches(6)));
         loader.ready().unwrap();
         // More steps than events.
         for round in 1..=6 {

@@ -86,7 +86,8 @@ fn take_turns(config: Config, watched: bool) {
     case(config, move |_| {
         let (right, context) = (right(), CudaContext::new(0).unwrap());
         let stream = context.new_stream().unwrap();
-        let (train, validate) = (train().slots(3).device_batches(3), validate().slots(2).device_batches(2));
+        let (train, validate) =
+            (train().tuning(|t| t.slots(3).device_batches(3)), validate().tuning(|t| t.slots(2).device_batches(2)));
         let [train, validate] = [train, validate].map(|builder| build(builder.device(gpu(0)).stream(&stream)));
         let mut consumer = Consumer { stream, kernels: Kernels::new(&context), copies: Vec::new() };
         for epoch in 0..EPOCHS {

@@ -27,7 +27,7 @@ fn a_stopped_stream_holds_up_no_copy_and_no_bell_of_the_loader() {
     case(Config { queues: 1, ..config() }, |session| {
         let (right, context) = (Got::epoch(&build(data()), 0), CudaContext::new(0).unwrap());
         let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
-        let builder = data().device(gpu(0)).stream(&stream).slots(6).device_batches(BUFFERS as usize);
+        let builder = data().device(gpu(0)).stream(&stream).tuning(|t| t.slots(6).device_batches(BUFFERS as usize));
         let loader = build(builder);
         loader.ready().unwrap();
         let gate = Gate::close();
@@ -80,7 +80,7 @@ fn streams_that_share_queues_read_the_batches_of_the_host() {
             let (kernels, streams) = (Kernels::new(&context), streams(&context, count));
             for ahead in [0, 3] {
                 for of_builder in [0, 1, count] {
-                    let builder = data().device(gpu(0)).slots(4).device_batches(5);
+                    let builder = data().device(gpu(0)).tuning(|t| t.slots(4).device_batches(5));
                     let loader = build(streams[..of_builder].iter().fold(builder, LoaderBuilder::stream));
                     let found = read(&loader, &kernels, &streams, ahead);
                     assert!(

@@ -24,7 +24,7 @@ fn third_copy_waits(body: impl FnOnce(&Loader, &mut Epoch, Gate) + Send + 'stati
     case(Config { latency: Duration::from_micros(200), ..config() }, |session| {
         let context = CudaContext::new(0).unwrap();
         let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
-        let loader = build(data().slots(3).device_batches(2));
+        let loader = build(data().tuning(|t| t.slots(3).device_batches(2)));
         loader.ready().unwrap();
         let gate = Gate::close();
         session.hold(true);

@@ -15,7 +15,7 @@ const DEADLINE: Duration = Duration::from_millis(400);
 
 fn data() -> LoaderBuilder {
     let records = Records::builder(5000).open_bytes(noise(60 * 5000, 3)).unwrap();
-    Loader::builder(records).order(Order::shuffled(2)).batch_size(5).stall_deadline(DEADLINE)
+    Loader::builder(records).order(Order::shuffled(2)).batch_size(5).tuning(|t| t.stall_deadline(DEADLINE))
 }
 
 fn stalled(error: &Error, words: &str) {
@@ -27,7 +27,7 @@ fn stalled(error: &Error, words: &str) {
 fn a_device_that_finishes_no_copy_is_a_stall() {
     case(config(), |session| {
         let right = Got::epoch(&build(data()), 1);
-        let loader = build(data().device(gpu(0)).slots(2).device_batches(4));
+        let loader = build(data().device(gpu(0)).tuning(|t| t.slots(2).device_batches(4)));
         session.hold(true);
         // One batch per slot is delivered before its copy is done.
         let error = loader.epoch(0).unwrap().find_map(|batch| batch.err()).unwrap();
@@ -42,7 +42,7 @@ fn a_stopped_consumer_stream_is_no_stall() {
     // Copies of pageable memory must not keep the copying thread in the driver meanwhile.
     for register_error in [0, 801] {
         case(Config { register_error, ..config() }, |_| {
-            let loader = build(data().device(gpu(0)).slots(3).device_batches(2));
+            let loader = build(data().device(gpu(0)).tuning(|t| t.slots(3).device_batches(2)));
             let context = CudaContext::new(0).unwrap();
             let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
             let gate = Gate::close();
@@ -111,8 +111,8 @@ fn a_consumer_stream_that_stands_still_is_told_once() {
         let context = CudaContext::new(0).unwrap();
         let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
         // Short enough to wait for, long enough for a busy machine's workers.
-        let builder = data().stall_deadline(5 * DEADLINE);
-        let loader = build(builder.device(gpu(0)).stream(&stream).slots(3).device_batches(2));
+        let builder = data().tuning(|t| t.stall_deadline(5 * DEADLINE));
+        let loader = build(builder.device(gpu(0)).stream(&stream).tuning(|t| t.slots(3).device_batches(2)));
         let gate = Gate::close();
         kernels.wait(&stream);
         let batches = loader.epoch(0).unwrap();
@@ -143,8 +143,8 @@ fn broken(error: &Error, code: u32, name: &str) {
 /// its slots, so nothing tells it.
 fn breaks(context: &Arc<CudaContext>, stream: &Arc<CudaStream>, (code, name): (u32, &str), stopped: bool) {
     let (right, kernels) = (Got::epoch(&build(data()), 0), Kernels::new(context));
-    let builder = data().stall_deadline(standin::DEADLINE);
-    let loader = build(builder.device(gpu(0)).stream(stream).slots(3).device_batches(3));
+    let builder = data().tuning(|t| t.stall_deadline(crate::common::wait::DEADLINE));
+    let loader = build(builder.device(gpu(0)).stream(stream).tuning(|t| t.slots(3).device_batches(3)));
     let mut batches = loader.epoch(0).unwrap();
     let held = batches.next().unwrap().unwrap();
     assert_eq!(Got::of(&held).unwrap(), right[0]);

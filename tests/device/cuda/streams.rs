@@ -101,7 +101,11 @@ fn a_bound_stream_reads_the_batches_of_the_host() {
         case(config, |_| {
             for ahead in [0, 1] {
                 reads(ahead, |consumer| on_gpu().stream(&consumer.stream), Consumer::read);
-                reads(ahead, |consumer| on_gpu().stream(consumer.stream.clone()).device_batches(2), Consumer::read);
+                reads(
+                    ahead,
+                    |consumer| on_gpu().stream(consumer.stream.clone()).tuning(|t| t.device_batches(2)),
+                    Consumer::read,
+                );
                 let bind = |consumer: &mut Consumer, batch: &Batch| {
                     batch.bind(Stream::from(&consumer.stream)).unwrap();
                     consumer.read(batch);
@@ -230,7 +234,7 @@ fn an_unbound_stream_that_reads_after_the_drop_is_found() {
     case(config(), |session| {
         let mut consumer = Consumer::new();
         let bound = consumer.context.new_stream().unwrap();
-        let loader = build(on_gpu().stream(&bound).device_batches(2));
+        let loader = build(on_gpu().stream(&bound).tuning(|t| t.device_batches(2)));
         let mut epoch = loader.epoch(0).unwrap();
         let gate = Gate::close();
         consumer.kernels.wait(&consumer.stream);
@@ -272,9 +276,9 @@ fn a_dropped_batch_is_not_overwritten_under_its_readers() {
     for config in [config(), late()] {
         case(config, |_| {
             // One per buffer, and one per slot for copies that wait for the consumer.
-            reads_late(on_gpu().device_batches(2).slots(4), 4, Consumer::read_slice);
-            reads_late(on_gpu().device_batches(3).slots(2), 3, Consumer::read_slice);
-            reads_late(on_gpu().device_batches(6), 6, Consumer::read_slice);
+            reads_late(on_gpu().tuning(|t| t.device_batches(2).slots(4)), 4, Consumer::read_slice);
+            reads_late(on_gpu().tuning(|t| t.device_batches(3).slots(2)), 3, Consumer::read_slice);
+            reads_late(on_gpu().tuning(|t| t.device_batches(6)), 6, Consumer::read_slice);
         });
     }
 }
@@ -285,7 +289,7 @@ fn memory_waits_for_all_where_a_stream_cannot_record() {
         case(config(), move |session| {
             let mut consumer = Consumer::new();
             let further: Vec<_> = (0..40).map(|_| consumer.context.new_stream().unwrap()).collect();
-            let loader = build(on_gpu().device_batches(2).slots(2));
+            let loader = build(on_gpu().tuning(|t| t.device_batches(2).slots(2)));
             let gate = Gate::close();
             consumer.kernels.wait(&consumer.stream);
             let mut epoch = loader.epoch(0).unwrap();
@@ -323,7 +327,7 @@ fn memory_waits_for_all_where_a_stream_cannot_record() {
 fn batches_may_be_dropped_on_other_threads_in_any_order() {
     case(late(), |_| {
         let mut consumer = Consumer::new();
-        let loader = build(on_gpu().stream(&consumer.stream).device_batches(4));
+        let loader = build(on_gpu().stream(&consumer.stream).tuning(|t| t.device_batches(4)));
         let (send, dropper) = std::sync::mpsc::sync_channel::<Batch>(1);
         let thread = std::thread::spawn(move || {
             let mut held = Vec::new();
@@ -352,7 +356,7 @@ fn batches_outlive_the_iterator_the_loader_and_the_device() {
     case(late(), |session: &mut Session| {
         let mut consumer = Consumer::new();
         let device = gpu(0);
-        let loader = build(data().device(device.clone()).device_batches(3));
+        let loader = build(data().device(device.clone()).tuning(|t| t.device_batches(3)));
         let mut epoch = loader.epoch(0).unwrap();
         let batches: Vec<_> = epoch.by_ref().take(3).map(Result::unwrap).collect();
         drop((epoch, loader, device));
@@ -428,7 +432,8 @@ fn streams_mean_nothing_to_batches_on_the_host() {
 fn holding_every_device_batch_names_the_setting_to_raise() {
     case(late(), |_| {
         for most in [2, 5] {
-            let loader = build(on_gpu().device_batches(most).slots(9).held_deadline(Duration::from_millis(1)));
+            let loader =
+                build(on_gpu().tuning(|t| t.device_batches(most).slots(9).held_deadline(Duration::from_millis(1))));
             let mut epoch = loader.epoch(0).unwrap();
             let mut held: Vec<_> = epoch.by_ref().take(most).map(Result::unwrap).collect();
             for _ in 0..2 {

@@ -19,7 +19,7 @@ const BATCH: usize = 4;
 
 fn plain(path: &Path, record: usize) -> LoaderBuilder {
     let records = Records::builder(record).classes((0..COUNT as i64).collect()).open(path).unwrap();
-    Loader::builder(records).batch_size(BATCH).reader(Mode::Pread).workers(1)
+    Loader::builder(records).batch_size(BATCH).tuning(|t| t.reader(Mode::Pread)).workers(1)
 }
 
 fn right(path: &Path, record: usize) -> Vec<Got> {
@@ -87,7 +87,7 @@ fn the_hosts_reads_of_rows_are_retried() {
         for code in [5, 116] {
             let (dir, faulty) = (Dir::new(), Arc::new(Faulty::new()));
             let (path, _) = records_file(&dir, COUNT, 16_384);
-            let loader = build(machine.on_gpu(plain(&path, 16_384).faulty(faulty.clone()), Gds::Auto));
+            let loader = build(machine.on_gpu(plain(&path, 16_384).tuning(|t| t.faulty(faulty.clone())), Gds::Auto));
             machine.double.cufile.fail_read(machine.reads() as u64, 5044);
             faulty.inject(2, unstable::Fault::Error(code));
             same(&Got::try_epoch(&loader, 0).unwrap(), &right(&path, 16_384), "tried again");
@@ -266,7 +266,7 @@ fn the_host_fills_memory_that_cufile_refuses() {
             // The trial's is the first.
             machine.double.cufile.fail_register_after(Register::Buffer, 1 + buffer, 5036);
             let said = "cuFileBufRegister: CU_FILE_GPU_MEMORY_PINNING_FAILED";
-            let loader = build(machine.on_gpu(plain(&path, 16_384).device_batches(3), Gds::Auto));
+            let loader = build(machine.on_gpu(plain(&path, 16_384).tuning(|t| t.device_batches(3)), Gds::Auto));
             let (report, counts) = (loader.report(), machine.double.cufile.counts());
             let route = &report.routes[0];
             assert!(route.route == feedline::Route::Staged && route.why.contains(said), "{route}");
@@ -275,7 +275,7 @@ fn the_host_fills_memory_that_cufile_refuses() {
             same(&Got::try_epoch(&loader, 0).unwrap(), &right, "by the host");
             drop(loader);
             machine.double.cufile.fail_register_after(Register::Buffer, 1 + buffer, 5036);
-            let error = machine.direct(plain(&path, 16_384).device_batches(3)).build().unwrap_err();
+            let error = machine.direct(plain(&path, 16_384).tuning(|t| t.device_batches(3))).build().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Device, "{error}");
             assert!(error.to_string().contains(said), "{error}");
             assert_eq!(machine.double.cufile.counts().buffers, 0);
@@ -296,7 +296,7 @@ fn memory_that_stays_registered_is_leaked_and_counted() {
         let (path, _) = records_file(&dir, COUNT, 16_384);
         let right = right(&path, 16_384);
         let before = leaked();
-        let loader = build(machine.direct(plain(&path, 16_384).device_batches(3)));
+        let loader = build(machine.direct(plain(&path, 16_384).tuning(|t| t.device_batches(3))));
         same(&Got::try_epoch(&loader, 0).unwrap(), &right, "before");
         machine.double.cufile.fail_register_after(Register::BufferBack, 1, 5030);
         drop(loader);
@@ -420,7 +420,8 @@ fn a_dataset_that_panics_is_an_error_of_its_sample() {
         ];
         for (lie, kind, words) in lies {
             for gds in [Gds::Auto, Gds::Require] {
-                let builder = Loader::builder(Liar::open(&path, lie)).batch_size(BATCH).reader(Mode::Pread);
+                let builder =
+                    Loader::builder(Liar::open(&path, lie)).batch_size(BATCH).tuning(|t| t.reader(Mode::Pread));
                 let loader = build(machine.on_gpu(builder, gds));
                 for _ in 0..2 {
                     let mut batches = loader.epoch(0).unwrap();
@@ -447,7 +448,7 @@ fn a_dataset_may_name_another_place_of_the_same_bytes() {
             (|_, said| said.push((0, Said::At(0, 77, 16_384))), 77),
         ];
         for (lie, from) in lies {
-            let builder = Loader::builder(Liar::open(&path, lie)).batch_size(BATCH).reader(Mode::Pread);
+            let builder = Loader::builder(Liar::open(&path, lie)).batch_size(BATCH).tuning(|t| t.reader(Mode::Pread));
             let loader = build(machine.on_gpu(builder, Gds::Auto));
             let got = Got::try_epoch(&loader, 0).unwrap();
             let row = &got[1].bytes("x")[2 * 16_384..][..16_384];

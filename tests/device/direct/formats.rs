@@ -201,7 +201,7 @@ fn direct_fields_bypass_the_host_only_where_wanted() {
         let path = dir.write("b.safetensors", &safetensors(20, &wide, 5));
         let make = || {
             let tensors = SafeTensors::open(&path).unwrap();
-            Loader::builder(tensors).batch_size(6).reader(feedline::storage::Mode::Pread)
+            Loader::builder(tensors).batch_size(6).tuning(|t| t.reader(feedline::storage::Mode::Pread))
         };
         let (host, loader) = (build(make()), build(machine.on_gpu(make(), Gds::Auto)));
         same(&Got::try_epoch(&loader, 0).unwrap(), &Got::try_epoch(&host, 0).unwrap(), "both ways");
@@ -225,7 +225,7 @@ fn rows_of_any_length_are_one_read_each() {
             let before = machine.reads();
             let report = check(machine, &format!("{record}"), &|| {
                 let records = Records::builder(record).header(header as u64).open(&path).unwrap();
-                Loader::builder(records).batch_size(2).slots(2).device_batches(2).workers(1)
+                Loader::builder(records).batch_size(2).tuning(|t| t.slots(2).device_batches(2)).workers(1)
             });
             assert_eq!(report.total.copy.unwrap().direct.unwrap().reads, 4);
             // And the trial.
@@ -303,7 +303,9 @@ fn rows_unlike_the_first_go_through_the_host() {
         let pages = || Records::builder(16_384).field("x", DType::U8, [16_384]);
         let make = |last: Any| {
             let first: Any = Arc::new(pages().open(&path).unwrap());
-            Loader::builder(Concat::new([first, last]).unwrap()).batch_size(4).reader(feedline::storage::Mode::Pread)
+            Loader::builder(Concat::new([first, last]).unwrap())
+                .batch_size(4)
+                .tuning(|t| t.reader(feedline::storage::Mode::Pread))
         };
         let memory = || -> Any { Arc::new(pages().open_bytes(bytes.clone()).unwrap()) };
         let odd = || -> Any { Arc::new(pages().header(17).open(&shifted).unwrap()) };

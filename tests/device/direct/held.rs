@@ -23,7 +23,7 @@ const RECORD: usize = 5000;
 fn plain(path: &Path) -> LoaderBuilder {
     let records = Records::builder(RECORD).classes((0..COUNT as i64).collect()).open(path).unwrap();
     let builder = Loader::builder(records).order(Order::shuffled(4)).batch_size(BATCH);
-    builder.workers(1).slots(5).device_batches(3)
+    builder.workers(1).tuning(|t| t.slots(5).device_batches(3))
 }
 
 /// Two epochs by the host.
@@ -135,7 +135,7 @@ fn reads_begin_after_the_consumers_work_on_the_buffer() {
             let context = CudaContext::new(0).unwrap();
             let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
             let records = Records::builder(record).open(&path).unwrap();
-            let builder = machine.direct(Loader::builder(records).batch_size(BATCH).device_batches(2));
+            let builder = machine.direct(Loader::builder(records).batch_size(BATCH).tuning(|t| t.device_batches(2)));
             let loader = build(builder.stream(&streams[0]).stream(&streams[1]));
             let mut batches = loader.epoch(0).unwrap();
             let first = batches.next().unwrap().unwrap();
@@ -178,7 +178,7 @@ fn a_consumer_that_holds_every_batch_is_told_and_can_go_on() {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, RECORD);
         let right = right(&path);
-        let loader = build(machine.direct(plain(&path).held_deadline(Duration::from_millis(50))));
+        let loader = build(machine.direct(plain(&path).tuning(|t| t.held_deadline(Duration::from_millis(50)))));
         let mut batches = loader.epoch(0).unwrap();
         let mut held: Vec<_> = batches.by_ref().take(3).map(Result::unwrap).collect();
         let error = batches.next().unwrap().unwrap_err();

@@ -22,7 +22,7 @@ fn open(path: &Path) -> Records {
 
 /// Without the page cache, which could hold any dataset of a test.
 fn uncached(dataset: impl Dataset) -> LoaderBuilder {
-    Loader::builder(dataset).batch_size(4).reader(Mode::Pread)
+    Loader::builder(dataset).batch_size(4).tuning(|t| t.reader(Mode::Pread))
 }
 
 /// Checks that the batches go through the host with this reason, and that requiring direct reads is an error with it.
@@ -101,10 +101,11 @@ fn every_reason_of_every_field_is_in_the_error() {
         let words = "`x`: not delivered; `label`: not stored unchanged in a file: in memory, or unpacked or checked by \
                      the host";
         assert!(error.message().ends_with(words), "{error}");
-        let error = labelled().gds(Gds::Require).build().unwrap_err();
+        let error = labelled().tuning(|t| t.gds(Gds::Require)).build().unwrap_err();
         let words = "`x`: batches are delivered on the host; `label`: batches are delivered on the host";
         assert!(error.kind() == ErrorKind::Unsupported && error.message().ends_with(words), "{error}");
-        let missing = machine.direct(labelled()).cufile_at(dir.path("libcufile.so.0"), machine.double.root());
+        let missing =
+            machine.direct(labelled()).tuning(|t| t.cufile_at(dir.path("libcufile.so.0"), machine.double.root()));
         let error = missing.build().unwrap_err();
         assert!(error.message().contains("`x`: libcufile was not found (tried "), "{error}");
         assert!(error.message().contains("libcufile.so.0); install"), "{error}");
@@ -124,18 +125,18 @@ fn a_loader_chooses_by_itself_and_can_be_told() {
         let why = |builder: LoaderBuilder, gds: Gds| build(machine.on_gpu(builder, gds)).report().routes[0].to_string();
         let direct = "x direct (cuFile 1.20: p2p)";
         let cases = [
-            (whole().reader(Mode::Pread), Gds::Auto, direct),
-            (whole().reader(Mode::Pread), Gds::Require, direct),
-            (whole().reader(Mode::Pread), Gds::Off, "x staged (switched off)"),
+            (whole().tuning(|t| t.reader(Mode::Pread)), Gds::Auto, direct),
+            (whole().tuning(|t| t.reader(Mode::Pread)), Gds::Require, direct),
+            (whole().tuning(|t| t.reader(Mode::Pread)), Gds::Off, "x staged (switched off)"),
             (
-                plain(&small, RECORD - 1).reader(Mode::Pread),
+                plain(&small, RECORD - 1).tuning(|t| t.reader(Mode::Pread)),
                 Gds::Auto,
                 "x staged (rows of 16383 bytes: the host's way is faster below 16384)",
             ),
             (plain(&small, RECORD - 1), Gds::Require, direct),
             // The page cache has room for so few bytes, unless it is bypassed.
             (whole(), Gds::Auto, "x staged (the page cache has room for the dataset)"),
-            (whole().direct(Direct::On), Gds::Auto, direct),
+            (whole().tuning(|t| t.direct(Direct::On)), Gds::Auto, direct),
             (whole(), Gds::Require, direct),
         ];
         for (builder, gds, words) in cases {
@@ -327,7 +328,7 @@ fn a_test_may_have_cufile_read_through_host_memory() {
             let error = machine.direct(make()).build().unwrap_err();
             assert!(error.message().contains("through host memory (compat"), "{error}");
             let before = machine.reads();
-            let loader = build(machine.direct(make()).cufile_any_route());
+            let loader = build(machine.direct(make()).tuning(|t| t.cufile_any_route()));
             let route = loader.report().routes[0].to_string();
             assert_eq!(route, "x direct (cuFile 1.20: compat: through host memory)");
             same(&Got::try_epoch(&loader, 0).unwrap(), &Got::try_epoch(&build(make()), 0).unwrap(), "any route");

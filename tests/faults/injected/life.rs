@@ -68,7 +68,7 @@ impl Setting {
         let (right, content_of) = (Vec::new(), BTreeMap::new());
         let mut setting =
             Self { workload, way, gpu, substitutes, dataset, right, readers_of, content: content_of, paths };
-        setting.right = Got::epoch(&setting.builder().reader(Mode::Pread).build().unwrap(), 0);
+        setting.right = Got::epoch(&setting.builder().tuning(|t| t.reader(Mode::Pread)).build().unwrap(), 0);
         for batch in &setting.right {
             let rows = (0..batch.len).map(|row| (batch.ids[row], content(batch, row)));
             setting.content.extend(rows);
@@ -83,12 +83,12 @@ impl Setting {
     }
 
     fn builder(&self) -> LoaderBuilder {
-        let builder = Loader::builder(self.dataset.clone()).batch_size(4).slots(2).workers(1).depth(2);
-        let builder = (self.workload.set)(builder).reader(self.way.0).direct(self.way.1);
+        let builder = Loader::builder(self.dataset.clone()).batch_size(4).tuning(|t| t.slots(2).depth(2)).workers(1);
+        let builder = (self.workload.set)(builder).tuning(|t| t.reader(self.way.0).direct(self.way.1));
         let builder =
             if self.substitutes { builder.on_bad_sample(OnBadSample::Substitute { budget: 1000 }) } else { builder };
         match &self.gpu {
-            Some(gpu) => builder.device(gpu.clone()).device_batches(2),
+            Some(gpu) => builder.device(gpu.clone()).tuning(|t| t.device_batches(2)),
             None => builder,
         }
     }
@@ -96,7 +96,7 @@ impl Setting {
     /// Runs one life; gives its complaints.
     pub fn live(&self, faulty: &Arc<Faulty>) -> Complaints {
         let mut complaints = Complaints::new();
-        let loader = match self.builder().faulty(faulty.clone()).build() {
+        let loader = match self.builder().tuning(|t| t.faulty(faulty.clone())).build() {
             Ok(loader) => loader,
             Err(error) => return vec![format!("not built: {error}")],
         };

@@ -322,17 +322,18 @@ impl Given {
     /// A loader's settings.
     pub fn builder(&self, set: &Set) -> Result<LoaderBuilder, Error> {
         let (mode, direct) = READERS[self.number("reader").unwrap_or(0) as usize];
-        let builder = Loader::builder(set.open()?).reader(mode).direct(direct).batch_size(set.batch).workers(2);
+        let builder =
+            Loader::builder(set.open()?).tuning(|t| t.reader(mode).direct(direct)).batch_size(set.batch).workers(2);
         let slots = self.number("slots").unwrap_or(3) as usize;
         let builder = match self.number("budget") {
             Some(bytes) => builder.memory_budget(bytes as usize),
             None => builder,
         };
         let builder = match self.number("stall_ms") {
-            Some(time) => builder.stall_deadline(Duration::from_millis(time)),
+            Some(time) => builder.tuning(|t| t.stall_deadline(Duration::from_millis(time))),
             None => builder,
         };
-        Ok(builder.slots(slots).depth(self.number("depth").unwrap_or(8) as u32))
+        Ok(builder.tuning(|t| t.slots(slots).depth(self.number("depth").unwrap_or(8) as u32)))
     }
 }
 
@@ -429,7 +430,7 @@ pub fn pull(given: &Given, mut at: impl FnMut(u64)) {
 pub fn finish(before: &[String]) {
     let begun = Instant::now();
     // A joined thread stays in /proc until the kernel removes it, a ring's descriptor slightly longer.
-    while (!loader_threads().is_empty() || descriptors() != before) && begun.elapsed() < Duration::from_secs(3) {
+    while (!loader_threads().is_empty() || descriptors() != before) && begun.elapsed() < DEADLINE / 2 {
         std::thread::sleep(Duration::from_millis(2));
     }
     say("threads", loader_threads().join(","));
@@ -442,7 +443,7 @@ pub fn finish(before: &[String]) {
 /// Number of things left behind in this process.
 pub fn leaked() -> u64 {
     let records = feedline::dataset::Records::builder(1).open_bytes([1]).unwrap();
-    let loader = Loader::builder(records).workers(1).slots(1).reader(feedline::storage::Mode::Pread);
+    let loader = Loader::builder(records).workers(1).tuning(|t| t.slots(1).reader(feedline::storage::Mode::Pread));
     loader.build().map_or_else(|_| feedline::unstable::leaked(), |loader| loader.report().leaked)
 }
 

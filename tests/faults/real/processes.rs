@@ -1,6 +1,6 @@
 //! Events of the whole process: it is stopped for a while, or it forks.
 
-use super::child::{Given, Running, Task, leaked, pull, say};
+use super::child::{DEADLINE, Given, Running, Task, leaked, pull, say};
 use super::denied::denied_here;
 use super::set::Set;
 use super::sys::{Forked, forked, forked_at_work, interrupt, over};
@@ -59,7 +59,7 @@ fn status_of(process: i32) -> Option<i32> {
     loop {
         match over(process).unwrap() {
             Some(status) => return Some(status),
-            None if begun.elapsed() > Duration::from_secs(20) => {
+            None if begun.elapsed() > DEADLINE => {
                 let pid = rustix::process::Pid::from_raw(process).unwrap();
                 let _ = kill_process(pid, Signal::KILL);
                 return None;

@@ -31,7 +31,7 @@ const fn ms(ms: u64) -> Duration {
 /// A hundred records in a file.
 fn file(dir: &Dir) -> LoaderBuilder {
     let (path, _) = records_file(dir, 100, 64);
-    Loader::builder(records(&path, 64)).batch_size(4).workers(2).stall_deadline(DEADLINE)
+    Loader::builder(records(&path, 64)).batch_size(4).workers(2).tuning(|t| t.stall_deadline(DEADLINE))
 }
 
 /// Four hundred records in memory.
@@ -49,12 +49,12 @@ fn stall(loader: &Loader) -> Error {
 #[test]
 fn a_deadline_of_less_than_20_ms_is_refused() {
     for deadline in [Duration::ZERO, Duration::from_nanos(3), ms(19)] {
-        let error = memory().stall_deadline(deadline).build().unwrap_err();
+        let error = memory().tuning(|t| t.stall_deadline(deadline)).build().unwrap_err();
         assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build), "{error}");
         assert!(error.message().contains("stall_deadline"), "{error}");
     }
     // On a busy machine the build itself may take longer.
-    let built = memory().stall_deadline(ms(20)).build();
+    let built = memory().tuning(|t| t.stall_deadline(ms(20))).build();
     assert!(built.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::Stalled), "{built:?}");
 }
 
@@ -91,13 +91,14 @@ fn a_loader_can_start_an_epoch_after_a_stall() {
     for (mode, direct) in readers() {
         let gate = Gate::default();
         let inside = gate.clone();
-        let builder = Loader::builder(records(&path, 64)).batch_size(4).workers(2).slots(4);
-        let loader = build(builder.reader(mode).direct(direct).stall_deadline(ms(300)).map(move |_, ctx| {
-            if ctx.id() == 41 {
-                inside.pass();
-            }
-            Ok(())
-        }));
+        let builder = Loader::builder(records(&path, 64)).batch_size(4).workers(2).tuning(|t| t.slots(4));
+        let loader =
+            build(builder.tuning(|t| t.reader(mode).direct(direct).stall_deadline(ms(300))).map(move |_, ctx| {
+                if ctx.id() == 41 {
+                    inside.pass();
+                }
+                Ok(())
+            }));
         let mut epoch = loader.epoch(0).unwrap();
         let held = epoch.next().unwrap().unwrap();
         assert_eq!(epoch.find_map(Result::err).unwrap().kind(), ErrorKind::Stalled);

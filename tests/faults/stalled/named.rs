@@ -48,7 +48,10 @@ fn a_hanging_transform_of_a_chunk_row_names_the_chunk() {
     let (dir, gate) = (Dir::new(), Gate::default());
     let inside = gate.clone();
     let path = dir.write("chunks", &[7; 400]);
-    let builder = Loader::builder(Chunks::open(&path, &[30, 70], 4)).batch_size(4).workers(2).stall_deadline(DEADLINE);
+    let builder = Loader::builder(Chunks::open(&path, &[30, 70], 4))
+        .batch_size(4)
+        .workers(2)
+        .tuning(|t| t.stall_deadline(DEADLINE));
     let loader = build(builder.map(move |_, ctx| {
         if ctx.id() == 30 {
             inside.pass();
@@ -68,8 +71,8 @@ fn a_transform_that_locks_the_dataset_is_named() {
     let (inside, lock, dir) = (gate.clone(), held.clone(), Dir::new());
     let wait = move |_| drop(held.lock());
     let dataset = Hooked { extents: Box::new(wait), ..Hooked::in_file(&dir.write("records", &[7; 400])) };
-    let builder = Loader::builder(dataset).batch_size(4).workers(2).order(Order::sequential()).slots(2);
-    let loader = build(builder.stall_deadline(DEADLINE).map(move |_, ctx| {
+    let builder = Loader::builder(dataset).batch_size(4).workers(2).order(Order::sequential()).tuning(|t| t.slots(2));
+    let loader = build(builder.tuning(|t| t.stall_deadline(DEADLINE)).map(move |_, ctx| {
         if ctx.id() == 0 {
             let _held = lock.lock().unwrap();
             inside.pass();
@@ -105,7 +108,8 @@ fn a_dataset_that_hangs_in_extents_is_named_with_the_sample() {
             }
         };
         let dataset = Hooked { extents: Box::new(wait), ..Hooked::in_file(&dir.write("records", &[7; 400])) };
-        let builder = Loader::builder(dataset).batch_size(4).workers(2).reader(mode).stall_deadline(DEADLINE);
+        let builder =
+            Loader::builder(dataset).batch_size(4).workers(2).tuning(|t| t.reader(mode).stall_deadline(DEADLINE));
         // The planner's thread if the read starts at once; a worker's if the page cache is probed first.
         let stage = if mode == Mode::Auto { Stage::Decode } else { Stage::Order };
         stalls(build(builder), &gate, stage, Some(30));
@@ -124,7 +128,7 @@ fn a_decoder_that_hangs_on_a_substitute_is_named_as_one() {
     };
     let dataset = Hooked { open: Box::new(open), ..Hooked::in_memory() };
     let builder = Loader::builder(dataset).batch_size(4).workers(1).order(Order::sequential());
-    let loader = build(builder.on_bad_sample(ALL).stall_deadline(ms(300)).map(move |_, ctx| {
+    let loader = build(builder.on_bad_sample(ALL).tuning(|t| t.stall_deadline(ms(300))).map(move |_, ctx| {
         if ctx.id() == 99 {
             arm.store(true, Ordering::SeqCst);
             return Err(Error::user("the last one"));
@@ -147,7 +151,7 @@ fn a_dataset_that_hangs_in_member_is_named() {
         3 => Err(Error::user("three")),
         _ => Ok(()),
     };
-    let loader = build(builder.stall_deadline(ms(300)).map(bad));
+    let loader = build(builder.tuning(|t| t.stall_deadline(ms(300))).map(bad));
     let error = stall(&loader);
     gate.open();
     assert_eq!(error.site().sample, Some(3), "{error}");
@@ -159,15 +163,16 @@ fn a_dataset_that_hangs_in_member_is_named() {
 fn a_transform_that_hangs_after_good_samples_is_named() {
     let (gate, hung) = (Gate::default(), Arc::new(AtomicU64::new(u64::MAX)));
     let (inside, who) = (gate.clone(), hung.clone());
-    let loader = build(memory().batch_size(40).slots(4).workers(3).stall_deadline(ms(2000)).map(move |_, ctx| {
-        let (id, began) = (ctx.id(), Instant::now());
-        rayon::join(|| std::thread::sleep(ms(1)), || std::thread::sleep(ms(5)));
-        let nested = began.elapsed() > ms(150);
-        if nested && who.compare_exchange(u64::MAX, id, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            inside.pass();
-        }
-        Ok(())
-    }));
+    let loader =
+        build(memory().batch_size(40).tuning(|t| t.slots(4).stall_deadline(ms(2000))).workers(3).map(move |_, ctx| {
+            let (id, began) = (ctx.id(), Instant::now());
+            rayon::join(|| std::thread::sleep(ms(1)), || std::thread::sleep(ms(5)));
+            let nested = began.elapsed() > ms(150);
+            if nested && who.compare_exchange(u64::MAX, id, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                inside.pass();
+            }
+            Ok(())
+        }));
     let error = loader.epochs(0..20).unwrap().find_map(Result::err);
     gate.open();
     let Some(error) = error else { panic!("no work of others ran within a transform: nothing was tested") };

@@ -14,7 +14,7 @@ fn pulled(batches: impl Iterator<Item = Result<feedline::Batch>>) -> usize {
 
 #[test]
 fn the_longest_deadline_means_never() {
-    let loader = build(memory().stall_deadline(Duration::MAX).map(|_, _| {
+    let loader = build(memory().tuning(|t| t.stall_deadline(Duration::MAX)).map(|_, _| {
         std::thread::sleep(ms(100));
         Ok(())
     }));
@@ -24,8 +24,8 @@ fn the_longest_deadline_means_never() {
 #[test]
 fn a_transform_slow_with_every_sample_is_not_stalled() {
     let dir = Dir::new();
-    let loader = build(file(&dir).batch_size(50).stall_deadline(ms(200)).map(|_, _| {
-        std::thread::sleep(ms(20));
+    let loader = build(file(&dir).batch_size(50).tuning(|t| t.stall_deadline(ms(800))).map(|_, _| {
+        std::thread::sleep(ms(40));
         Ok(())
     }));
     assert_eq!(pull(&loader, 0).unwrap().len(), 100);
@@ -35,7 +35,7 @@ fn a_transform_slow_with_every_sample_is_not_stalled() {
 fn a_consumer_that_holds_every_batch_is_no_stall() {
     let dir = Dir::new();
     let held = Duration::from_secs(2);
-    let loader = build(file(&dir).slots(2).stall_deadline(ms(100)).held_deadline(held));
+    let loader = build(file(&dir).tuning(|t| t.slots(2).stall_deadline(ms(500)).held_deadline(held)));
     let mut epoch = loader.epoch(0).unwrap();
     let first = epoch.next().unwrap().unwrap();
     let second = epoch.next().unwrap().unwrap();
@@ -46,7 +46,7 @@ fn a_consumer_that_holds_every_batch_is_no_stall() {
 
 #[test]
 fn a_consumer_that_polls_rarely_sees_no_stall() {
-    let loader = build(memory().batch_size(50).slots(2).stall_deadline(ms(200)).map(|_, _| {
+    let loader = build(memory().batch_size(50).tuning(|t| t.slots(2).stall_deadline(ms(500))).map(|_, _| {
         std::thread::sleep(ms(10));
         Ok(())
     }));
@@ -56,7 +56,7 @@ fn a_consumer_that_polls_rarely_sees_no_stall() {
         match epoch.next_within(Duration::ZERO) {
             Poll::Ready(Some(batch)) => got += batch.unwrap().len(),
             Poll::Ready(None) => break,
-            Poll::Pending => std::thread::sleep(ms(170)),
+            Poll::Pending => std::thread::sleep(ms(420)),
         }
     }
     assert_eq!(got, 400);
@@ -73,8 +73,9 @@ fn slow_storage_that_answers_is_not_stalled() {
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 2000, 64);
     let faulty = Arc::new(Faulty::new().ever(0, Fault::Late(ms(50))));
-    let builder = Loader::builder(records(&path, 64)).batch_size(1000).reader(Mode::Pread).direct(Direct::Off);
-    let loader = build(builder.depth(512).stall_deadline(ms(400)).faulty(faulty));
+    let builder =
+        Loader::builder(records(&path, 64)).batch_size(1000).tuning(|t| t.reader(Mode::Pread).direct(Direct::Off));
+    let loader = build(builder.tuning(|t| t.depth(512).stall_deadline(ms(400)).faulty(faulty)));
     assert_eq!(pulled(loader.epoch(0).unwrap()), 2000);
 }
 
@@ -83,11 +84,12 @@ fn slow_storage_that_answers_is_not_stalled() {
 #[test]
 fn transforms_on_rayon_are_not_stalled() {
     for _ in 0..5 {
-        let loader = build(memory().batch_size(40).slots(10).workers(4).stall_deadline(ms(400)).map(|_, ctx| {
-            let id = ctx.id();
-            rayon::join(|| std::thread::sleep(ms(2)), || std::thread::sleep(ms(10 + id % 3)));
-            Ok(())
-        }));
+        let loader =
+            build(memory().batch_size(40).tuning(|t| t.slots(10).stall_deadline(ms(400))).workers(4).map(|_, ctx| {
+                let id = ctx.id();
+                rayon::join(|| std::thread::sleep(ms(2)), || std::thread::sleep(ms(10 + id % 3)));
+                Ok(())
+            }));
         assert_eq!(pulled(loader.epochs(0..2).unwrap()), 800);
     }
 }
@@ -100,10 +102,11 @@ fn decoder_and_transform_have_a_deadline_each() {
         }
     };
     let dataset = Hooked { open: Box::new(slow), ..Hooked::in_memory() };
-    let loader = build(Loader::builder(dataset).batch_size(4).stall_deadline(ms(1000)).map(move |_, ctx| {
-        slow(ctx.id());
-        Ok(())
-    }));
+    let loader =
+        build(Loader::builder(dataset).batch_size(4).tuning(|t| t.stall_deadline(ms(1000))).map(move |_, ctx| {
+            slow(ctx.id());
+            Ok(())
+        }));
     assert_eq!(pulled(loader.epoch(0).unwrap()), 100);
 }
 
@@ -134,7 +137,7 @@ fn a_process_that_is_often_stopped_is_not_stalled() {
 
 /// About 1.2 s of its own time, on one sample, with a deadline of 4 s.
 fn works_for_a_second() {
-    let loader = build(memory().workers(1).stall_deadline(ms(4000)).map(|_, ctx| {
+    let loader = build(memory().workers(1).tuning(|t| t.stall_deadline(ms(4000))).map(|_, ctx| {
         if ctx.id() == 0 {
             println!("begun");
             let (mut own, mut last) = (Duration::ZERO, Instant::now());

@@ -14,15 +14,16 @@ fn assert_placed(error: &Error, what: &dyn std::fmt::Debug) {
 /// Records in a file, read by plain calls.
 fn plain(dir: &Dir) -> LoaderBuilder {
     let (path, _) = records_file(dir, 40, 64);
-    let builder = Loader::builder(records(&path, 64)).batch_size(40).slots(2).workers(1).order(Order::sequential());
-    builder.on_bad_sample(ALL).reader(Mode::Pread).direct(Direct::Off).stall_deadline(DEADLINE)
+    let builder =
+        Loader::builder(records(&path, 64)).batch_size(40).tuning(|t| t.slots(2)).workers(1).order(Order::sequential());
+    builder.on_bad_sample(ALL).tuning(|t| t.reader(Mode::Pread).direct(Direct::Off).stall_deadline(DEADLINE))
 }
 
 #[test]
 fn a_retry_that_hangs_is_named_with_its_place() {
     let faulty = Arc::new(Faulty::new().times(1, 1, Fault::Error(5)).ever(2, Fault::Late(ms(2500))));
     let dir = Dir::new();
-    let loader = build(plain(&dir).faulty(faulty.clone()));
+    let loader = build(plain(&dir).tuning(|t| t.faulty(faulty.clone())));
     assert_placed(&stall(&loader), &faulty.hits());
 }
 
@@ -30,7 +31,7 @@ fn a_retry_that_hangs_is_named_with_its_place() {
 fn a_read_of_a_substitute_that_wedges_is_named_with_its_place() {
     let (dir, faulty) = (Dir::new(), Arc::new(Faulty::new()));
     let inject = faulty.clone();
-    let loader = build(plain(&dir).faulty(faulty.clone()).map(move |_, ctx| match ctx.id() {
+    let loader = build(plain(&dir).tuning(|t| t.faulty(faulty.clone())).map(move |_, ctx| match ctx.id() {
         39 => {
             inject.inject(1000, Fault::Late(ms(2500)));
             Err(Error::user("bad"))
@@ -43,7 +44,7 @@ fn a_read_of_a_substitute_that_wedges_is_named_with_its_place() {
 #[test]
 fn a_page_cache_read_that_hangs_is_named_with_its_place() {
     let (dir, faulty) = (Dir::new(), Arc::new(Faulty::new().ever(0, Fault::Late(ms(2500)))));
-    let loader = build(plain(&dir).reader(Mode::Auto).faulty(faulty.clone()));
+    let loader = build(plain(&dir).tuning(|t| t.reader(Mode::Auto).faulty(faulty.clone())));
     assert_placed(&stall(&loader), &faulty.hits());
 }
 
@@ -52,7 +53,7 @@ fn a_chunk_retry_that_hangs_is_named_with_its_place() {
     let dir = Dir::new();
     let faulty = Arc::new(Faulty::new().times(1, 1, Fault::Error(5)).ever(2, Fault::Late(ms(3000))));
     let dataset = Chunks::open(&dir.write("chunk", &[7; 400]), &[100], 4);
-    let builder = Loader::builder(dataset).batch_size(4).stall_deadline(ms(300));
-    let loader = build(builder.reader(Mode::Pread).direct(Direct::Off).faulty(faulty.clone()));
+    let builder = Loader::builder(dataset).batch_size(4).tuning(|t| t.stall_deadline(ms(300)));
+    let loader = build(builder.tuning(|t| t.reader(Mode::Pread).direct(Direct::Off).faulty(faulty.clone())));
     assert_placed(&stall(&loader), &faulty.hits());
 }

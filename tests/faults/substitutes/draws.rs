@@ -7,7 +7,6 @@ use feedline::tensor::{DType, Field};
 use feedline::{Loader, LoaderBuilder, Order, Rank};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// The bytes of an extent count once, however many fields are cut from it.
 #[test]
@@ -104,7 +103,7 @@ fn substitutes_do_not_depend_on_the_place_of_resume() {
         assert_eq!([head, tail].concat(), whole, "{taken}");
     }
     for order in [Order::sequential(), Order::windowed(5, 3)] {
-        let make = || lanes(&toy).order(order.clone()).slots(1).workers(1);
+        let make = || lanes(&toy).order(order.clone()).tuning(|t| t.slots(1)).workers(1);
         let whole = delivered(build(make()).epoch(0).unwrap());
         let loader = build(make());
         let cut: Vec<_> = (0..whole.len()).flat_map(|_| delivered(loader.steps(1).unwrap())).collect();
@@ -187,7 +186,7 @@ fn substitute_chunks_are_not_opened_for_every_row() {
             let loader =
                 build(Loader::builder(toy.clone()).batch_size(300).workers(workers).order(order).on_bad_sample(ALL));
             assert_eq!(loader.epoch(0).unwrap().filter(Result::is_ok).count(), 12);
-            let opened = toy.opened.load(Ordering::SeqCst);
+            let opened = toy.opened();
             assert!(opened < 12 + 6 * 16, "{opened} chunks were opened for 12 batches by {workers} workers");
         }
     }

@@ -116,7 +116,7 @@ fn memory_stays_near_the_plan_with_only_bad_samples() {
         let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap().to_string();
         line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
     };
-    let builder = Loader::builder(bytes(60_000)).batch_size(20_000).slots(2).workers(2);
+    let builder = Loader::builder(bytes(60_000)).batch_size(20_000).tuning(|t| t.slots(2)).workers(2);
     let loader =
         build(builder.on_bad_sample(OnBadSample::Substitute { budget: 0 }).map(|_, _| Err(Error::user("bad"))));
     let (planned, before) = (loader.plan().total(), resident());

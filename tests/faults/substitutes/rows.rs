@@ -14,7 +14,8 @@ fn substituted_rows_are_whole_with_the_least_memory() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, 300, 4096);
     let make = || {
-        let builder = Loader::builder(records(&path, 4096)).batch_size(10).slots(2).workers(1).on_bad_sample(ALL);
+        let builder =
+            Loader::builder(records(&path, 4096)).batch_size(10).tuning(|t| t.slots(2)).workers(1).on_bad_sample(ALL);
         builder.map_adding([Field::fixed("n", DType::I64, [])], |row, ctx| {
             let n = row.index_of("n")?;
             row.slice_mut::<i64>(n)?[0] = ctx.id() as i64;
@@ -56,22 +57,23 @@ fn a_substitute_sees_nothing_of_a_half_written_row() {
     for (workers, (mode, direct)) in [1, 4, 6].into_iter().zip([reader(4), reader(0), reader(2)]) {
         let added = Field::fixed("sum", DType::I64, []);
         let builder = Loader::builder(records(&path, 64)).batch_size(16).order(Order::shuffled(1)).workers(workers);
-        let builder = builder.reader(mode).direct(direct).on_bad_sample(ALL).map_adding([added], |row, ctx| {
-            let sum = row.index_of("sum")?;
-            row.bytes_mut(0)[..8].reverse();
-            let id = ctx.id();
-            let (a, b) = rayon::join(|| id, || 7);
-            assert_eq!(a - id + b, 7);
-            row.bytes_mut(0)[..8].reverse();
-            if row.slice_mut::<i64>(sum)?[0] != 0 {
-                return Err(Error::new(ErrorKind::Config, Stage::Map, "left over"));
-            }
-            row.slice_mut::<i64>(sum)?[0] = ctx.id() as i64 + 1;
-            if ctx.id() % 4 == 2 {
-                panic!("after the sum")
-            }
-            if ctx.id() % 2 == 0 { Err(Error::user("even")) } else { Ok(()) }
-        });
+        let builder =
+            builder.tuning(|t| t.reader(mode).direct(direct)).on_bad_sample(ALL).map_adding([added], |row, ctx| {
+                let sum = row.index_of("sum")?;
+                row.bytes_mut(0)[..8].reverse();
+                let id = ctx.id();
+                let (a, b) = rayon::join(|| id, || 7);
+                assert_eq!(a - id + b, 7);
+                row.bytes_mut(0)[..8].reverse();
+                if row.slice_mut::<i64>(sum)?[0] != 0 {
+                    return Err(Error::new(ErrorKind::Config, Stage::Map, "left over"));
+                }
+                row.slice_mut::<i64>(sum)?[0] = ctx.id() as i64 + 1;
+                if ctx.id() % 4 == 2 {
+                    panic!("after the sum")
+                }
+                if ctx.id() % 2 == 0 { Err(Error::user("even")) } else { Ok(()) }
+            });
         let loader = build(builder);
         let mut got = BTreeMap::new();
         for batch in loader.epochs(0..2).unwrap() {
@@ -101,7 +103,7 @@ fn padding_of_the_last_batch_stays_beside_a_substitute() {
 #[test]
 fn no_sample_is_substituted_because_the_memory_budget_is_tight() {
     for (budget, end) in [(256 << 20, None), (80 << 20, Some(ErrorKind::Limit)), (32 << 20, Some(ErrorKind::Limit))] {
-        let builder = Loader::builder(Pictures::new()).batch_size(10).workers(2).slots(2).decode(Hungry);
+        let builder = Loader::builder(Pictures::new()).batch_size(10).workers(2).tuning(|t| t.slots(2)).decode(Hungry);
         let loader = build(builder.on_bad_sample(ALL).memory_budget(budget));
         let done = loader.epoch(0).unwrap().try_for_each(|batch| batch.map(drop));
         assert_eq!(done.err().map(|error| error.kind()), end, "{budget}");
@@ -125,10 +127,11 @@ impl Chance {
         let faulty = (0..20).fold(Faulty::new(), |faulty, _| faulty.once(self.below(600), Fault::Error(5)));
         let order = if self.below(2) == 0 { Order::sequential() } else { Order::shuffled(life) };
         let (mode, direct) = reader(self.below(6) as usize);
-        let builder = builder.order(order).reader(mode).direct(direct).faulty(Arc::new(faulty)).on_bad_sample(ALL);
-        let builder = builder.batch_size(1 + self.below(30) as usize).slots(1 + self.below(4) as usize);
+        let builder =
+            builder.order(order).tuning(|t| t.reader(mode).direct(direct).faulty(Arc::new(faulty))).on_bad_sample(ALL);
+        let builder = builder.batch_size(1 + self.below(30) as usize).tuning(|t| t.slots(1 + self.below(4) as usize));
         let inside = self.clone();
-        builder.workers(1 + self.below(5) as usize).stall_deadline(Duration::from_secs(60)).map(
+        builder.workers(1 + self.below(5) as usize).tuning(|t| t.stall_deadline(Duration::from_secs(60))).map(
             move |_, _| match inside.below(40) {
                 0 => panic!("by chance"),
                 1 | 2 => Err(Error::user("by chance")),

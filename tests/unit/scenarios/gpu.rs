@@ -51,7 +51,7 @@ impl Gpu {
     }
 
     pub(super) fn settings(&self, builder: LoaderBuilder) -> LoaderBuilder {
-        let builder = builder.device(self.device.clone()).gds(Gds::Off).device_batches(self.on.buffers);
+        let builder = builder.device(self.device.clone()).tuning(|t| t.gds(Gds::Off).device_batches(self.on.buffers));
         match self.on.given {
             Given::Builder => builder.stream(Stream::promised(self.stream)),
             Given::EachBatch | Given::Never => builder,

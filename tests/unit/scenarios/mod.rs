@@ -20,6 +20,7 @@ mod verdict;
 
 use super::Loader;
 use crate::batch::Batch;
+use crate::memory::MemoryTerm;
 use crate::meter::Snapshot;
 use crate::order::Order;
 use gpu::{Gpu, OnGpu};
@@ -173,8 +174,7 @@ impl Scenario {
                 .decode(Decode { time: time.clone(), times: self.times(self.decode, 2) })
                 .batch_size(self.rows as usize)
                 .workers(self.workers)
-                .slots(self.slots)
-                .held_deadline(Duration::from_secs(3600))
+                .tuning(|t| t.slots(self.slots).held_deadline(Duration::from_secs(3600)))
                 .simulated(time.clock(), opened);
             if self.order > 0.0 {
                 let times = self.times(self.order, 3);
@@ -192,7 +192,7 @@ impl Scenario {
             return make(None);
         }
         let (loader, _) = make(None);
-        let (total, ring) = (loader.plan().total(), loader.plan().ring_bytes);
+        let (total, ring) = (loader.plan().total(), loader.plan().term(MemoryTerm::RING).bytes());
         drop(loader);
         // One sample, and the plan's addition for its alignment.
         make(Some(total - ring + 4 * SAMPLE as usize))

@@ -3,6 +3,7 @@
 use super::state::{FillState, Flow};
 use super::threads::LOOK;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::memory::MemoryTerm;
 use crate::storage::cache::blocks::CachedBlocks;
 use crate::storage::cache::config::Cache;
 use crate::storage::cache::dir::CacheDir;
@@ -145,11 +146,10 @@ impl Fill {
         self.shared.rests(&self.shared.flow.full_until)
     }
 
-    /// Bytes of blocks in memory.
-    pub(crate) fn bytes(&self) -> usize {
-        self.shared.downloads * self.shared.blocks.block() as usize
-            + self.shared.brought_max
-            + self.shared.blocks.table_bytes()
+    /// Blocks in memory, and the tables.
+    pub(crate) fn term(&self) -> MemoryTerm {
+        let blocks = self.shared.downloads * self.shared.blocks.block() as usize + self.shared.brought_max;
+        MemoryTerm::NETWORK.of(1, blocks + self.shared.blocks.table_bytes())
     }
 
     /// Ends all downloads. Blocks that came are written.

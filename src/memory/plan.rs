@@ -1,0 +1,264 @@
+//! The memory of a loader as a sum of terms. Pure. Whoever makes a buffer names its [`MemoryTerm`]; this file knows none but the
+//! data in memory, which loaders share.
+//!
+//! `build()` reserves all of it except the scratch of third-party decoders. That term is a limit, and is allocated when a
+//! picture needs it.
+
+use super::Part;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
+use std::fmt;
+
+/// A term of a [`MemoryPlan`]: a number of equal buffers, with the reason for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryTerm {
+    /// The name of its line in the plan.
+    pub name: &'static str,
+    /// Number of buffers.
+    pub count: usize,
+    /// Bytes of one buffer.
+    pub each: usize,
+    /// The reason; `{count}` and `{each}` stand for the numbers.
+    why: &'static str,
+    /// Bytes of each buffer that `build` takes at once. The others are a limit, which few runs reach.
+    pub(crate) at_once: usize,
+    /// Whether the budget bounds it.
+    budgeted: bool,
+    /// The smallest count and bytes that work.
+    least: (usize, usize),
+    /// The lowest turn is the first to take what a budget leaves above the least.
+    turn: u8,
+}
+
+impl MemoryTerm {
+    /// The dataset's data in memory, as of `.in_memory()`. All loaders of the dataset share it.
+    pub const DATA: Self = Self::new("data in memory", "the dataset's; all of its loaders share it");
+
+    /// The name and the reason of a line of the plan.
+    pub(crate) const fn new(name: &'static str, why: &'static str) -> Self {
+        Self { name, count: 0, each: 0, why, at_once: 0, budgeted: true, least: (0, 0), turn: 0 }
+    }
+
+    /// Not part of the budget: a line below the sum.
+    pub(crate) const fn outside(self) -> Self {
+        Self { budgeted: false, ..self }
+    }
+
+    /// `count` buffers of `each` bytes.
+    pub(crate) const fn of(self, count: usize, each: usize) -> Self {
+        Self { count, each, least: (count, each), ..self }
+    }
+
+    /// `build` takes this many bytes of each buffer at once.
+    pub(crate) const fn taking(self, bytes: usize) -> Self {
+        Self { at_once: bytes, ..self }
+    }
+
+    /// Under a tight budget, down to `count` buffers of `each` bytes do. Terms grow from there turn by turn.
+    pub(crate) const fn or_least(self, count: usize, each: usize, turn: u8) -> Self {
+        Self { least: (count, each), turn, ..self }
+    }
+
+    /// Bytes of all buffers.
+    pub const fn bytes(&self) -> usize {
+        self.count.saturating_mul(self.each)
+    }
+
+    /// The reason for the term.
+    pub fn why(&self) -> String {
+        self.why.replace("{count}", &self.count.to_string()).replace("{each}", &Bytes(self.each).to_string())
+    }
+
+    /// The smallest that works.
+    pub(crate) const fn at_least(self) -> Self {
+        Self { count: self.least.0, each: self.least.1, ..self }
+    }
+
+    /// Grows from the least towards `most` by at most `room` bytes.
+    fn grow(&mut self, most: &Self, room: usize) {
+        let more = |other: usize, gap: usize| room.checked_div(other).unwrap_or(0).min(gap);
+        match most.count.saturating_sub(self.count) {
+            0 => self.each += more(self.count, most.each.saturating_sub(self.each)),
+            gap => self.count += more(self.each, gap),
+        }
+    }
+
+    fn line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "  {:<16} {:>10}  {}", self.name, Bytes(self.bytes()).to_string(), self.why())
+    }
+}
+
+/// The sum of a loader's memory in bytes. Print it with `println!("{}", loader.plan())`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryPlan {
+    /// All terms, also those that are 0 here.
+    pub terms: Vec<MemoryTerm>,
+    /// The limit of `memory_budget`, if set, or the share of the `shared_budget`, if smaller.
+    pub budget: Option<usize>,
+    /// The share of the `shared_budget`, if any.
+    part: Option<Part>,
+    /// The free memory, if the defaults did not fit it.
+    free: Option<usize>,
+}
+
+/// What bounds a plan.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Limits {
+    pub(crate) budget: Option<usize>,
+    /// The share of a shared budget.
+    pub(crate) part: Option<Part>,
+    /// Bytes that the process can still get, if known.
+    pub(crate) free: Option<usize>,
+    /// For errors: the sample or chunk that needs most.
+    pub(crate) largest: String,
+}
+
+impl MemoryPlan {
+    /// Bytes of all terms that the budget bounds.
+    pub fn total(&self) -> usize {
+        self.budgeted().fold(0, |sum, term| sum.saturating_add(term.bytes()))
+    }
+
+    /// The term of this name, such as [`MemoryTerm::SLOTS`], with its numbers here; 0 if there is none.
+    pub fn term(&self, term: MemoryTerm) -> MemoryTerm {
+        self.terms.iter().find(|own| own.name == term.name).copied().unwrap_or(term)
+    }
+
+    fn budgeted(&self) -> impl Iterator<Item = &MemoryTerm> {
+        self.terms.iter().filter(|term| term.budgeted)
+    }
+
+    /// Bytes that `build` takes at once.
+    pub(crate) fn at_once(&self) -> usize {
+        self.terms.iter().fold(0, |sum, term| sum.saturating_add(term.count.saturating_mul(term.at_once)))
+    }
+
+    fn data(&self) -> usize {
+        self.term(MemoryTerm::DATA).bytes()
+    }
+
+    /// Bytes of this loader alone.
+    pub(crate) fn own(&self) -> usize {
+        self.total() - self.data()
+    }
+
+    /// Plans with these terms, or as much of them as the budget and the free memory allow.
+    ///
+    /// Errors: [`ErrorKind::Budget`] with the sum of the smallest legal plan.
+    pub(crate) fn fit(terms: Vec<MemoryTerm>, limits: Limits) -> Result<Self> {
+        let mut most = Self { terms: joined(terms), budget: None, part: limits.part, free: None };
+        let data = most.data();
+        // A shared budget takes the data off before it is divided.
+        let part = limits.part.map(|part| part.bytes.saturating_add(data));
+        most.budget = limits.budget.into_iter().chain(part).min();
+        let budget = most.budget.unwrap_or(usize::MAX);
+        let lacking = |plan: &Self| limits.free.filter(|free| plan.at_once() > *free);
+        if most.total() <= budget && lacking(&most).is_none() {
+            return Ok(most);
+        }
+        let mut plan = most.clone();
+        plan.terms.iter_mut().for_each(|term| *term = term.at_least());
+        if plan.total() > budget {
+            return Err(plan.too_small(&limits.largest, (budget, "allowed"), plan.total()));
+        }
+        if let Some(free) = lacking(&plan) {
+            let have = (free, "free, limits of the container included");
+            return Err(plan.too_small(&limits.largest, have, plan.at_once()));
+        }
+        plan.free = lacking(&most);
+        let limit = plan.free.map_or(budget, |free| budget.min(free.saturating_add(data)));
+        let mut turns: Vec<usize> = (0..plan.terms.len()).collect();
+        turns.sort_by_key(|index| plan.terms[*index].turn);
+        for index in turns {
+            let room = limit.saturating_sub(plan.total());
+            plan.terms[index].grow(&most.terms[index], room);
+        }
+        Ok(plan)
+    }
+
+    fn budget_in_words(&self) -> String {
+        let Some(budget) = self.budget else { return "no budget set".into() };
+        let Some(part) = self.part else { return format!("budget {}", Bytes(budget)) };
+        let relation = if budget < part.bytes.saturating_add(self.data()) { ", less than" } else { ":" };
+        let data = if self.data() > 0 { " the data and" } else { "" };
+        let share = if part.parts == 1 { "all".into() } else { format!("1/{}", part.parts) };
+        let (budget, free, whole, loaders) = (Bytes(budget), Bytes(part.free), Bytes(part.whole), part.loaders);
+        format!(
+            "budget {budget}{relation}{data} {share} of the {free} free in a budget of {whole} for {loaders} loaders"
+        )
+    }
+
+    /// The error: `have` bytes are `what`.
+    fn too_small(&self, largest: &str, (have, what): (usize, &str), need: usize) -> Error {
+        let part = self.part.filter(|part| part.bytes.saturating_add(self.data()) == have && part.parts > 1);
+        let later = part.map_or("", |_| ", and loaders that need less, built first, leave more");
+        let data = format!(", and data in storage, without {}, none", Setting::InMemory);
+        let message = format!(
+            "{} are {what}, {} are needed at least ({largest}); fewer workers, smaller batches or fewer slots need \
+             less{later}{}:\n{self}",
+            Bytes(have),
+            Bytes(need),
+            if self.data() > 0 { &data } else { "" },
+        );
+        Error::new(ErrorKind::Budget, Stage::Build, message)
+    }
+}
+
+/// Terms of one name are one line, for the last of the reasons.
+fn joined(terms: Vec<MemoryTerm>) -> Vec<MemoryTerm> {
+    let mut lines: Vec<MemoryTerm> = Vec::with_capacity(terms.len());
+    for term in terms {
+        match lines.iter_mut().find(|line| line.name == term.name) {
+            Some(line) => *line = term.of(1, line.bytes().saturating_add(term.bytes())),
+            None => lines.push(term),
+        }
+    }
+    lines
+}
+
+/// Bytes with a unit.
+pub(crate) struct Bytes(pub(crate) usize);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+        let mut value = self.0 as f64;
+        let mut unit = 0;
+        while value >= 1024.0 && unit + 1 < UNITS.len() {
+            value /= 1024.0;
+            unit += 1;
+        }
+        if unit == 0 { write!(f, "{} B", self.0) } else { write!(f, "{value:.1} {}", UNITS[unit]) }
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for term in self.budgeted().filter(|term| term.bytes() > 0) {
+            term.line(f)?;
+            writeln!(f)?;
+        }
+        let free = self.free.map_or(String::new(), |free| format!("; {} of memory were free", Bytes(free)));
+        let budget = self.budget_in_words() + &free;
+        write!(f, "  {:<16} {:>10}  {budget}", "sum", Bytes(self.total()).to_string())?;
+        self.terms.iter().filter(|term| !term.budgeted).try_for_each(|term| {
+            writeln!(f)?;
+            term.line(f)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_units() {
+        let table = [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (4 << 30, "4.0 GiB")];
+        for (bytes, text) in table {
+            assert_eq!(Bytes(bytes).to_string(), text);
+        }
+    }
+}
