@@ -16,7 +16,7 @@ mod common;
 #[path = "common/picture.rs"]
 mod picture;
 #[cfg(feature = "turbojpeg")]
-#[path = "common/turbo.rs"]
+#[path = "../tests/common/turbojpeg.rs"]
 mod turbo;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
@@ -29,10 +29,7 @@ use feedline::tensor::{DType, EncodedField};
 use feedline::unstable::Single;
 use picture::made;
 use std::collections::HashMap;
-use std::hint::black_box;
 use std::path::{Path, PathBuf};
-use zune_core::{bytestream::ZCursor, colorspace::ColorSpace, options::DecoderOptions};
-use zune_jpeg::JpegDecoder;
 
 const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 const STD: [f32; 3] = [0.229, 0.224, 0.225];
@@ -69,10 +66,6 @@ fn pictures(variable: &str, interval: u16) -> Vec<Vec<u8>> {
     pictures
 }
 
-fn options() -> DecoderOptions {
-    DecoderOptions::new_fast().jpeg_set_out_colorspace(ColorSpace::RGB)
-}
-
 fn images(criterion: &mut Criterion) {
     let pictures = pictures("FEEDLINE_BENCH_IMAGES", 0);
     let mut group = criterion.benchmark_group("images");
@@ -80,24 +73,11 @@ fn images(criterion: &mut Criterion) {
     let mut turn = pictures.iter().cycle();
     let mut next = || turn.next().expect("not empty").as_slice();
 
-    group.bench_function("header (zune)", |bencher| {
-        bencher.iter(|| {
-            let mut decoder = JpegDecoder::new_with_options(ZCursor::new(next()), options());
-            decoder.decode_headers().unwrap();
-            black_box(decoder.dimensions())
-        });
-    });
-    let mut pixels = vec![0; 1 << 26];
-    group.bench_function("full decode (zune)", |bencher| {
-        bencher.iter(|| {
-            let mut decoder = JpegDecoder::new_with_options(ZCursor::new(next()), options());
-            decoder.decode_into(&mut pixels).unwrap();
-        });
-    });
+    let pixels = vec![90; 3 * 500 * 375];
     group.bench_function("resize 500x375 to 224x224 (fast_image_resize)", |bencher| {
         let mut resizer = fir::Resizer::new();
         let mut out = fir::images::Image::new(224, 224, fir::PixelType::U8x3);
-        let source = fir::images::ImageRef::new(500, 375, &pixels[..3 * 500 * 375], fir::PixelType::U8x3).unwrap();
+        let source = fir::images::ImageRef::new(500, 375, &pixels, fir::PixelType::U8x3).unwrap();
         let bilinear = fir::ResizeAlg::Convolution(fir::FilterType::Bilinear);
         let options = fir::ResizeOptions::new().resize_alg(bilinear);
         bencher.iter(|| resizer.resize(&source, &mut out, &options).unwrap());
@@ -180,15 +160,24 @@ fn loaders(plain: &[Vec<u8>]) -> Vec<Contestant> {
     // At their own sizes: nothing is resized.
     let mut sized: HashMap<(u32, u32), Single> = HashMap::new();
     let full = move |_: usize, plain: &[u8], _: &[u8]| {
-        let mut decoder = JpegDecoder::new_with_options(ZCursor::new(plain), options());
-        decoder.decode_headers().unwrap();
-        let (width, height) = decoder.dimensions().unwrap();
-        let size = (width as u32, height as u32);
+        let size = size_of(plain);
         let make = || Single::new(Image::resize(size.0, size.1), &EncodedField::image("image")).unwrap();
         sized.entry(size).or_insert_with(make).decode(plain, 1, 0, 0).unwrap();
     };
     out.push((String::from("Image, full decode"), Box::new(full)));
     out
+}
+
+/// Width and height by the frame header.
+fn size_of(picture: &[u8]) -> (u32, u32) {
+    let mut at = 2;
+    loop {
+        let side = |offset| u32::from(u16::from_be_bytes([picture[at + offset], picture[at + offset + 1]]));
+        if matches!(picture[at + 1], 0xC0..=0xC2) {
+            return (side(7), side(5));
+        }
+        at += 2 + side(2) as usize;
+    }
 }
 
 /// The crop of `Image` for picture `id`.
@@ -213,28 +202,21 @@ fn crop_of(id: usize, width: u32, height: u32) -> turbo::Region {
 /// Contestants: the libraries without this crate.
 fn libraries() -> Vec<Contestant> {
     // Up to 22 megapixels.
-    let mut pixels = vec![0; 1 << 26];
     #[cfg_attr(not(feature = "turbojpeg"), allow(unused_mut, reason = "only that feature adds some"))]
-    let mut out: Vec<Contestant> = vec![(
-        String::from("zune-jpeg, full decode"),
-        Box::new(move |_, plain, _| {
-            let mut decoder = JpegDecoder::new_with_options(ZCursor::new(plain), options());
-            decoder.decode_into(&mut pixels).unwrap();
-        }),
-    )];
+    let mut out: Vec<Contestant> = Vec::new();
     #[cfg(feature = "turbojpeg")]
     {
-        let mut turbo = turbo::Turbo::new();
+        let mut turbo = turbo::Turbo::default();
         let full = move |_: usize, plain: &[u8], _: &[u8]| {
             turbo.decode(plain, |_, _| None);
         };
         out.push((String::from("libjpeg-turbo, full decode"), Box::new(full)));
-        let mut turbo = turbo::Turbo::new();
+        let mut turbo = turbo::Turbo::default();
         let region = move |id, plain: &[u8], _: &[u8]| {
             turbo.decode(plain, |w, h| Some(crop_of(id, w, h)));
         };
         out.push((String::from("libjpeg-turbo, crop region"), Box::new(region)));
-        let mut turbo = turbo::Turbo::new();
+        let mut turbo = turbo::Turbo::default();
         let mut resizer = fir::Resizer::new();
         let mut target = fir::images::Image::new(224, 224, fir::PixelType::U8x3);
         let both = move |id, plain: &[u8], _: &[u8]| {

@@ -98,7 +98,6 @@ settings! {
     Substitute: "on_bad_sample", "substitute", "";
     TarFields: "Tar::builder", "columns", "--columns";
     Token: "Tokens::builder(DType::{})", "token=\"{}\"", "--token {}";
-    Turbo: "turbojpeg", "", "";
     UpTo: "up_to", "up_to", "--up-to";
     WholeData: "Rank::single()", "shard=None", "";
     Window: "Order::windowed", "window", "--window";

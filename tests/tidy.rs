@@ -32,16 +32,15 @@ const LEVELS: &[(&str, u32)] = &[
 
 /// The only files that may hold `unsafe`.
 const UNSAFE: &[&str] = &[
-    "benches/common/turbo.rs",
     "benches/starvation/device.rs",
     "examples/profile/gpu.rs",
     "examples/pytorch/src/lent.rs",
     "examples/pytorch/src/stream.rs",
     "examples/pytorch/src/tensor.rs",
-    "src/decode/image/turbo.rs",
     "src/device/cuda/copy.rs",
     "src/device/cuda/cufile/api.rs",
     "src/device/cuda/cufile/mod.rs",
+    "tests/common/turbojpeg.rs",
     "tests/unit/cufile.rs",
     "src/device/cuda/direct.rs",
     "src/device/cuda/driver.rs",

@@ -1,4 +1,4 @@
-//! A JPEG of one sequential scan: whole, at a part of its size and cut from its middle, with and without seek points, its
+//! A JPEG of any scans: whole, at a part of its size and cut from its middle, with and without seek points, its
 //! pixels are libjpeg-turbo's to the bit, if both take it.
 //!
 //! An input is a JPEG file, or (any other first bytes) a recipe of one, which both take or neither, unless the recipe damages
@@ -11,7 +11,7 @@
 mod points;
 #[path = "jpeg/recipe.rs"]
 mod recipe;
-#[path = "jpeg/turbo.rs"]
+#[path = "../../tests/common/turbojpeg.rs"]
 mod turbo;
 
 use feedline::decode::Image;
@@ -35,11 +35,7 @@ fuzz_target!(|bytes: &[u8]| {
 
 /// Compares what can be compared. If `both`, one must not refuse what the other takes.
 fn compare(picture: &[u8], both: bool) {
-    // Pictures of several scans are not the engine's.
-    if picture.windows(2).filter(|pair| *pair == [0xFF, 0xDA]).count() != 1 {
-        return;
-    }
-    let Some((width, height)) = turbo::size_of_sequential(picture) else { return };
+    let Some((width, height)) = turbo::size(picture) else { return };
     // The longer side first: a size that the library does not know is the largest of all numbers.
     if width.max(height) > 16_384 || width * height > PIXELS_MAX {
         return;
@@ -61,7 +57,10 @@ fn compare_scaled(
     scale: usize,
     (draw, both): (usize, bool),
 ) {
-    let right = turbo::pixels(picture, (width, height), scale);
+    let right = turbo::pixels(picture, scale).map(|(size, pixels)| {
+        assert_eq!(size, (width, height));
+        pixels
+    });
     let mut single = single(Image::resize(width as u32, height as u32), scale);
     let whole = decode(&mut single, picture, &[]);
     let (Some(right), Ok(whole)) = (&right, &whole) else {

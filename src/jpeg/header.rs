@@ -20,7 +20,7 @@ pub(crate) const EXIF: &[u8] = b"Exif\0\0";
 pub(crate) const DAMAGED: &str = "damaged JPEG";
 
 /// Bytes of padding that some encoders write before a marker.
-pub(crate) const SURPLUS: usize = 2;
+pub(super) const SURPLUS: usize = 2;
 
 /// Heap bytes of a decoder's tables.
 const TABLES: u64 = 256 << 10;
@@ -51,10 +51,8 @@ pub(crate) struct Header {
     ids: [u8; 4],
     factors: [Factors; 4],
     pub(crate) colours: Colours,
-    /// Whether the first scan holds all components.
+    /// Whether the picture is sequential, and the first scan holds all components in the frame's order.
     pub(crate) one_scan: bool,
-    /// Whether the first scan begins with the first component.
-    pub(crate) in_order: bool,
     /// MCUs between two restart markers; 0 without them.
     pub(crate) restart: u32,
     /// Offset of the picture's height; the width follows it.
@@ -110,10 +108,11 @@ impl Header {
                 0xD9 => return Err(Error::decode("JPEG ends before its first scan")),
                 0xDA => {
                     let header = header.ok_or_else(|| Error::decode("JPEG without a frame header"))?;
-                    let one_scan = !header.progressive && body.first() == Some(&header.components);
-                    let in_order = body.get(1) == Some(&header.ids[0]);
+                    let names = body.iter().skip(1).step_by(2).take(header.components.into());
+                    let in_order = names.eq(&header.ids[..usize::from(header.components)]);
+                    let one_scan = !header.progressive && body.first() == Some(&header.components) && in_order;
                     let colours = colours(&header.ids[..usize::from(header.components)], jfif, adobe);
-                    let header = Self { one_scan, in_order, colours, restart, ..header };
+                    let header = Self { one_scan, colours, restart, ..header };
                     return Ok(Self { scan: end, exif, stray, short_adobe, ..header });
                 }
                 0xDD => {
@@ -162,7 +161,6 @@ impl Header {
             factors,
             colours: Colours::Grey,
             one_scan: false,
-            in_order: false,
             restart: 0,
             height_at: at + 1,
             scan: 0,
@@ -226,33 +224,6 @@ impl Header {
             at = segment.end;
             Some((segment.marker, segment.start, &input[segment.start..segment.end]))
         })
-    }
-
-    /// Whether all factors are 1, 2 or 4, and those of the first component the largest.
-    pub(crate) fn factors_are_plain(&self) -> bool {
-        let first = self.factors[0];
-        let plain = |side: u8, most: u8| matches!(side, 1 | 2 | 4) && side <= most;
-        self.factors().iter().all(|own| plain(own.h, first.h) && plain(own.v, first.v))
-    }
-
-    /// Notes in `left` how many low bits of each component's coefficients lack behind a scan with this header.
-    pub(crate) fn note_scan(&self, body: &[u8], left: &mut [[u8; 64]; 4]) {
-        let Some((parts, [first, last, bits])) = body.get(1..).and_then(|rest| rest.split_last_chunk()) else { return };
-        for [name, _] in parts.as_chunks::<2>().0 {
-            let Some(part) = self.ids.iter().position(|id| id == name) else { continue };
-            let band = left[part].get_mut((*first).into()..=(*last).into()).unwrap_or_default();
-            // A refinement adds one bit to those before it.
-            let next = band.iter_mut().filter(|left| bits >> 4 == 0 || **left == bits >> 4);
-            next.for_each(|left| *left = bits & 15);
-        }
-    }
-
-    /// Samples of all components, padded to whole MCUs.
-    pub(crate) fn samples(&self) -> u64 {
-        let (h, v) = self.largest_factors();
-        let mcus = u64::from(self.width.div_ceil(8 * h)) * u64::from(self.height.div_ceil(8 * v));
-        let blocks: u64 = self.factors().iter().map(|factors| u64::from(factors.h) * u64::from(factors.v)).sum();
-        mcus * blocks * 64
     }
 }
 

@@ -9,8 +9,8 @@
 //!      └──────────────────────────────┘
 //! ```
 //!
-//! It decodes sequential Huffman JPEGs of 8 bits in one scan, of 1, 3 or 4 components with any factors that libjpeg-turbo
-//! takes. JPEGs of several scans ([`Header::one_scan`] is false) are another decoder's.
+//! It decodes Huffman JPEGs of 8 bits, sequential and progressive, of 1, 3 or 4 components with any factors that libjpeg-turbo
+//! takes. [`walk`](walk::Walk) reads a picture of one scan, [`scans`] one of several.
 //!
 //! # Pixels
 //!
@@ -24,7 +24,7 @@
 //! # Limits and invariants
 //!
 //! * Memory: two rows of MCUs of each component, at most 512 bytes per pixel of width; 8 bytes per restart interval; 256 KiB
-//!   of tables.
+//!   of tables. For several scans see [`scans`].
 //! * Time is linear in the bytes and pixels up to the crop's end: each code takes at least one bit, and damaged MCUs none.
 //! * Input is untrusted. Reads beyond its end give zeros, which are detected within one MCU.
 
@@ -47,17 +47,14 @@ mod walk;
 pub(crate) use codes::{Sink, walk};
 pub(crate) use header::{Colours, DAMAGED, EXIF, Header, Input, Scan, Segment};
 pub(crate) use huffman::{CODE_MAX, Table};
-pub(crate) use kernels::pixel;
 pub(crate) use region::Region;
-pub(crate) use scans::Script;
-#[cfg(feature = "turbojpeg")]
-pub(crate) use {header::SURPLUS, rows::product};
 
 use crate::error::Result;
+use header::Component;
 use kernels::Kernels;
 use region::Layout;
 use rows::Rows;
-use scans::{Coefficients, Readers, ScanTables};
+use scans::{Coefficients, Readers, ScanTables, Script};
 use seek::{Points, Writer};
 use walk::{Tables, Walk};
 
@@ -65,6 +62,39 @@ use walk::{Tables, Walk};
 pub(crate) trait RowSink {
     /// The place of row `y` of the region, RGB. Rows come in order. They come again from row 0 on if seek points fail.
     fn row(&mut self, y: u32) -> &mut [u8];
+}
+
+/// The scans of a picture, ready to be decoded.
+pub(crate) enum Scans<'a> {
+    /// A sequential picture with all components in their order.
+    One(Scan<'a>),
+    Several(Script<'a>),
+}
+
+impl<'a> Scans<'a> {
+    /// Errors: scans that no decoder takes, or more than `most`; if the picture is `strict`, scans that leave out coefficients.
+    pub(crate) fn of(picture: Input<'a>, most: u32) -> Result<Self> {
+        match picture.header.one_scan {
+            true => Scan::parse(picture.bytes, picture.header).map(Self::One),
+            false => Script::parse(picture, most).map(Self::Several),
+        }
+    }
+
+    /// Maximum heap bytes of the engine, besides its output.
+    pub(crate) fn engine_bytes(&self, header: &Header) -> u64 {
+        header.engine_bytes()
+            + match self {
+                Self::One(_) => 0,
+                Self::Several(script) => script.engine_bytes(header),
+            }
+    }
+
+    fn components(&self) -> &[Component] {
+        match self {
+            Self::One(scan) => scan.components(),
+            Self::Several(script) => script.components(),
+        }
+    }
 }
 
 /// A worker's tables and rows, kept from picture to picture.
@@ -102,56 +132,56 @@ impl Decoder {
         }
     }
 
-    /// Decodes the pixels of `region` of a picture of one scan to RGB. The region lies in the picture at 1 / `scale` of its
-    /// size, each side rounded up: 1, 2, 4 or 8. After an error, some rows were written.
+    /// Decodes the pixels of `region` to RGB. The region lies in the picture at 1 / `scale` of its size, each side rounded up:
+    /// 1, 2, 4 or 8. After an error, some rows were written.
     ///
-    /// If `picture` is not `strict`, MCUs are grey from damage to the end of its restart interval, or of the picture. Otherwise damage
-    /// is an error, with its byte and MCU. `points` are those of [`seek_points`](Self::seek_points), or empty.
+    /// If `picture` is not `strict`, damage ends the restart interval, or the scan: in a picture of one scan its MCUs are grey, one
+    /// of several scans adds nothing more. Otherwise damage is an error, with its byte and MCU. `points` are those of
+    /// [`seek_points`](Self::seek_points), or empty.
     pub(crate) fn decode(
         &mut self,
         picture: Input<'_>,
+        scans: &Scans<'_>,
         points: &[u8],
         (region, scale): (Region, u32),
         to: &mut dyn RowSink,
     ) -> Result<()> {
         let Input { bytes: input, header, .. } = picture;
-        let scan = Scan::parse(input, header)?;
-        self.tables.update(&scan);
+        let layout = Layout::new(header, scans.components(), (region, scale));
+        let scan = match scans {
+            Scans::One(scan) => scan,
+            Scans::Several(script) => return self.run_script(picture, script, &layout, to),
+        };
+        self.tables.update(scan);
         // Whatever is wrong with the points, the picture decides.
         let points = Points::new(points, input, header);
-        let layout = Layout::new(header, scan.components(), (region, scale));
-        if points.is_some() && self.run(Input { strict: true, ..picture }, &scan, points, &layout, to).is_ok() {
+        if points.is_some() && self.run(Input { strict: true, ..picture }, scan, points, &layout, to).is_ok() {
             return Ok(());
         }
-        self.run(picture, &scan, None, &layout, to)
+        self.run(picture, scan, None, &layout, to)
     }
 
-    /// Decodes the pixels of `region` of a picture of any scans, as [`decode`](Self::decode) does.
-    ///
-    /// If `picture` is not `strict`, a damaged scan adds nothing from there to the end of its restart interval, or of the
-    /// picture.
-    pub(crate) fn decode_scans(
+    fn run_script(
         &mut self,
         picture: Input<'_>,
         script: &Script<'_>,
-        (region, scale): (Region, u32),
+        layout: &Layout,
         to: &mut dyn RowSink,
     ) -> Result<()> {
         let Input { bytes, header, strict } = picture;
         if strict {
             header.end_marker(bytes)?;
         }
-        let layout = Layout::new(header, script.components(), (region, scale));
         let Self { kernels, rows, coefficients, .. } = self;
-        rows.start(&layout);
-        coefficients.start(header, &layout);
+        rows.start(layout);
+        coefficients.start(header, layout);
         let mut readers = Readers::new(picture, script, &mut self.scans);
         let mut next = layout.region.top;
         for row in 0..layout.mcu_rows.end {
             let needed = layout.mcu_rows.contains(&row);
-            readers.row(&layout, (row, needed), coefficients, (rows, kernels))?;
+            readers.row(layout, (row, needed), coefficients, (rows, kernels))?;
             if needed {
-                next = write(&layout, (row, next), header.colours, (rows, kernels), to);
+                next = write(layout, (row, next), header.colours, (rows, kernels), to);
             }
         }
         readers.finish()

@@ -95,6 +95,7 @@ impl<'a> Script<'a> {
             Self { components: [Component::default(); 4], count: 0, quants: [[0; 64]; 4], scans: Vec::new() };
         let (mut at, mut restart) = (2, 0);
         let (mut have, mut latched, mut lacks) = ([false; 4], [false; 4], [[UNSEEN; 64]; 4]);
+        let mut odd = Ok(());
         loop {
             let segment = match Segment::next(input, at) {
                 Ok(segment) if segment.marker != 0xD9 => segment,
@@ -126,11 +127,14 @@ impl<'a> Script<'a> {
                     at = data.end;
                     let scan = script.scan(header, (body, start), &state, (restart, data))?;
                     script.latch(&scan, &state, (&have, &mut latched))?;
-                    scan.note(&mut lacks, strict)?;
+                    odd = odd.and(scan.note(&mut lacks));
                     script.scans.push(scan);
                 }
                 _ => {}
             }
+        }
+        if strict {
+            odd?;
         }
         let missing = |lacks: &[u8; 64]| lacks.iter().any(|lacks| *lacks > 0);
         if strict && lacks[..script.count].iter().any(missing) {
@@ -252,8 +256,8 @@ impl OneScan<'_> {
         &self.parts[..self.count]
     }
 
-    /// Notes what is still lacking behind this scan. Errors, if `strict`: it refines bits that are not there.
-    fn note(&self, lacks: &mut Lacks, strict: bool) -> Result<()> {
+    /// Notes what is still lacking behind this scan. Errors: it refines bits that are not there, or codes what is there.
+    fn note(&self, lacks: &mut Lacks) -> Result<()> {
         let refines = matches!(self.coding, Coding::DcRefine | Coding::AcRefine);
         for part in self.parts() {
             let lacks = &mut lacks[part.component];
@@ -262,7 +266,7 @@ impl OneScan<'_> {
             // A sequential component may come again.
             let odd =
                 self.coding != Coding::Sequential && lacks[self.band.clone()].iter().any(|lacks| *lacks != expected);
-            if strict && (unready || odd) {
+            if unready || odd {
                 let message = format!("{DAMAGED}: a scan that does not follow the scans before it");
                 return Err(located(message, self.data.start));
             }

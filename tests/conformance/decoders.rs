@@ -204,8 +204,7 @@ fn odd_pictures_are_as_in_pillow_or_refused_by_name() {
             (Ok(()), _) => {
                 let right = file(&format!("{name}.rgb"));
                 let most = single.bytes(0).iter().zip(&right).map(|(a, b)| a.abs_diff(*b)).max();
-                // Progressive ones by zune-jpeg.
-                assert!(single.bytes(0).len() == right.len() && most <= Some(5), "{name}: {most:?}");
+                assert!(single.bytes(0).len() == right.len() && most <= Some(0), "{name}: {most:?}");
             }
             (Err(error), Some(words)) => assert!(error.to_string().contains(words), "{name}: {error}"),
             (Err(error), None) => panic!("{name}: {error}"),

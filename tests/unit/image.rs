@@ -2,7 +2,6 @@
 
 use super::finish::Values;
 use super::geometry::{Crop, Op, Rect, Size};
-use super::settings::Backend;
 use super::workspace::{Encoded, PURPOSE, Workspace};
 use super::*;
 use crate::decode::{Decoder, Single};
@@ -32,20 +31,10 @@ fn fixtures() -> Vec<(String, Vec<u8>)> {
     names.into_iter().map(|name| (name.clone(), fixture(&name))).collect()
 }
 
-/// The decoders that are built in.
-pub(super) fn backends() -> Vec<Backend> {
-    let turbo = cfg!(feature = "turbojpeg").then_some(Backend::Turbo);
-    [Backend::Own].into_iter().chain(turbo).collect()
-}
-
-/// The whole picture as RGB, by the default backend.
+/// The whole picture as RGB.
 fn whole(input: &[u8], workspace: &mut Workspace) -> Result<(Size, Vec<u8>)> {
-    whole_by(Backend::Own, input, workspace)
-}
-
-fn whole_by(backend: Backend, input: &[u8], workspace: &mut Workspace) -> Result<(Size, Vec<u8>)> {
     let mut decode = |width, height| {
-        let image = Image::resize(width, height).backend(backend);
+        let image = Image::resize(width, height);
         workspace.decode(Encoded::alone(input), &image, Limits::default(), &mut Draws::new(0, 0, 0, "test"), None)
     };
     let Size { width, height } = decode(1, 1)?.size;
@@ -66,14 +55,9 @@ pub(super) fn difference(a: &[u8], b: &[u8]) -> (u8, f64) {
 
 /// Largest and mean difference of a decoded picture from Pillow's.
 ///
-/// None for sequential JPEGs, lossless formats, GIF and (with this version of `image`) WebP. Progressive JPEGs by
-/// zune-jpeg: its transform and colours are off by one here and there, and its interpolation rounds otherwise.
-fn tolerance(picture: &str, backend: Backend) -> (u8, f64) {
-    match picture {
-        _ if picture.starts_with("lossy") => (1, 0.1),
-        _ if picture.starts_with("progressive") && backend == Backend::Own && !cfg!(feature = "turbojpeg") => (6, 0.5),
-        _ => (0, 0.0),
-    }
+/// None for JPEGs, lossless formats, GIF and (with this version of `image`) WebP.
+fn tolerance(picture: &str) -> (u8, f64) {
+    if picture.starts_with("lossy") { (1, 0.1) } else { (0, 0.0) }
 }
 
 struct Case {
@@ -103,15 +87,13 @@ fn every_format_decodes_as_pillow_does() {
     let mut workspace = Workspace::default();
     let mut failed = false;
     for case in cases().iter().filter(|case| case.words == ["full"]) {
-        for backend in backends() {
-            let (size, pixels) = whole_by(backend, &fixture(&case.picture), &mut workspace).unwrap();
-            assert_eq!(size, case.size, "{}", case.picture);
-            let (most, mean) = difference(&pixels, &case.expected);
-            let (allowed, allowed_mean) = tolerance(&case.picture, backend);
-            let bad = most > allowed || mean > allowed_mean;
-            println!("{:24} {backend:?} {most:3} {mean:.3} {}", case.picture, if bad { "TOO FAR" } else { "" });
-            failed |= bad;
-        }
+        let (size, pixels) = whole(&fixture(&case.picture), &mut workspace).unwrap();
+        assert_eq!(size, case.size, "{}", case.picture);
+        let (most, mean) = difference(&pixels, &case.expected);
+        let (allowed, allowed_mean) = tolerance(&case.picture);
+        let bad = most > allowed || mean > allowed_mean;
+        println!("{:24} {most:3} {mean:.3} {}", case.picture, if bad { "TOO FAR" } else { "" });
+        failed |= bad;
     }
     assert!(!failed, "see the table above");
 }
@@ -126,13 +108,13 @@ fn filter_named(name: &str) -> Filter {
 }
 
 /// Runs the operation of a case; `crop` with a given box goes by the same code as a random one.
-fn run(case: &Case, input: &[u8], backend: Backend, workspace: &mut Workspace) -> Vec<u8> {
+fn run(case: &Case, input: &[u8], workspace: &mut Workspace) -> Vec<u8> {
     let numbers: Vec<u32> = case.words[1..].iter().filter_map(|word| word.parse().ok()).collect();
     let image = match case.words[0].as_str() {
         "resize" => Image::resize(numbers[0], numbers[1]).filter(filter_named(&case.words[3])),
         "center" => Image::center_crop(numbers[0], numbers[1]),
         "crop" => {
-            let (size, pixels) = whole_by(backend, input, workspace).unwrap();
+            let (size, pixels) = whole(input, workspace).unwrap();
             let rect = Rect { left: numbers[0], top: numbers[1], size: Size::new(numbers[2], numbers[3]) };
             let image = Image::random_resized_crop(numbers[4]);
             workspace.pixels = pixels;
@@ -144,7 +126,7 @@ fn run(case: &Case, input: &[u8], backend: Backend, workspace: &mut Workspace) -
             image.dtype(DType::F32).layout(PixelLayout::Nchw).normalize(MEAN, STD)
         }
     };
-    let mut single = single(image.backend(backend));
+    let mut single = single(image);
     single.decode(input, 0, 0, 0).unwrap();
     single.bytes(0).to_vec()
 }
@@ -156,17 +138,17 @@ fn vertical_first(case: &Case) -> bool {
     height > 0 && height > 2 * width
 }
 
-/// To the bit, but for zune-jpeg's pixels, and where Pillow 13 does the vertical pass first.
+/// To the bit, but for where Pillow 13 does the vertical pass first.
 #[test]
 fn crops_and_resizes_are_those_of_torchvision() {
     let mut workspace = Workspace::default();
     let mut failed = false;
     let cases = cases();
     let others = cases.iter().filter(|case| case.words[0] != "full");
-    for (case, backend) in others.flat_map(|case| backends().into_iter().map(move |backend| (case, backend))) {
-        let found = run(case, &fixture(&case.picture), backend, &mut workspace);
+    for case in others {
+        let found = run(case, &fixture(&case.picture), &mut workspace);
         let name = format!("{} {}", case.picture, case.words.join(" "));
-        let allowed = if tolerance(&case.picture, backend).0 > 1 { 5 } else { tolerance(&case.picture, backend).0 };
+        let allowed = tolerance(&case.picture).0;
         let most = if case.words[0].ends_with("normalize") {
             let values = |bytes: &[u8]| bytemuck::pod_collect_to_vec::<u8, f32>(bytes);
             let (found, expected) = (values(&found), values(&case.expected));
@@ -178,7 +160,7 @@ fn crops_and_resizes_are_those_of_torchvision() {
             difference(&found, &case.expected).0
         };
         let allowed = allowed + u8::from(case.words[0] == "crop" && vertical_first(case));
-        println!("{name:50} {backend:?} {most} {}", if most > allowed { "TOO FAR" } else { "" });
+        println!("{name:50} {most} {}", if most > allowed { "TOO FAR" } else { "" });
         failed |= most > allowed;
     }
     assert!(!failed, "see the table above");
@@ -465,13 +447,11 @@ fn half_of_the_rows_are_flipped_and_the_flip_leaves_the_crop_alone() {
 fn a_cut_jpeg_is_an_error_wherever_it_is_cut() {
     let mut workspace = Workspace::default();
     for (name, input) in fixtures().iter().filter(|(name, _)| name.ends_with("jpg")) {
-        for backend in backends() {
-            whole_by(backend, input, &mut workspace).unwrap();
-            for length in 0..input.len() {
-                let place = format!("{name} cut at {length}, {backend:?}");
-                let error = whole_by(backend, &input[..length], &mut workspace).expect_err(&place);
-                assert_eq!(error.kind(), ErrorKind::Decode, "{place}: {error}");
-            }
+        whole(input, &mut workspace).unwrap();
+        for length in 0..input.len() {
+            let place = format!("{name} cut at {length},");
+            let error = whole(&input[..length], &mut workspace).expect_err(&place);
+            assert_eq!(error.kind(), ErrorKind::Decode, "{place}: {error}");
         }
     }
 }
@@ -499,22 +479,32 @@ fn scan_of(input: &[u8]) -> usize {
     at + 2 + usize::from(u16::from_be_bytes([input[at + 2], input[at + 3]]))
 }
 
-/// A hole in the file, with the end marker in place: zune alone would fill up with grey.
+/// A hole in the file, with the end marker in place.
 #[test]
 fn a_jpeg_that_lacks_data_in_the_middle_is_an_error() {
     let mut workspace = Workspace::default();
-    let names = ["420.jpg", "422.jpg", "444.jpg", "420-large.jpg", "gray.jpg", "cmyk.jpg", "exif.jpg", "restart.jpg"];
-    for (name, backend) in names.into_iter().flat_map(|name| backends().into_iter().map(move |b| (name, b))) {
+    let names = [
+        "progressive.jpg",
+        "420.jpg",
+        "422.jpg",
+        "444.jpg",
+        "420-large.jpg",
+        "gray.jpg",
+        "cmyk.jpg",
+        "exif.jpg",
+        "restart.jpg",
+    ];
+    for name in names {
         let input = fixture(name);
         let scan = scan_of(&input);
         let end = input.len() - 2;
         for kept in (scan..end - 2).rev().step_by(3) {
             let damaged = [&input[..kept], &input[end..]].concat();
-            let found = whole_by(backend, &damaged, &mut workspace);
-            assert!(found.is_err(), "{name}: {kept} of {end} bytes, {backend:?}");
+            let found = whole(&damaged, &mut workspace);
+            assert!(found.is_err(), "{name}: {kept} of {end} bytes");
         }
         let doubled = [&input[..end], &input[end - 40..]].concat();
-        assert!(whole_by(backend, &doubled, &mut workspace).is_err(), "{name}: too much data, {backend:?}");
+        assert!(whole(&doubled, &mut workspace).is_err(), "{name}: too much data");
     }
 }
 
@@ -522,38 +512,34 @@ fn a_jpeg_that_lacks_data_in_the_middle_is_an_error() {
 #[test]
 fn some_flipped_bits_of_a_jpeg_are_noticed() {
     let mut workspace = Workspace::default();
-    for backend in backends() {
-        let (mut noticed, mut harmless, mut all) = (0, 0, 0);
-        for name in ["420.jpg", "444.jpg", "420-large.jpg"] {
-            let input = fixture(name);
-            let (_, good) = whole_by(backend, &input, &mut workspace).unwrap();
-            for at in (scan_of(&input)..input.len() - 2).step_by(3) {
-                let mut damaged = input.clone();
-                damaged[at] ^= 1 << (at % 8);
-                all += 1;
-                match whole_by(backend, &damaged, &mut workspace) {
-                    Err(_) => noticed += 1,
-                    Ok((_, pixels)) if pixels == good => harmless += 1,
-                    Ok(_) => {}
-                }
+    let (mut noticed, mut harmless, mut all) = (0, 0, 0);
+    for name in ["420.jpg", "444.jpg", "420-large.jpg"] {
+        let input = fixture(name);
+        let (_, good) = whole(&input, &mut workspace).unwrap();
+        for at in (scan_of(&input)..input.len() - 2).step_by(3) {
+            let mut damaged = input.clone();
+            damaged[at] ^= 1 << (at % 8);
+            all += 1;
+            match whole(&damaged, &mut workspace) {
+                Err(_) => noticed += 1,
+                Ok((_, pixels)) if pixels == good => harmless += 1,
+                Ok(_) => {}
             }
         }
-        println!("{backend:?}: {noticed} of {all} flipped bits noticed, {harmless} without effect");
-        assert!(noticed * 8 > all, "{noticed} of {all}");
     }
+    println!("{noticed} of {all} flipped bits noticed, {harmless} without effect");
+    assert!(noticed * 8 > all, "{noticed} of {all}");
 }
 
 #[test]
 fn what_browsers_show_of_a_cut_jpeg_is_had_on_request() {
     let input = fixture("420-large.jpg");
     let cut = &input[..input.len() / 2];
-    for backend in backends() {
-        let mut strict = single(Image::resize(9, 9).backend(backend));
-        let error = strict.decode(cut, 0, 0, 0).unwrap_err();
-        assert_eq!(error.to_string(), "decode: cannot decode: JPEG without its end marker: the file is cut");
-        assert!(strict.bytes(0).is_empty());
-        single(Image::resize(9, 9).backend(backend).strict(false)).decode(cut, 0, 0, 0).unwrap();
-    }
+    let mut strict = single(Image::resize(9, 9));
+    let error = strict.decode(cut, 0, 0, 0).unwrap_err();
+    assert_eq!(error.to_string(), "decode: cannot decode: JPEG without its end marker: the file is cut");
+    assert!(strict.bytes(0).is_empty());
+    single(Image::resize(9, 9).strict(false)).decode(cut, 0, 0, 0).unwrap();
 }
 
 /// As Pillow's libjpeg does.
@@ -571,36 +557,31 @@ fn stray_bytes_in_a_jpeg_header_are_skipped_on_request() {
         with(b"\x01"),
         short_adobe,
     ];
-    for backend in backends() {
-        let decode = |input: &[u8], strict| {
-            let mut single = single(Image::resize(40, 40).backend(backend).strict(strict));
-            single.decode(input, 0, 0, 0).map(|()| single.bytes(0).to_vec())
-        };
-        let expected = decode(&good, true).unwrap();
-        for (case, input) in cases.iter().enumerate() {
-            assert!(decode(input, false).unwrap() == expected, "{backend:?}: case {case}");
-            match decode(input, true) {
-                // What a library skips in its own strict mode, too.
-                Ok(pixels) => assert!(case > 0 && pixels == expected, "{backend:?}: case {case}"),
-                Err(error) => {
-                    assert_eq!(error.kind(), ErrorKind::Decode);
-                    assert!(
-                        error.message().contains("`strict(false)` skips them"),
-                        "{backend:?}: case {case}: {error}"
-                    );
-                }
+    let decode = |input: &[u8], strict| {
+        let mut single = single(Image::resize(40, 40).strict(strict));
+        single.decode(input, 0, 0, 0).map(|()| single.bytes(0).to_vec())
+    };
+    let expected = decode(&good, true).unwrap();
+    for (case, input) in cases.iter().enumerate() {
+        assert!(decode(input, false).unwrap() == expected, "case {case}");
+        match decode(input, true) {
+            // What a library skips in its own strict mode, too.
+            Ok(pixels) => assert!(case > 0 && pixels == expected, "case {case}"),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Decode);
+                assert!(error.message().contains("`strict(false)` skips them"), "case {case}: {error}");
             }
         }
-        let mut damaged = good.clone();
-        let scan = Header::parse(&good).unwrap().scan;
-        damaged[scan + 20..scan + 40].fill(0xFF);
-        let error = decode(&damaged, true).unwrap_err();
-        assert!(error.message().ends_with("; `strict(false)` takes what can be decoded"), "{error}");
-        decode(&damaged, false).unwrap();
-        let error = decode(&cases[0], true).unwrap_err();
-        let words = format!("JPEG with 5 stray bytes between the segments of its header, at byte {second}");
-        assert!(error.message().starts_with(&words), "{error}");
     }
+    let mut damaged = good.clone();
+    let scan = Header::parse(&good).unwrap().scan;
+    damaged[scan + 20..scan + 40].fill(0xFF);
+    let error = decode(&damaged, true).unwrap_err();
+    assert!(error.message().ends_with("; `strict(false)` takes what can be decoded"), "{error}");
+    decode(&damaged, false).unwrap();
+    let error = decode(&cases[0], true).unwrap_err();
+    let words = format!("JPEG with 5 stray bytes between the segments of its header, at byte {second}");
+    assert!(error.message().starts_with(&words), "{error}");
 }
 
 /// Pillow refuses it. The profile changes no stored pixel, and no profile is applied here.
@@ -750,7 +731,7 @@ fn what_is_not_a_picture_is_told_by_its_first_bytes() {
     }
 }
 
-/// JPEGs of a kind that zune does not decode say so.
+/// JPEGs of a kind that is not decoded say so.
 #[test]
 fn jpegs_of_unusual_kinds_are_named() {
     let base = fixture("420.jpg");
@@ -800,9 +781,7 @@ proptest! {
             input[at.index(reach)] = value;
         }
         let limits = Limits { pixels: 1 << 20, bytes: 1 << 20, memory: 32 << 20, ..Limits::default() };
-        for backend in backends() {
-            let image = Image::random_resized_crop(7).limits(limits).strict(strict).backend(backend);
+            let image = Image::random_resized_crop(7).limits(limits).strict(strict);
             prop_assert!(alike_after_any_picture(&input, &image, limits, 0));
-        }
     }
 }

@@ -1,12 +1,9 @@
-//! Parts of JPEGs, decoded alone, are those of the whole picture, to the bit: by every backend, with and without restart
+//! Parts of JPEGs, decoded alone, are those of the whole picture, to the bit: with and without restart
 //! markers, for crops of any place and size. And pictures that do not stand upright.
 
 use super::geometry::{Rect, Size};
-use super::limits::Room;
 use super::orientation::Orientation;
-use super::resize::Resizer;
-use super::settings::Backend;
-use super::tests::{alike_after_any_picture, backends};
+use super::tests::alike_after_any_picture;
 use super::workspace::{Encoded, PURPOSE, Picture, Workspace};
 use super::*;
 use crate::decode::Single;
@@ -91,9 +88,9 @@ fn mcu(kind: Kind) -> Size {
 }
 
 /// All pixels, decoded from the file as it stands.
-fn whole(input: &[u8], backend: Backend) -> (Size, Vec<u8>) {
+fn whole(input: &[u8]) -> (Size, Vec<u8>) {
     let size = Header::parse(input).unwrap().size();
-    let image = Image::resize(size.width, size.height).backend(backend);
+    let image = Image::resize(size.width, size.height);
     let mut workspace = Workspace::default();
     let picture = decode(input, &image, 0, &mut workspace).unwrap();
     assert_eq!(picture.size, size);
@@ -112,7 +109,7 @@ fn pictures_of_any_scan_script_have_libjpeg_turbos_pixels() {
     for line in list.lines().filter(|line| !line.starts_with('#')) {
         let (name, crc) = line.split_once(' ').unwrap();
         let input = std::fs::read(folder("jpeg/scans").join(name)).unwrap();
-        let whole = whole(&input, Backend::Own);
+        let whole = whole(&input);
         assert_eq!(format!("{:08x}", crc32c::crc32c(&whole.1)), crc, "{name}");
         for seed in 0..10 {
             let image = Image::random_resized_crop(5).scale(0.01, 1.0).ratio(0.2, 5.0);
@@ -139,7 +136,7 @@ fn frames_of_mjpeg_without_huffman_tables_have_the_standards() {
     }
     bare.extend(&input[at..]);
     assert!(bare.len() + 400 < input.len());
-    assert!(whole(&bare, Backend::Own) == whole(&input, Backend::Own));
+    assert!(whole(&bare) == whole(&input));
 }
 
 /// All pixels of a rectangle.
@@ -151,15 +148,16 @@ impl jpeg::RowSink for Cut {
     }
 }
 
-/// The pixels of a part of a sequential picture at 1 / `scale` of its size, by [`crate::jpeg`].
+/// The pixels of a part of a picture at 1 / `scale` of its size, by [`crate::jpeg`].
 fn cut(input: &[u8], rect: Rect, scale: u32, strict: bool) -> Result<Vec<u8>> {
     let Rect { left, top, size: Size { width, height } } = rect;
     let mut cut = Cut(vec![0x5A; 3 * rect.size.pixels() as usize], width as usize);
     let header = Header::parse(input)?;
     let region = jpeg::Region { left, top, width, height };
-    jpeg::Decoder::default()
-        .decode(jpeg::Input { bytes: input, header: &header, strict }, &[], (region, scale), &mut cut)
-        .map(|()| cut.0)
+    let picture = jpeg::Input { bytes: input, header: &header, strict };
+    let scans = jpeg::Scans::of(picture, 100)?;
+    jpeg::Decoder::default().decode(picture, &scans, &[], (region, scale), &mut cut)?;
+    Ok(cut.0)
 }
 
 fn pixels_of(pixels: &[u8], size: Size, rect: Rect) -> Vec<u8> {
@@ -174,11 +172,9 @@ fn compare(input: &[u8], image: &Image, seed: u64, workspace: &mut Workspace, wh
     let mut other = Workspace { pixels: whole.1.clone(), ..Workspace::default() };
     other.resize(Rect::of(whole.0), &crop, image.filter, None);
     assert!(workspace.resized == other.resized, "{crop:?} of {:?}, {image:?}", whole.0);
-    if image.backend == Backend::Own && Header::parse(input).unwrap().one_scan {
-        let needed = crop.needed(image.filter);
-        let found = cut(input, needed, 1, true).unwrap();
-        assert!(found == pixels_of(&whole.1, whole.0, needed), "{needed:?} of {:?}", whole.0);
-    }
+    let needed = crop.needed(image.filter);
+    let found = cut(input, needed, 1, true).unwrap();
+    assert!(found == pixels_of(&whole.1, whole.0, needed), "{needed:?} of {:?}", whole.0);
 }
 
 fn factors() -> impl Strategy<Value = SamplingFactor> {
@@ -214,22 +210,15 @@ proptest! {
         let mut kind = Kind { factor, gray, progressive, interval: 0 };
         kind.interval = restart.map_or(0, |pick| interval(size, kind, pick));
         let input = encoded(&noise(seed, size, smooth), size, kind, 80);
-        for backend in backends() {
-            let several = !gray && !progressive && (mcu(kind).width > 16 || mcu(kind).height > 16);
-            if backend == Backend::Own && several && !cfg!(feature = "turbojpeg") {
-                // zune-jpeg refuses most of them, see below.
-                continue;
-            }
-            let whole = whole(&input, backend);
+            let whole = whole(&input);
             let mut workspace = Workspace::default();
             for turn in 0..6 {
-                let image = Image::random_resized_crop(5).scale(0.001, 1.0).ratio(0.1, 10.0).backend(backend);
+                let image = Image::random_resized_crop(5).scale(0.001, 1.0).ratio(0.1, 10.0);
                 compare(&input, &image, seed.wrapping_add(turn), &mut workspace, &whole);
             }
             for resize in [5, 9, 40] {
-                compare(&input, &Image::center_crop(resize, 5).backend(backend), 0, &mut workspace, &whole);
+                compare(&input, &Image::center_crop(resize, 5), 0, &mut workspace, &whole);
             }
-        }
     }
 
     /// What cannot be cut is decoded as it stands, and what is damaged is an error or some pixels, never a panic.
@@ -255,10 +244,8 @@ proptest! {
             input.truncate(cut.index(input.len()));
         }
         let limits = Limits { pixels: 1 << 20, bytes: 1 << 20, memory: 32 << 20, ..Limits::default() };
-        for backend in backends() {
-            let image = Image::random_resized_crop(7).limits(limits).strict(strict).backend(backend);
+            let image = Image::random_resized_crop(7).limits(limits).strict(strict);
             prop_assert!(alike_after_any_picture(&input, &image, limits, seed));
-        }
     }
 }
 
@@ -267,16 +254,13 @@ proptest! {
 fn restart_intervals_by_another_encoder_are_read_alike() {
     for (name, size, expected) in expected().iter().filter(|(name, ..)| !name.starts_with("orientation")) {
         let input = fixture(name);
-        for backend in backends() {
-            let whole = whole(&input, backend);
-            assert_eq!(whole.0, *size);
-            let most = whole.1.iter().zip(expected).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
-            let by_zune = name == "progressive.jpg" && !cfg!(feature = "turbojpeg");
-            assert!(most <= if by_zune { 6 } else { 0 }, "{name} {backend:?}: {most}");
-            let mut workspace = Workspace::default();
-            for seed in 0..60 {
-                compare(&input, &Image::random_resized_crop(5).backend(backend), seed, &mut workspace, &whole);
-            }
+        let whole = whole(&input);
+        assert_eq!(whole.0, *size);
+        let most = whole.1.iter().zip(expected).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+        assert_eq!(most, 0, "{name}");
+        let mut workspace = Workspace::default();
+        for seed in 0..60 {
+            compare(&input, &Image::random_resized_crop(5), seed, &mut workspace, &whole);
         }
     }
 }
@@ -328,7 +312,7 @@ fn fill_bytes_before_restart_markers_are_no_data() {
     for at in markers(&good).into_iter().rev() {
         filled.splice(at..at, [0xFF, 0xFF]);
     }
-    let whole = whole(&good, Backend::Own);
+    let whole = whole(&good);
     for seed in 0..20 {
         let image = Image::random_resized_crop(5).scale(0.05, 0.5);
         compare(&filled, &image, seed, &mut Workspace::default(), &whole);
@@ -362,25 +346,23 @@ fn damage_under_the_crop_is_found_and_beside_it_is_not_looked_at() {
 fn a_picture_is_turned_upright_on_request_as_pillow_does() {
     for (name, size, expected) in expected().iter().filter(|(name, ..)| name.starts_with("orientation")) {
         let input = fixture(name);
-        for backend in backends() {
-            let image = Image::resize(size.width, size.height).backend(backend);
-            let upright = image.clone().exif_orientation(true);
-            let planes = upright.clone().layout(PixelLayout::Nchw);
-            let mut single = Single::new(upright, &EncodedField::image("image")).unwrap();
-            single.decode(&input, 0, 0, 0).unwrap();
-            let most = single.bytes(0).iter().zip(expected).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
-            assert_eq!(most, 0, "{name} {backend:?}");
-            let interleaved = single.bytes(0).to_vec();
-            let mut single = Single::new(planes, &EncodedField::image("image")).unwrap();
-            single.decode(&input, 0, 0, 0).unwrap();
-            let count = size.pixels() as usize;
-            let found: Vec<u8> = (0..3 * count).map(|at| single.bytes(0)[at % 3 * count + at / 3]).collect();
-            assert_eq!(found, interleaved, "{name}: planes");
-            // Off by default.
-            let mut workspace = Workspace::default();
-            let stored = decode(&input, &image, 0, &mut workspace).unwrap();
-            assert_eq!((stored.size, stored.orientation), (Size::new(29, 18), Orientation::default()));
-        }
+        let image = Image::resize(size.width, size.height);
+        let upright = image.clone().exif_orientation(true);
+        let planes = upright.clone().layout(PixelLayout::Nchw);
+        let mut single = Single::new(upright, &EncodedField::image("image")).unwrap();
+        single.decode(&input, 0, 0, 0).unwrap();
+        let most = single.bytes(0).iter().zip(expected).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+        assert_eq!(most, 0, "{name}");
+        let interleaved = single.bytes(0).to_vec();
+        let mut single = Single::new(planes, &EncodedField::image("image")).unwrap();
+        single.decode(&input, 0, 0, 0).unwrap();
+        let count = size.pixels() as usize;
+        let found: Vec<u8> = (0..3 * count).map(|at| single.bytes(0)[at % 3 * count + at / 3]).collect();
+        assert_eq!(found, interleaved, "{name}: planes");
+        // Off by default.
+        let mut workspace = Workspace::default();
+        let stored = decode(&input, &image, 0, &mut workspace).unwrap();
+        assert_eq!((stored.size, stored.orientation), (Size::new(29, 18), Orientation::default()));
     }
 }
 
@@ -428,41 +410,33 @@ fn crops_of_a_turned_picture_are_those_of_the_upright_one() {
     }
 }
 
-/// zune would give wrong colours, and not a word. (jpeg-encoder writes factors of 4 in scans of one component.)
+/// jpeg-encoder writes factors of 4 in scans of one component.
 #[test]
-fn kinds_that_zune_decodes_wrongly_are_refused() {
+fn chroma_of_any_sampling_is_in_its_place() {
     use SamplingFactor::*;
     let size = Size::new(90, 70);
     let pixels = noise(1, size, true);
-    for (factor, interval) in
-        [F_4_2, F_1_4, F_2_4, F_4_1, F_1_1, F_2_1, F_1_2, F_2_2].into_iter().flat_map(|f| [(f, 0), (f, 5)])
-    {
-        let input = encoded(&pixels, size, Kind { factor, interval, ..COLOR }, 90);
-        let several = matches!(factor, F_4_2 | F_1_4 | F_2_4 | F_4_1);
-        for backend in backends().into_iter().chain(several.then_some(Backend::Zune)) {
-            if backend == Backend::Own && several {
-                continue;
-            }
-            let mut single = Single::new(Image::resize(90, 70).backend(backend), &EncodedField::image("x")).unwrap();
-            if backend == Backend::Zune {
-                let error = single.decode(&input, 0, 0, 0).unwrap_err();
-                assert!(error.to_string().contains("several scans"), "{error}");
-                continue;
-            }
-            single.decode(&input, 0, 0, 0).unwrap();
-            let differences = single.bytes(0).iter().zip(&pixels).map(|(a, b)| f64::from(a.abs_diff(*b)));
-            let mean = differences.sum::<f64>() / pixels.len() as f64;
-            // Chroma of the wrong place: over 100.
-            assert!(mean < 40.0, "{factor:?}: {mean}");
-        }
+    let factors = [F_4_2, F_1_4, F_2_4, F_4_1, F_1_1, F_2_1, F_1_2, F_2_2];
+    for (factor, interval) in factors.into_iter().flat_map(|factor| [(factor, 0), (factor, 5)]) {
+        let (_, found) = whole(&encoded(&pixels, size, Kind { factor, interval, ..COLOR }, 90));
+        let differences = found.iter().zip(&pixels).map(|(a, b)| f64::from(a.abs_diff(*b)));
+        let mean = differences.sum::<f64>() / pixels.len() as f64;
+        // Chroma of the wrong place: over 100.
+        assert!(mean < 40.0, "{factor:?}: {mean}");
     }
 }
 
 #[cfg(feature = "turbojpeg")]
 mod turbo {
+    use super::super::oracle::{self, Written};
     use super::super::tests::difference;
-    use super::super::turbo::{self, Written};
     use super::*;
+
+    /// All pixels by libjpeg-turbo.
+    fn right(input: &[u8]) -> (Size, Vec<u8>) {
+        let ((width, height), pixels) = oracle::pixels(input, 1).unwrap();
+        (Size::new(width as u32, height as u32), pixels)
+    }
 
     fn fixtures() -> Vec<(String, Vec<u8>)> {
         let files = ["jpeg", "images"].into_iter().flat_map(|name| std::fs::read_dir(folder(name)).unwrap());
@@ -476,9 +450,9 @@ mod turbo {
     #[test]
     fn a_part_of_every_kind_of_picture_is_that_of_the_whole() {
         for (_, input) in fixtures() {
-            let whole = whole(&input, Backend::Turbo);
+            let whole = right(&input);
             for seed in 0..30 {
-                let image = Image::random_resized_crop(5).scale(0.01, 1.0).backend(Backend::Turbo);
+                let image = Image::random_resized_crop(5).scale(0.01, 1.0);
                 compare(&input, &image, seed, &mut Workspace::default(), &whole);
             }
         }
@@ -493,40 +467,30 @@ mod turbo {
             let size = Size::new(60 + 13 * seed as u32, 90 - 9 * seed as u32);
             let pixels = noise(seed, size, seed % 2 == 0);
             for interval in [0, 1, 2, 3, 5] {
-                let input =
-                    turbo::encoded(&pixels, size, Written { subsampling: samp, quality: 90, interval, progressive });
-                let expected = whole(&input, Backend::Turbo);
-                assert!(whole(&input, Backend::Own) == expected, "{samp} {progressive} {interval} {seed}");
+                let input = oracle::encoded(
+                    &pixels,
+                    (size.width, size.height),
+                    Written { subsampling: samp, quality: 90, interval, progressive },
+                );
+                let expected = right(&input);
+                assert!(whole(&input) == expected, "{samp} {progressive} {interval} {seed}");
                 let mut workspace = Workspace::default();
                 for turn in 0..4 {
-                    for backend in backends() {
-                        let image = Image::random_resized_crop(5).scale(0.01, 1.0).ratio(0.2, 5.0).backend(backend);
-                        compare(&input, &image, seed + 100 * turn, &mut workspace, &expected);
-                    }
+                    let image = Image::random_resized_crop(5).scale(0.01, 1.0).ratio(0.2, 5.0);
+                    compare(&input, &image, seed + 100 * turn, &mut workspace, &expected);
                 }
             }
         }
     }
 
-    /// All pixels at 1 / `scale` of the size.
-    fn scaled(input: &[u8], scale: u32, backend: Backend) -> Option<(Size, Vec<u8>)> {
-        let header = Header::parse(input).ok()?;
-        let (all, size) = (Rect::of(header.size()), header.size().divided(scale));
-        if all.size.pixels() > 1 << 20 {
-            return None;
+    /// All pixels at 1 / `scale` of the size, by the engine and by libjpeg-turbo; nothing of large pictures.
+    fn scaled(input: &[u8], scale: u32) -> [Option<Vec<u8>>; 2] {
+        let Ok(header) = Header::parse(input) else { return [None, None] };
+        if header.size().pixels() > 1 << 20 {
+            return [None, None];
         }
-        if backend == Backend::Own && header.one_scan {
-            return cut(input, Rect::of(size), scale, true).ok().map(|pixels| (size, pixels));
-        }
-        let (mut pixels, mut resizer) = (Vec::new(), Resizer::default());
-        let limits = Limits::default();
-        let mut room =
-            Room { limits, encoded: input.len(), resizing: &|_| 0, pixels: &mut pixels, resizer: &mut resizer };
-        let want = turbo::Want { needed: all, scale, strict: true };
-        let there = turbo::Turbo::default().decode(input, &header, want, &mut room).ok()?;
-        assert_eq!(there, Rect::of(size));
-        pixels.truncate(3 * size.pixels() as usize);
-        Some((size, pixels))
+        let own = cut(input, Rect::of(header.size().divided(scale)), scale, true).ok();
+        [own, oracle::pixels(input, scale as usize).map(|(_, pixels)| pixels)]
     }
 
     fn written() -> impl Strategy<Value = Written> {
@@ -551,12 +515,12 @@ mod turbo {
             seed in any::<u64>(),
         ) {
             let size = Size::new(width, height);
-            let input = turbo::encoded(&noise(seed, size, seed.is_multiple_of(2)), size, written);
-            let expected = whole(&input, Backend::Turbo);
-            prop_assert!(whole(&input, Backend::Own) == expected, "whole");
+            let input = oracle::encoded(&noise(seed, size, seed.is_multiple_of(2)), (width, height), written);
+            let expected = right(&input);
+            prop_assert!(whole(&input) == expected, "whole");
             let image = Image::random_resized_crop(5).scale(0.01, 1.0).ratio(0.2, 5.0);
             (0..4).for_each(|turn| compare(&input, &image, seed ^ turn, &mut Workspace::default(), &expected));
-            let [own, turbo] = [Backend::Own, Backend::Turbo].map(|backend| scaled(&input, scale, backend));
+            let [own, turbo] = scaled(&input, scale);
             prop_assert!(turbo.is_some() && own == turbo, "1/{scale}");
         }
 
@@ -571,47 +535,12 @@ mod turbo {
             seed in any::<u64>(),
         ) {
             let size = Size::new(width, height);
-            let mut input = turbo::encoded(&noise(seed, size, seed.is_multiple_of(2)), size, written);
+            let mut input = oracle::encoded(&noise(seed, size, seed.is_multiple_of(2)), (width, height), written);
             let reach = if header { input.len().min(640) } else { input.len() };
             flips.into_iter().for_each(|(at, value)| input[at.index(reach)] = value);
-            let [own, turbo] = [Backend::Own, Backend::Turbo].map(|backend| scaled(&input, scale, backend));
+            let [own, turbo] = scaled(&input, scale);
             prop_assert!(own.is_none() || turbo.is_none() || own == turbo);
         }
-    }
-
-    /// The statement in the documentation of `Image`: over the fixtures, photo-like pictures and noise.
-    #[test]
-    fn zune_agrees_within_the_stated_tolerance() {
-        let mut failed = false;
-        let mut table = |name: &str, (most, mean): (u8, f64), (edge, _): (u8, f64)| {
-            println!("{name:60} most {most}, mean {mean:.3}, with the last column and row {edge}");
-            failed |= most > 5 || mean > 0.5 || edge > 80;
-        };
-        let compare = |input: &[u8]| {
-            let ((size, zune), (_, turbo)) = (whole(input, Backend::Zune), whole(input, Backend::Turbo));
-            let inner = Rect::of(Size::new(size.width.max(2) - 1, size.height.max(2) - 1));
-            let inner = difference(&pixels_of(&zune, size, inner), &pixels_of(&turbo, size, inner));
-            (inner, difference(&zune, &turbo))
-        };
-        // A picture of 3 columns has nothing but a border.
-        for (name, input) in fixtures().iter().filter(|(name, _)| !name.ends_with("thin.jpg")) {
-            assert!(whole(input, Backend::Own) == whole(input, Backend::Turbo), "{name}");
-            let (inner, all) = compare(input);
-            table(name.rsplit('/').next().unwrap(), inner, all);
-        }
-        use SamplingFactor::*;
-        for (smooth, factor) in [true, false].into_iter().flat_map(|s| [F_1_1, F_2_1, F_1_2, F_2_2].map(|f| (s, f))) {
-            let (mut inner, mut all) = ((0, 0.0_f64), (0, 0.0_f64));
-            for seed in 0..20 {
-                let size = Size::new(90 + seed as u32 % 33, 60 + seed as u32 % 19);
-                let input = encoded(&noise(seed, size, smooth), size, Kind { factor, ..COLOR }, 92);
-                let (i, a) = compare(&input);
-                inner = (inner.0.max(i.0), inner.1.max(i.1));
-                all = (all.0.max(a.0), all.1.max(a.1));
-            }
-            table(&format!("{factor:?}, {}", if smooth { "smooth" } else { "noise" }), inner, all);
-        }
-        assert!(!failed, "see the table above");
     }
 
     #[test]
@@ -620,19 +549,17 @@ mod turbo {
         for interval in [0, 3, 1] {
             let good = encoded(&noise(1, size, true), size, Kind { interval, ..COLOR }, 80);
             let end = good.len() - 2;
-            for backend in backends() {
-                let mut single = Single::new(Image::resize(8, 8).backend(backend), &EncodedField::image("x")).unwrap();
-                single.decode(&good, 0, 0, 0).unwrap();
-                let expected = single.bytes(0).to_vec();
-                for surplus in 1..=2 {
-                    let input = [&good[..end], &vec![0; surplus], &good[end..]].concat();
-                    single.decode(&input, 0, 0, 0).unwrap();
-                    assert_eq!(single.bytes(0), expected, "{surplus} bytes, {backend:?}");
-                }
-                let input = [&good[..end], &[1; 24], &good[end..]].concat();
-                let error = single.decode(&input, 0, 0, 0).expect_err(&format!("{interval} {backend:?}"));
-                assert_eq!(error.kind(), ErrorKind::Decode, "{backend:?}");
+            let mut single = Single::new(Image::resize(8, 8), &EncodedField::image("x")).unwrap();
+            single.decode(&good, 0, 0, 0).unwrap();
+            let expected = single.bytes(0).to_vec();
+            for surplus in 1..=2 {
+                let input = [&good[..end], &vec![0; surplus], &good[end..]].concat();
+                single.decode(&input, 0, 0, 0).unwrap();
+                assert_eq!(single.bytes(0), expected, "{surplus} bytes");
             }
+            let input = [&good[..end], &[1; 24], &good[end..]].concat();
+            let error = single.decode(&input, 0, 0, 0).expect_err(&format!("{interval}"));
+            assert_eq!(error.kind(), ErrorKind::Decode);
         }
     }
 
@@ -648,7 +575,7 @@ mod turbo {
         }
         many.extend([0xFF, 0xD9]);
         for strict in [true, false] {
-            let image = Image::resize(8, 8).backend(Backend::Turbo).strict(strict);
+            let image = Image::resize(8, 8).strict(strict);
             let mut single = Single::new(image, &EncodedField::image("x")).unwrap();
             single.decode(&input, 0, 0, 0).unwrap();
             let error = single.decode(&many, 0, 0, 0).unwrap_err();
@@ -677,12 +604,11 @@ mod turbo {
                 let size = Size::new(180 + seed as u32, 140);
                 let kind = Kind { interval: if seed % 2 == 0 { 1 } else { 0 }, ..COLOR };
                 let input = encoded(&waves(seed, size), size, kind, 95);
-                let header = Header::parse(&input).unwrap();
                 for image in [Image::center_crop(output, output), Image::random_resized_crop(output).scale(0.9, 1.0)] {
                     let scaled = image.clone().dct_scaling(true);
                     let crop = image.op.crop(size, &mut Draws::new(0, 0, seed, PURPOSE));
                     if crop.part.width.min(crop.part.height) >= f64::from(scale * output) {
-                        assert_eq!(scaled.scale_of(&header, &crop), scale);
+                        assert_eq!(scaled.scale_of(&crop), scale);
                     }
                     let mut exact = Single::new(image, &EncodedField::image("x")).unwrap();
                     let mut scaled = Single::new(scaled, &EncodedField::image("x")).unwrap();

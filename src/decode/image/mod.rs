@@ -47,14 +47,14 @@ mod finish;
 mod format;
 mod geometry;
 mod limits;
+#[cfg(all(test, feature = "turbojpeg"))]
+#[path = "../../../tests/common/turbojpeg.rs"]
+mod oracle;
 mod orientation;
 mod other;
 #[cfg(test)]
 #[path = "../../../tests/unit/image_parts.rs"]
 mod parts_tests;
-#[cfg(all(test, feature = "turbojpeg"))]
-#[path = "../../../tests/common/turbojpeg.rs"]
-mod oracle;
 mod resize;
 mod settings;
 #[cfg(test)]

@@ -4,7 +4,6 @@ use super::finish::Values;
 use super::geometry::{Crop, Op, Size};
 use super::limits::Limits;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::jpeg::Header;
 use crate::tensor::DType;
 
 /// Longest side of an output.
@@ -39,10 +38,8 @@ pub enum Filter {
 /// Decodes JPEG, PNG, WebP, BMP or GIF, identified by their first bytes; then crops, resizes, flips and converts.
 ///
 /// A JPEG is decoded only as far as the crop needs. In files with restart markers even the entropy coding beside the
-/// crop is skipped. Pixels of sequential JPEGs equal those of libjpeg-turbo, and so Pillow's and torchvision's, to the
-/// bit. Progressive JPEGs are decoded by libjpeg-turbo with the feature `turbojpeg`, else by zune-jpeg, whose pixels
-/// differ by at most 5 of 255 (0.4 in the mean), and by up to 80 in the last column and row. So are sequential ones of
-/// several scans. Kinds that zune-jpeg gets wrong are refused: see [formats](crate::guide::formats).
+/// crop is skipped. Pixels equal those of libjpeg-turbo, and so Pillow's and torchvision's, to the bit, also those of
+/// progressive JPEGs and of sequential ones in several scans.
 ///
 /// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]. Random choices depend on (seed,
 /// epoch, sample id) alone.
@@ -50,12 +47,10 @@ pub enum Filter {
 /// # Memory
 ///
 /// One decode takes at most this many heap bytes, per pixel of the encoded picture unless noted:
-/// - RGB pixels: 3 (kept for the next picture). 4 to 8 for a PNG with alpha or 16 bits, 4 for a GIF. None for a sequential
-///   JPEG, whose rows are scaled as they are decoded. For a progressive one by libjpeg-turbo only the decoded part
-///   counts, with 4 for CMYK.
-/// - Decoder, while it runs: 1 for PNG and BMP, 8 for WebP (of an animation also 1 frame as it is encoded). A JPEG of
-///   several scans takes 2 per sample (progressive: 3 per pixel for 4:2:0, 6 for 4:4:4, 8 for CMYK), any other only rows,
-///   512 per pixel of width.
+/// - RGB pixels: 3 (kept for the next picture). 4 to 8 for a PNG with alpha or 16 bits, 4 for a GIF. None for a JPEG, whose
+///   rows are scaled as they are decoded.
+/// - Decoder, while it runs: 1 for PNG and BMP, 8 for WebP (of an animation also 1 frame as it is encoded). A JPEG takes rows: 512
+///   per pixel of width, for several scans up to 272 more, and up to 140 KiB of tables for each scan.
 /// - Tables: 4 MiB for formats other than JPEG, 256 KiB for JPEG; 8 bytes per restart interval.
 /// - Copies of the file's metadata: as many bytes as are encoded.
 /// - Resizing, with T source pixels under an output pixel in each direction: per column of the output 12 × (T + 8) for rows
@@ -193,8 +188,7 @@ impl Image {
 
     /// Whether a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size; false by default.
     ///
-    /// It is, if the crop stays at least as large as the output. Other formats ignore this, and so do progressive JPEGs
-    /// without the feature `turbojpeg`. It saves much of the work besides entropy coding. Pixels change, because blocks are
+    /// It is, if the crop stays at least as large as the output. Other formats ignore this. It saves much of the work besides entropy coding. Pixels change, because blocks are
     /// averaged before the filter averages: on photo-like pictures by 0.6 to 1.8 of 255 in the mean, by at most 26. Before
     /// the filter they equal libjpeg-turbo's at that scale to the bit.
     #[must_use]

@@ -5,8 +5,8 @@ use super::format::Format;
 use super::geometry::{Crop, Rect, Size};
 use super::limits::{Limits, Room, over_limit};
 use super::orientation::Orientation;
-use super::resize::{Pixels, Resizer};
 use super::other;
+use super::resize::{Pixels, Resizer};
 use super::settings::{Filter, Image, PixelLayout};
 use crate::decode::{Ctx, Decoder};
 use crate::error::{Error, ErrorKind, Result, Stage, guarded};
@@ -192,9 +192,12 @@ impl Workspace {
         let resizing = |_| resizing(&crop, image.filter);
         let mut room = Room { limits, encoded: input.len(), resizing: &resizing, pixels, resizer };
         let picture = jpeg::Input { bytes: input, header: &header, strict: image.strict };
-        let done = jpeg::Scans::of(picture, limits.scans).and_then(|scans| {
+        room.admit(header.size())?;
+        let scans = jpeg::Scans::of(picture, limits.scans).and_then(|scans| {
             let bytes = scans.engine_bytes(&header);
-            room.take(header.size(), 0, bytes)?;
+            room.take(header.size(), 0, bytes).map(|_| (scans, bytes))
+        });
+        let done = scans.and_then(|(scans, bytes)| {
             self.jpeg.release_beyond(bytes);
             self.decode_rows((picture, &scans, encoded.points), image.filter, (&crop, scale), row)
         });
