@@ -5,7 +5,6 @@ import itertools
 import struct
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +23,6 @@ Y, X = np.mgrid[0:45, 0:61]
 #: Smooth in a corner and rough elsewhere; sides that are no multiple of a block.
 PIXELS = np.stack([X * 4, Y * 5, (X * Y) % 251], -1).astype(np.uint8)
 PICTURE = Image.fromarray(PIXELS)
-FINE = ("equal", "within 5")
-
 
 def saved(picture, kind, **settings):
     file = io.BytesIO()
