@@ -24,6 +24,7 @@ Y, X = np.mgrid[0:45, 0:61]
 PIXELS = np.stack([X * 4, Y * 5, (X * Y) % 251], -1).astype(np.uint8)
 PICTURE = Image.fromarray(PIXELS)
 
+
 def saved(picture, kind, **settings):
     file = io.BytesIO()
     picture.save(file, kind, **settings)
