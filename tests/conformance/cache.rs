@@ -140,7 +140,7 @@ fn one_epoch_keeps_small_objects_of_a_shuffled_order() {
         let builder = Loader::builder(records()).order(Order::shuffled(5)).batch_size(7).tuning(|t| t.slots(16));
         builder.cache(cache).build().unwrap()
     };
-    let loader = loader(Cache::at(bucket.dir.path("cache")).block_bytes(BLOCK));
+    let loader = loader(Cache::at(bucket.dir.path("cache")).block_bytes(1 << 20));
     bucket.server.take_log();
     Got::epoch(&loader, 0);
     wait_for(&loader, |counts| counts.blocks >= COUNT as u64);

@@ -100,15 +100,15 @@ impl CacheDir {
         }
         let used = open_or_make(&root.join("used"))?;
         take(&used, FlockOperation::NonBlockingLockExclusive)?;
-        let booked = || {
-            let (_, dead) = bookings(&root)?;
-            write_number(&used, USED, read_number(&used, USED)?.saturating_sub(dead))?;
-            // Nobody looks between the file and its lock.
-            new_booking(&root)
-        };
-        let booking = booked();
+        let booked = bookings(&root).and_then(|(_, dead)| Ok((dead, new_booking(&root)?)));
         let _ = flock(&used, FlockOperation::Unlock);
-        Ok(Self::of(root, cache, used, Some(booking?)))
+        let (dead, booking) = booked?;
+        let dir = Self::of(root, cache, used, Some(booking));
+        if dead > 0 {
+            // A part of what a killed process had booked is on the disk.
+            dir.recount()?;
+        }
+        Ok(dir)
     }
 
     fn of(root: PathBuf, cache: &Cache, used: File, booking: Option<Held>) -> Self {
