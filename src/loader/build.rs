@@ -33,7 +33,7 @@ use crate::pipeline::substitute::SpareRoom;
 use crate::pipeline::task::Sample;
 use crate::pipeline::watchdog::Watch;
 use crate::pipeline::workers::Workers;
-use crate::pipeline::{Core, Exchange, Job, OnBadSample, ToDevice, ToIo};
+use crate::pipeline::{Core, EpochJob, Exchange, OnBadSample, ToDevice, ToIo};
 use crate::setting::Setting;
 use crate::state::Cursor;
 use crate::storage::{self, Opened, Reader};
@@ -244,7 +244,7 @@ impl LoaderBuilder {
     }
 
     /// The maker of epoch jobs, and the job of the first epoch.
-    fn jobs(&self, global: u64) -> Result<(JobMaker, Arc<Job>)> {
+    fn jobs(&self, global: u64) -> Result<(JobMaker, Arc<EpochJob>)> {
         let run = &self.run;
         let last = run.last.or(run.resume.as_ref().map(|state| state.checkpoint().last)).unwrap_or_default();
         let mut jobs = JobMaker {
@@ -276,7 +276,7 @@ impl LoaderBuilder {
     }
 
     /// The sum of all memory, and the lease on a shared budget.
-    fn reserved(&self, fields: &Fields, opened: &Opened, first: &Job, workers: usize) -> Result<Reserved> {
+    fn reserved(&self, fields: &Fields, opened: &Opened, first: &EpochJob, workers: usize) -> Result<Reserved> {
         let (dataset, recipe) = (&*self.dataset, &fields.recipe);
         let chunks = ChunkRoom::new(dataset, &first.order, workers)?;
         let encoded = Encoded::new(dataset, recipe, chunks.as_ref(), opened.cache.is_some());
@@ -412,7 +412,7 @@ struct Ends {
 
 impl Assembly {
     /// The decisions, as reports show them.
-    fn facts(&self, numa: Option<String>, before: Before, first: &Job) -> Facts {
+    fn facts(&self, numa: Option<String>, before: Before, first: &EpochJob) -> Facts {
         let (plan, choice) = (self.reserved.plan.clone(), self.opened.choice.clone());
         let buffers = plan.term(MemoryTerm::DEVICE).count as u32;
         let (routes, direct) = self.fields.routes.chosen();

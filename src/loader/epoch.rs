@@ -1,7 +1,7 @@
 //! The iterator over batches.
 //!
 //! ```text
-//! Loader::epoch ──► Live (the only iterator) ──► Job ──► Start ──► planner
+//! Loader::epoch ──► Live (the only iterator) ──► EpochJob ──► Start ──► planner
 //! full slots, or batches on the device ──► of this generation? ──► Reorder ──► hand_out ──► Batch
 //! ```
 

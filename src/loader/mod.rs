@@ -29,7 +29,7 @@ use crate::meter::{Consumer, Handed, Lookups, Settings, Snapshot, Timeline};
 use crate::order::{Batches, ChunkStarts, LastBatch, Order, Rank};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
-use crate::pipeline::{FieldRoute, Job};
+use crate::pipeline::{EpochJob, FieldRoute};
 use crate::report::Verdict;
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
@@ -64,7 +64,7 @@ impl JobMaker {
     /// The job of an epoch from `cursor` on, limited to `most` batches.
     ///
     /// The sampler is the user's code: it may panic, or change its length between epochs.
-    fn job(&self, generation: u64, cursor: &Cursor, most: u64, current: Arc<AtomicU64>) -> Result<Arc<Job>> {
+    fn job(&self, generation: u64, cursor: &Cursor, most: u64, current: Arc<AtomicU64>) -> Result<Arc<EpochJob>> {
         let (order, batches) = caught(Stage::Order, || {
             let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), cursor.epoch)?;
             let batches =
@@ -80,7 +80,7 @@ impl JobMaker {
             return Err(Error::new(ErrorKind::Config, Stage::Order, message));
         }
         let order = order.visited_by(&batches, most);
-        Ok(Arc::new(Job { generation, current, epoch: cursor.epoch, order, batches }))
+        Ok(Arc::new(EpochJob { generation, current, epoch: cursor.epoch, order, batches }))
     }
 }
 

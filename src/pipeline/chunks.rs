@@ -23,7 +23,7 @@
 
 use super::queue::Queue;
 use super::sample::Samples;
-use super::task::{Job, Piece, Place, Run, Sample};
+use super::task::{EpochJob, Piece, Place, RowRun, Sample};
 use crate::dataset::{Chunked, Dataset};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
@@ -233,7 +233,7 @@ impl Held {
 
 /// Rows of a batch that wait for the same chunks.
 struct WaitingRows {
-    run: Run,
+    run: RowRun,
     position: u64,
     /// The needed entries of the sequence; pieces of many batches share the list.
     entries: Arc<[usize]>,
@@ -250,13 +250,13 @@ struct ChunkEntry {
 pub(crate) struct Chunks {
     home: Arc<Home>,
     /// The epoch whose chunks are being opened.
-    job: Option<Arc<Job>>,
+    job: Option<Arc<EpochJob>>,
     /// The sequence from entry `base` to the last opened one; `None` for an entry that no piece needs any more.
     entries: VecDeque<Option<ChunkEntry>>,
     base: usize,
     waiting: VecDeque<WaitingRows>,
     /// The last planned piece: its epoch, its end and its entries.
-    piece: Option<(Arc<Job>, u64, Arc<[usize]>)>,
+    piece: Option<(Arc<EpochJob>, u64, Arc<[usize]>)>,
 }
 
 impl Chunks {
@@ -272,7 +272,7 @@ impl Chunks {
     }
 
     /// Cuts a batch into pieces that wait for their chunks.
-    pub(crate) fn plan(&mut self, mut run: Run) {
+    pub(crate) fn plan(&mut self, mut run: RowRun) {
         while run.len() > 0 {
             let position = run.position();
             let (end, entries) = self.piece(&run.job, position);
@@ -283,7 +283,7 @@ impl Chunks {
     }
 
     /// The end and the entries of the piece at `position`.
-    fn piece(&mut self, job: &Arc<Job>, position: u64) -> (u64, Arc<[usize]>) {
+    fn piece(&mut self, job: &Arc<EpochJob>, position: u64) -> (u64, Arc<[usize]>) {
         if let Some((before, end, entries)) = &self.piece
             && Arc::ptr_eq(before, job)
             && position < *end
@@ -298,7 +298,7 @@ impl Chunks {
     }
 
     /// Hands on ready rows, releases unneeded entries, and returns the chunks to open.
-    pub(crate) fn advance(&mut self, mut ready: impl FnMut(Run, Arc<Held>)) -> Vec<Opening> {
+    pub(crate) fn advance(&mut self, mut ready: impl FnMut(RowRun, Arc<Held>)) -> Vec<Opening> {
         let mut openings = Vec::new();
         loop {
             while self.waiting.front().is_some_and(|waiting| waiting.run.is_cancelled()) {
@@ -339,7 +339,7 @@ impl Chunks {
     }
 
     /// Starts the sequence of another epoch. Open chunks at the start of this sequence stay open.
-    fn turn_to(&mut self, job: &Arc<Job>) {
+    fn turn_to(&mut self, job: &Arc<EpochJob>) {
         if self.job.as_ref().is_some_and(|before| Arc::ptr_eq(before, job)) {
             return;
         }

@@ -17,7 +17,7 @@ use super::drains::{Drains, Turns};
 use super::fetch::Fetch;
 use super::queue::Queue;
 use super::sample::Samples;
-use super::task::{Job, Run, Sample};
+use super::task::{EpochJob, RowRun, Sample};
 use crate::batch::Contents;
 use crate::error::{Error, Result};
 use crate::memory::{Filled, FreeSlot, Hooks, Lease};
@@ -39,7 +39,7 @@ pub(crate) struct ToIo {
     /// Tells the I/O thread to end.
     pub(crate) shutdown: AtomicBool,
     /// Rows, one per run, that missed the page cache.
-    pub(crate) misses: Queue<Run>,
+    pub(crate) misses: Queue<RowRun>,
     /// Chunks that missed the page cache.
     pub(crate) chunk_misses: Queue<Fetch>,
     /// Returns permits for samples in flight from the workers.
@@ -71,17 +71,17 @@ impl ToIo {
 
 /// A run of epochs to plan.
 pub(crate) struct Start {
-    pub(crate) first: Arc<Job>,
+    pub(crate) first: Arc<EpochJob>,
     /// Number of epochs in the run, and the limit of its batches.
     pub(crate) epochs: u64,
     pub(crate) batches: u64,
     /// Makes the job of a later epoch of the run.
-    pub(crate) next: Box<dyn Fn(u64) -> Result<Arc<Job>> + Send>,
+    pub(crate) next: Box<dyn Fn(u64) -> Result<Arc<EpochJob>> + Send>,
 }
 
 /// Rows for a worker to fill.
 pub(crate) struct ToFill {
-    pub(crate) run: Run,
+    pub(crate) run: RowRun,
     /// The open chunks that hold the rows; without chunks the rows are looked up.
     pub(crate) held: Option<Arc<Held>>,
 }
@@ -89,7 +89,7 @@ pub(crate) struct ToFill {
 /// A row that waits for a substitute.
 pub(crate) struct BadRow {
     /// One row.
-    pub(crate) run: Run,
+    pub(crate) run: RowRun,
     pub(crate) id: u64,
     pub(crate) error: Error,
     /// The chunks of the row's piece, and the entry of the row's own chunk.
@@ -149,7 +149,7 @@ impl ToWorkers {
     }
 
     /// Queues rows to look up, or rows with open chunks.
-    pub(crate) fn fill(&self, run: Run, held: Option<Arc<Held>>) {
+    pub(crate) fn fill(&self, run: RowRun, held: Option<Arc<Held>>) {
         let runs = run.len().div_ceil(self.run_rows) as usize;
         self.put(&self.to_fill, ToFill { run, held }, runs);
     }
@@ -164,7 +164,7 @@ impl ToWorkers {
     pub(crate) fn row_failed(
         &self,
         samples: &Samples,
-        run: &mut Run,
+        run: &mut RowRun,
         id: Option<u64>,
         error: Error,
         held: Option<(&Arc<Held>, usize)>,

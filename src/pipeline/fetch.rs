@@ -1,7 +1,7 @@
 //! A row or a chunk, together with the bytes that storage brings for it.
 //!
 //! ```text
-//! Run (one row)       ──┬──► Fetch: its Sample, with a Piece for each part of the row or each extent of the chunk
+//! RowRun (one row)       ──┬──► Fetch: its Sample, with a Piece for each part of the row or each extent of the chunk
 //! Opening (one chunk) ──┘
 //! ```
 //!
@@ -9,7 +9,7 @@
 //! no code relies on a second answer.
 
 use super::chunks::Opening;
-use super::task::{Place, Run, Sample};
+use super::task::{Place, RowRun, Sample};
 use crate::error::{Error, Lowest, Result};
 use crate::memory::{IoBuf, MemoryTerm};
 
@@ -38,7 +38,7 @@ pub(crate) struct Fetch {
 /// The owner of the bytes.
 pub(crate) enum Whose {
     /// One row.
-    Row(Run),
+    Row(RowRun),
     Chunk(Opening),
 }
 

@@ -4,7 +4,7 @@ use super::Core;
 use super::chunks::Held;
 use super::recipe::How;
 use super::sample::Samples;
-use super::task::Run;
+use super::task::RowRun;
 use super::watchdog::Doing;
 use super::worker::Worker;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -13,7 +13,7 @@ use crate::meter::Effort;
 use std::sync::Arc;
 
 /// Fills rows from open chunks.
-pub(super) fn gather(core: &Core, run: Run, held: &Arc<Held>, worker: &mut Worker) {
+pub(super) fn gather(core: &Core, run: RowRun, held: &Arc<Held>, worker: &mut Worker) {
     if run.is_cancelled() {
         return;
     }
@@ -26,7 +26,7 @@ pub(super) fn gather(core: &Core, run: Run, held: &Arc<Held>, worker: &mut Worke
 
 fn gather_at(
     core: &Core,
-    mut run: Run,
+    mut run: RowRun,
     held: &Arc<Held>,
     worker: &mut Worker,
     (places, ids): (&mut Vec<(u32, u32)>, &mut Vec<u64>),

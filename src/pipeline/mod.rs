@@ -21,7 +21,7 @@
 //! | stage | where |
 //! |---|---|
 //! | the iterator starts epochs | [`exchange::Start`] |
-//! | a free slot becomes batch *i*; its rows become a [`task::Run`] | [`planner`] |
+//! | a free slot becomes batch *i*; its rows become a [`task::RowRun`] | [`planner`] |
 //! | hit: in memory or likely in the page cache; a worker asks, fetches and fills | [`rows`] |
 //! | miss: permit, dataset asked, ring bytes reserved, reads submitted: a [`fetch::Fetch`] | [`reads`] |
 //! | all bytes are there: a worker fills the row; the I/O thread does so if the copy is small | [`rows`], [`reads`] |
@@ -98,7 +98,7 @@ pub(crate) use exchange::{Exchange, Start, ToDevice, ToIo};
 pub use placement::Numa;
 pub use route::{FieldRoute, Gds, Route};
 pub use substitute::OnBadSample;
-pub(crate) use task::Job;
+pub(crate) use task::EpochJob;
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::meter::Meters;

@@ -7,7 +7,7 @@ use super::exchange::Start;
 use super::fetch::{Fetch, Whose};
 use super::reads::{Begun, Reads};
 use super::sample::Samples;
-use super::task::{Job, Run, Sample};
+use super::task::{EpochJob, RowRun, Sample};
 use super::watchdog::Doing;
 use crate::dataset::Parts;
 use crate::error::{Error, ErrorKind, Stage};
@@ -49,7 +49,7 @@ pub(crate) struct Planner {
     free: VecDeque<FreeSlot>,
     epochs: Epochs,
     /// Rows to read without a lookup in the page cache, oldest batch first.
-    cold: VecDeque<Run>,
+    cold: VecDeque<RowRun>,
     reads: Reads,
     /// For chunked datasets: the sequence of chunks, and the chunks to read in that sequence.
     chunks: Option<Chunks>,
@@ -286,7 +286,7 @@ impl Planner {
 }
 
 /// Tells the cache of the reads that follow those of the batch by a window. Their errors are those of the reads.
-fn announce(announcer: &Announcer, samples: &Samples, run: &Run) {
+fn announce(announcer: &Announcer, samples: &Samples, run: &RowRun) {
     let (job, ticket) = (&run.job, run.rows.ticket());
     let positions = (0..run.len()).map(|row| job.batches.position(ticket.batch, row));
     for id in job.order.ahead(positions, job.batches.step()) {
@@ -298,17 +298,17 @@ fn announce(announcer: &Announcer, samples: &Samples, run: &Run) {
 }
 
 /// Starts the batch in `slot` and returns the rows that have a sample. Blank rows are finished here.
-fn begin_batch(samples: &Samples, slot: FreeSlot, job: Arc<Job>, ticket: Ticket) -> Option<Run> {
+fn begin_batch(samples: &Samples, slot: FreeSlot, job: Arc<EpochJob>, ticket: Ticket) -> Option<RowRun> {
     let (batches, batch) = (&job.batches, ticket.batch);
     let mut rows = slot.begin(ticket, batches.rows(batch), batches.valid(batch));
     let filled = batches.filled(batch);
     samples.place_packed(&job, batch, &mut rows, filled);
     if filled == rows.len() {
-        return Some(Run { job, rows });
+        return Some(RowRun { job, rows });
     }
     let with_samples = (filled > 0).then(|| rows.take(filled));
     rows.blank();
-    with_samples.map(|rows| Run { job, rows })
+    with_samples.map(|rows| RowRun { job, rows })
 }
 
 /// The batches of all started epochs, in order.
@@ -321,14 +321,14 @@ struct Epochs {
 /// The run of epochs that the planner works on.
 struct EpochRun {
     start: Start,
-    job: Arc<Job>,
+    job: Arc<EpochJob>,
     epochs_done: u64,
     batch: u64,
     sequence: u64,
 }
 
 enum Next {
-    Batch(Arc<Job>, Ticket),
+    Batch(Arc<EpochJob>, Ticket),
     /// Why there is no batch. The error takes the place of the batch: it belongs to one run, not to the loader, and
     /// must not overtake earlier batches.
     Failed(Ticket, Error),

@@ -10,7 +10,7 @@
 
 use super::Core;
 use super::fetch::{Fetch, Whose};
-use super::task::{Place, Run, Sample};
+use super::task::{Place, RowRun, Sample};
 use super::watchdog::Doing;
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
@@ -120,7 +120,7 @@ impl Reads {
     }
 
     /// Asks the dataset for the parts of the row's sample, and starts their reads. A permit must be free.
-    pub(super) fn begin(&mut self, mut run: Run, now: &mut u64) -> Begun {
+    pub(super) fn begin(&mut self, mut run: RowRun, now: &mut u64) -> Begun {
         let core = self.core.clone();
         let samples = &core.samples;
         let mut sample = self.idle.pop().expect("checked by the caller");

@@ -3,7 +3,7 @@
 
 use super::Core;
 use super::recipe::How;
-use super::task::{Place, Run, Sample};
+use super::task::{Place, RowRun, Sample};
 use super::watchdog::Doing;
 use super::worker::Worker;
 use crate::dataset::{Part, Parts};
@@ -20,7 +20,7 @@ const COPY_ROWS: u32 = 256;
 ///
 /// The parts of a missed row are forgotten. All rows of all slots may miss, and no permit bounds the memory for their
 /// parts. The planner asks the dataset again when the row has its permit.
-pub(super) fn look_up(core: &Core, mut run: Run, worker: &mut Worker) -> u32 {
+pub(super) fn look_up(core: &Core, mut run: RowRun, worker: &mut Worker) -> u32 {
     let samples = &core.samples;
     let (all, mut missed) = (run.len(), 0);
     let mut plain = samples.recipe.effort() == Effort::Copy;
@@ -64,7 +64,7 @@ pub(super) fn look_up(core: &Core, mut run: Run, worker: &mut Worker) -> u32 {
 }
 
 /// Fills the first row from memory and the page cache; false if something must be read.
-fn look_up_one(core: &Core, run: &mut Run, worker: &mut Worker, bytes: &mut [u8]) -> Result<bool> {
+fn look_up_one(core: &Core, run: &mut RowRun, worker: &mut Worker, bytes: &mut [u8]) -> Result<bool> {
     let samples = &core.samples;
     let mut hits = 0;
     worker.sample.clear();
@@ -116,7 +116,7 @@ enum Copied {
 
 /// The fast path: copies unchanged rows from memory sources and the page cache, as many as possible. It avoids the
 /// costs per row of the usual way: a panic guard, a list of pieces, a decoder's context.
-fn copy_rows(core: &Core, run: &mut Run, worker: &mut Worker) -> Copied {
+fn copy_rows(core: &Core, run: &mut RowRun, worker: &mut Worker) -> Copied {
     let samples = &core.samples;
     let (count, first) = (run.len().min(COPY_ROWS), run.position());
     let mut ids = std::mem::take(&mut worker.ids);
@@ -190,7 +190,7 @@ fn copy_row(
 }
 
 /// Fills a row from bytes that storage brought; failed pieces are retried once.
-pub(super) fn decode(core: &Core, mut run: Run, mut sample: Box<Sample>, error: Option<Error>, worker: &mut Worker) {
+pub(super) fn decode(core: &Core, mut run: RowRun, mut sample: Box<Sample>, error: Option<Error>, worker: &mut Worker) {
     if !run.is_cancelled() {
         let (samples, id) = (&core.samples, sample.id);
         worker.begins(samples, Doing::Decoding, id);

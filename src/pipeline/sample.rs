@@ -10,7 +10,7 @@
 //! checks. Index bytes without a decoder go into the row at once.
 
 use super::recipe::{How, Recipe};
-use super::task::{Job, Piece, Place, Run, Sample};
+use super::task::{EpochJob, Piece, Place, RowRun, Sample};
 use super::watchdog::{Doing, Watch};
 use crate::dataset::{Chunked, Dataset, Framed, Part, Parts, Sizes, field_bytes, lie, placed, unframed, within_opened};
 use crate::decode::{Ctx, Running, Scratch};
@@ -87,7 +87,7 @@ impl Samples {
 
     /// Places the rows of packed fields by the lengths in the index. A row without a length gets no bytes; filling it
     /// reports why.
-    pub(crate) fn place_packed(&self, job: &Job, batch: u64, rows: &mut Rows, count: u32) {
+    pub(crate) fn place_packed(&self, job: &EpochJob, batch: u64, rows: &mut Rows, count: u32) {
         if self.recipe.packed.is_empty() {
             return;
         }
@@ -232,7 +232,7 @@ impl Samples {
     /// Fills the first row with sample `id`: every field from its bytes, then the added and mapped fields.
     pub(crate) fn fill<'b>(
         &self,
-        job: &Job,
+        job: &EpochJob,
         id: u64,
         rows: &mut Rows,
         scratch: &mut Scratch,
@@ -247,7 +247,7 @@ impl Samples {
     }
 
     /// Fills the row from its fetched sample. All bytes must be there.
-    pub(crate) fn fill_fetched(&self, run: &mut Run, sample: &Sample, scratch: &mut Scratch) -> Result<()> {
+    pub(crate) fn fill_fetched(&self, run: &mut RowRun, sample: &Sample, scratch: &mut Scratch) -> Result<()> {
         let Some(id) = sample.id else { return lie("a row without a sample".into()) };
         self.fill(&run.job, id, &mut run.rows, scratch, self.given(sample, &[]))
     }
@@ -255,7 +255,7 @@ impl Samples {
     /// Turns the bytes of one dataset field into the fields of its handler.
     fn fill_field(
         &self,
-        job: &Job,
+        job: &EpochJob,
         id: u64,
         rows: &mut Rows,
         scratch: &mut Scratch,
@@ -329,7 +329,7 @@ impl Samples {
     }
 
     /// Maps and marks a row with complete fields.
-    fn finish(&self, job: &Job, id: u64, rows: &mut Rows, scratch: &mut Scratch) -> Result<()> {
+    fn finish(&self, job: &EpochJob, id: u64, rows: &mut Rows, scratch: &mut Scratch) -> Result<()> {
         let recipe = &self.recipe;
         let mut row = rows.row();
         recipe.added.clone().for_each(|field| row.clear(field));

@@ -31,7 +31,7 @@ use super::drains::Switch;
 use super::exchange::BadRow;
 use super::gather::opened;
 use super::sample::Samples;
-use super::task::{Piece, Run, Sample};
+use super::task::{Piece, RowRun, Sample};
 use super::watchdog::Doing;
 use super::worker::Worker;
 use crate::dataset::member;
@@ -174,7 +174,7 @@ enum StandIn {
 }
 
 impl Search<'_> {
-    fn substitute(mut self, mut run: Run, id: u64, error: Error) {
+    fn substitute(mut self, mut run: RowRun, id: u64, error: Error) {
         let mut tried = vec![id];
         // Formatting the error may run user code: its `Display`, or the dataset's name for the sample.
         let Ok(mut noted) = self.bad_sample(&run, id, &error) else {
@@ -216,7 +216,7 @@ impl Search<'_> {
     }
 
     /// The ledger's entry for a failed sample.
-    fn bad_sample(&mut self, run: &Run, id: u64, error: &Error) -> Result<BadSample> {
+    fn bad_sample(&mut self, run: &RowRun, id: u64, error: &Error) -> Result<BadSample> {
         let samples = &self.core.samples;
         self.worker.begins(samples, Doing::Planning, Some(id));
         self.worker.guarded(&self.core.samples, |_| {
@@ -230,7 +230,7 @@ impl Search<'_> {
     }
 
     /// Draws a sample outside of `not`, and fills the row with it.
-    fn stand_in(&mut self, run: &mut Run, attempt: u64, not: &[u64]) -> StandIn {
+    fn stand_in(&mut self, run: &mut RowRun, attempt: u64, not: &[u64]) -> StandIn {
         let Self { core, room, held, spare, worker } = self;
         let (samples, held) = (&core.samples, *held);
         let mut candidate = None;
@@ -281,7 +281,7 @@ enum InChunk {
 }
 
 /// The candidate of this attempt; `None` if it falls on a bad chunk.
-fn pick(samples: &Samples, run: &Run, attempt: u64, held: Option<(&Arc<Held>, usize)>) -> Result<Option<Pick>> {
+fn pick(samples: &Samples, run: &RowRun, attempt: u64, held: Option<(&Arc<Held>, usize)>) -> Result<Option<Pick>> {
     let job = &run.job;
     let key = Key::new(samples.seed).named("substitute").derive(job.epoch);
     let mut draws = Draws::from_key(key.derive(run.position()).derive(attempt));
@@ -319,7 +319,7 @@ fn pick(samples: &Samples, run: &Run, attempt: u64, held: Option<(&Arc<Held>, us
 
 fn fill_from_chunk(
     samples: &Samples,
-    run: &mut Run,
+    run: &mut RowRun,
     id: u64,
     (buffer, row): (&ChunkBuf, usize),
     worker: &mut Worker,
@@ -332,7 +332,7 @@ fn fill_from_chunk(
 fn fill_from_storage(
     core: &Core,
     room: &SpareRoom,
-    run: &mut Run,
+    run: &mut RowRun,
     id: u64,
     encoded: &mut Encoded,
     worker: &mut Worker,

@@ -1,7 +1,7 @@
 //! What travels between the threads: rows of a batch, and the parts of a sample or chunk.
 //!
 //! ```text
-//! Job ──► Run (rows without samples)        Sample (id, and a Piece for each of its parts)
+//! EpochJob ──► RowRun (rows without samples)        Sample (id, and a Piece for each of its parts)
 //! ```
 
 use crate::error::Result;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One epoch being planned and filled.
-pub(crate) struct Job {
+pub(crate) struct EpochJob {
     /// The run of the iterator that this job belongs to, and the run that the iterator currently wants.
     pub(crate) generation: u64,
     pub(crate) current: Arc<AtomicU64>,
@@ -21,7 +21,7 @@ pub(crate) struct Job {
     pub(crate) batches: Batches,
 }
 
-impl Job {
+impl EpochJob {
     pub(crate) fn is_cancelled(&self) -> bool {
         self.current.load(Ordering::Relaxed) != self.generation
     }
@@ -34,12 +34,12 @@ impl Job {
 }
 
 /// Rows of one batch that wait for their samples, and their job.
-pub(crate) struct Run {
-    pub(crate) job: Arc<Job>,
+pub(crate) struct RowRun {
+    pub(crate) job: Arc<EpochJob>,
     pub(crate) rows: Rows,
 }
 
-impl Run {
+impl RowRun {
     /// Takes the first `count` rows.
     pub(crate) fn take(&mut self, count: u32) -> Self {
         Self { job: self.job.clone(), rows: self.rows.take(count) }

@@ -2,7 +2,7 @@
 
 use super::chunks::Encoded;
 use super::sample::Samples;
-use super::task::{Job, Sample};
+use super::task::{EpochJob, Sample};
 use super::watchdog::Doing;
 use crate::decode::Scratch;
 use crate::error::Result;
@@ -57,7 +57,7 @@ impl Worker {
     pub(crate) fn fill_by(
         &mut self,
         samples: &Samples,
-        job: &Job,
+        job: &EpochJob,
         id: u64,
         rows: &mut Rows,
         buffer: &mut [u8],
