@@ -126,7 +126,8 @@ impl Decoder {
     /// Frees rows and starts of earlier pictures if they take more than `bytes`.
     pub(crate) fn release_beyond(&mut self, bytes: u64) {
         let starts = self.starts.capacity() * size_of::<usize>();
-        if (self.rows.bytes() + starts + self.coefficients.bytes()) as u64 > bytes {
+        let scans: usize = self.scans.iter().map(ScanTables::bytes).sum();
+        if (self.rows.bytes() + starts + scans + self.coefficients.bytes()) as u64 > bytes {
             (self.rows, self.starts) = (Rows::default(), Vec::new());
             (self.coefficients, self.scans) = (Coefficients::default(), Vec::new());
         }
@@ -168,10 +169,7 @@ impl Decoder {
         layout: &Layout,
         to: &mut dyn RowSink,
     ) -> Result<()> {
-        let Input { bytes, header, strict } = picture;
-        if strict {
-            header.end_marker(bytes)?;
-        }
+        let header = picture.header;
         let Self { kernels, rows, coefficients, .. } = self;
         rows.start(layout);
         coefficients.start(header, layout);

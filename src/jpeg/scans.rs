@@ -30,6 +30,11 @@ use std::ops::Range;
 /// Largest shift of a coefficient that libjpeg-turbo takes.
 const SHIFT_MAX: u8 = 13;
 
+/// Heap bytes of tables, with their symbols.
+const DC_BYTES: usize = size_of::<KeptTable<Dc>>() + 256;
+const AC_BYTES: usize = size_of::<KeptTable<Ac>>() + 256;
+const BAND_BYTES: usize = size_of::<KeptTable<Band>>() + 256;
+
 /// What the scans of a picture code, and where.
 pub(crate) struct Script<'a> {
     components: [Component; 4],
@@ -90,6 +95,9 @@ impl<'a> Script<'a> {
     /// Errors: more scans than `most`; scans that no decoder takes; if `strict`, scans that leave out coefficients.
     pub(crate) fn parse(picture: Input<'a>, most: u32) -> Result<Self> {
         let Input { bytes: input, header, strict } = picture;
+        if strict {
+            header.end_marker(input)?;
+        }
         let mut state = Scan::empty(header);
         let mut script =
             Self { components: [Component::default(); 4], count: 0, quants: [[0; 64]; 4], scans: Vec::new() };
@@ -150,10 +158,10 @@ impl<'a> Script<'a> {
         let across = u64::from(header.width.div_ceil(8 * h)) * u64::from(h);
         let blocks = across * u64::from(v) * self.count as u64;
         let scan = |scan: &OneScan<'_>| match scan.coding {
-            Coding::Sequential => 4 * (size_of::<KeptTable<Dc>>() + size_of::<KeptTable<Ac>>() + 512),
-            Coding::DcFirst => 4 * (size_of::<KeptTable<Dc>>() + 256),
+            Coding::Sequential => 4 * (DC_BYTES + AC_BYTES),
+            Coding::DcFirst => 4 * DC_BYTES,
             Coding::DcRefine => 0,
-            Coding::AcFirst | Coding::AcRefine => size_of::<KeptTable<Band>>() + 256,
+            Coding::AcFirst | Coding::AcRefine => BAND_BYTES,
         };
         let scans: usize = self.scans.iter().map(scan).sum();
         blocks * (128 + 8) + scans as u64
@@ -296,6 +304,12 @@ pub(super) struct ScanTables {
 }
 
 impl ScanTables {
+    /// Heap bytes.
+    pub(super) fn bytes(&self) -> usize {
+        let (dc, ac) = (self.dc.iter().flatten().count(), self.ac.iter().flatten().count());
+        dc * DC_BYTES + ac * AC_BYTES + if self.band.is_some() { BAND_BYTES } else { 0 }
+    }
+
     fn update(&mut self, scan: &OneScan<'_>) {
         for part in scan.parts() {
             match scan.coding {
@@ -349,6 +363,7 @@ impl PlaneRow {
 impl Coefficients {
     pub(super) fn start(&mut self, header: &Header, layout: &Layout) {
         let most = header.largest_factors();
+        self.planes[layout.planes().len()..].iter_mut().for_each(|unused| *unused = PlaneRow::default());
         for (store, plane) in self.planes.iter_mut().zip(layout.planes()) {
             let (h, v) = (u32::from(plane.factors.h), u32::from(plane.factors.v));
             let most = if layout.planes().len() == 1 { (1, 1) } else { most };
@@ -471,7 +486,7 @@ impl<'a> Readers<'a> {
 
     /// Checks the ends of all scans, if they were read so far.
     pub(super) fn finish(&self) -> Result<()> {
-        self.readers.iter().filter(|reader| reader.mcu == reader.total).try_for_each(Reader::check_end)
+        self.readers.iter().filter(|reader| reader.mcu == reader.total).try_for_each(Reader::finish)
     }
 }
 
@@ -677,7 +692,20 @@ impl<'a> Reader<'a> {
         if let Some(found) = found {
             self.bits = Bits::new(self.input, Place { byte: found.end, bit: 0 });
         }
-        self.stop = (self.mcu + self.scan.restart).min(self.total);
+        // Without one, nothing further on has one.
+        self.stop = if self.broken { self.total } else { (self.mcu + self.scan.restart).min(self.total) };
+        Ok(())
+    }
+
+    /// Checks the end of a scan.
+    fn finish(&self) -> Result<()> {
+        self.check_end()?;
+        let (end, data) = (self.bits.end().unwrap_or(self.input.len()), self.scan.data.end);
+        // Some cameras write a restart marker behind the last interval, too.
+        if self.strict && !self.broken && end + 2 < data {
+            let message = format!("{DAMAGED}: a restart marker more than scan {} has intervals", self.number + 1);
+            return Err(located(message, end));
+        }
         Ok(())
     }
 

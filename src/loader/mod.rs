@@ -450,11 +450,12 @@ impl LoaderState {
         if self.info.process.is_forked() {
             return Default::default();
         }
+        // Asks cuFile: not under the lock that the consumer takes.
+        let mode = self.facts.direct.as_ref().map(|reader| reader.mode());
         let mut steady = self.steady.hold();
         let mut now = self.measured();
-        if let (Some(copy), Some(reader)) = (&mut now.copy, &self.facts.direct) {
-            // Asks cuFile: not while the consumer waits for a batch.
-            copy.direct = Some(self.runtime.core().meters.copy.direct.read(reader.mode()));
+        if let (Some(copy), Some(mode)) = (&mut now.copy, mode) {
+            copy.direct = Some(self.runtime.core().meters.copy.direct.read(mode));
         }
         let stretch = steady.since.as_ref().map(|since| now.since(since));
         let sum = stretch.into_iter().chain(steady.sum.clone()).reduce(|stretch, sum| stretch.and(&sum));

@@ -240,7 +240,11 @@ impl<'a> Facts<'a> {
 
     /// The reader of objects. `fill`: the cache that keeps what it reads.
     fn start_objects(&self, meter: Arc<Meter>, waker: Option<Waker>, fill: Option<&Fill>) -> Result<Box<dyn Reader>> {
-        Remote::start(self.sources.clone(), self.options, meter, waker, fill.map(Fill::taker))
+        // Beside a network mount no more than its depth is used.
+        let unlimited = self.options.connections.is_none();
+        let depth = self.options.depth.or(self.depth.filter(|_| unlimited));
+        let options = ReaderOptions { depth, ..self.options.clone() };
+        Remote::start(self.sources.clone(), &options, meter, waker, fill.map(Fill::taker))
     }
 
     fn start_uring(&self, files: Files) -> Result<Uring, Errno> {

@@ -233,7 +233,13 @@ impl Reader for Router {
             all.failed += other.failed;
             all.bytes_asked += other.bytes_asked;
             all.bytes_moved += other.bytes_moved;
+            all.short_reads += other.short_reads;
             all.retries += other.retries;
+            all.direct_reads += other.direct_reads;
+            all.buffered_reads += other.buffered_reads;
+            all.fallbacks += other.fallbacks;
+            all.opens += other.opens;
+            all.enters += other.enters;
         }
         all
     }

@@ -50,10 +50,22 @@ fn noise(seed: u64, count: usize, most: f64) -> Vec<u8> {
 const FACTORS: [SamplingFactor; 4] =
     [SamplingFactor::F_1_1, SamplingFactor::F_2_1, SamplingFactor::F_1_2, SamplingFactor::F_2_2];
 
-fn encoded(seed: u64, (width, height): (u16, u16), factor: usize, channels: usize, interval: u16) -> Vec<u8> {
+fn encoded(seed: u64, size: (u16, u16), factor: usize, channels: usize, interval: u16) -> Vec<u8> {
+    encoded_as(seed, size, factor, channels, interval, false)
+}
+
+fn encoded_as(
+    seed: u64,
+    (width, height): (u16, u16),
+    factor: usize,
+    channels: usize,
+    interval: u16,
+    progressive: bool,
+) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut encoder = Encoder::new(&mut bytes, 1 + (seed % 100) as u8);
     encoder.set_sampling_factor(FACTORS[factor % 4]);
+    encoder.set_progressive(progressive);
     if interval > 0 {
         encoder.set_restart_interval(interval);
     }
@@ -132,9 +144,9 @@ proptest! {
         (factor, channels) in (0_usize..4, prop::sample::select(vec![1_usize, 3, 3, 4])),
         interval in prop_oneof![Just(0_u16), 1_u16..12],
         places in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 8),
-        seed in any::<u64>(),
+        (seed, progressive) in any::<(u64, bool)>(),
     ) {
-        let input = encoded(seed, (width, height), factor, channels, interval);
+        let input = encoded_as(seed, (width, height), factor, channels, interval, progressive);
         let mut decoder = Decoder::default();
         let whole = decode(&mut decoder, &input, None, true).unwrap();
         prop_assert!(decode(&mut with(kernels::SCALAR), &input, None, true).unwrap() == whole, "scalar kernels differ");
@@ -195,10 +207,10 @@ proptest! {
         interval in prop_oneof![Just(0_u16), 1_u16..12],
         flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..9),
         (header, cut) in (any::<bool>(), prop::option::weighted(0.2, any::<prop::sample::Index>())),
-        strict in any::<bool>(),
+        (strict, progressive) in any::<(bool, bool)>(),
         seed in any::<u64>(),
     ) {
-        let mut input = encoded(seed, (width, height), factor, channels, interval);
+        let mut input = encoded_as(seed, (width, height), factor, channels, interval, progressive);
         let reach = if header { 700.min(input.len()) } else { input.len() };
         for (at, value) in flips {
             input[at.index(reach)] = value;

@@ -30,7 +30,7 @@
 //! * Steady state needs no allocation here, but for the list of a JPEG's scans. `image` allocates its own tables and rows per
 //!   picture, within [`Limits::memory`].
 //! * An earlier picture's content of a buffer never shows.
-//! * A panic of one of these libraries is an error of the picture ([`ErrorKind::Panicked`](crate::ErrorKind::Panicked)).
+//! * A panic of `image` is an error of the picture ([`ErrorKind::Panicked`](crate::ErrorKind::Panicked)).
 //!
 //! # Damage
 //!

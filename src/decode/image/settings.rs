@@ -39,7 +39,8 @@ pub enum Filter {
 ///
 /// A JPEG is decoded only as far as the crop needs. In files with restart markers even the entropy coding beside the
 /// crop is skipped. Pixels equal those of libjpeg-turbo, and so Pillow's and torchvision's, to the bit, also those of
-/// progressive JPEGs and of sequential ones in several scans.
+/// progressive JPEGs and of sequential ones in several scans. (libjpeg smooths an incomplete progressive one, `strict(false)` here
+/// does not.)
 ///
 /// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]. Random choices depend on (seed,
 /// epoch, sample id) alone.

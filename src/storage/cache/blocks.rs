@@ -117,7 +117,7 @@ impl CachedBlocks {
         self.block
     }
 
-    /// BlockFacts that a range, which is not empty, needs.
+    /// Blocks that a range, which is not empty, needs.
     pub(super) fn blocks(&self, offset: u64, len: u64) -> RangeInclusive<u64> {
         offset / self.block..=(offset + len - 1) / self.block
     }
@@ -330,7 +330,7 @@ enum BlockFacts {
     Many(Box<[AtomicU64]>),
 }
 
-/// BlockFacts that one word has room for.
+/// Blocks that one word has room for.
 const FEW: u64 = 64 / FACTS;
 
 impl BlockFacts {

@@ -100,15 +100,19 @@ impl CacheDir {
         }
         let used = open_or_make(&root.join("used"))?;
         take(&used, FlockOperation::NonBlockingLockExclusive)?;
-        let booked = bookings(&root).and_then(|(_, dead)| Ok((dead, new_booking(&root)?)));
+        let booked = || {
+            let (_, dead) = bookings(&root)?;
+            if dead > 0 {
+                // A part of what a killed process had booked is on the disk. So the number stays too high, until someone who
+                // finds no room counts anew, which may be at once.
+                write_number(&used, SEARCHED, 0)?;
+            }
+            // Nobody looks between the file and its lock.
+            new_booking(&root)
+        };
+        let booking = booked();
         let _ = flock(&used, FlockOperation::Unlock);
-        let (dead, booking) = booked?;
-        let dir = Self::of(root, cache, used, Some(booking));
-        if dead > 0 {
-            // A part of what a killed process had booked is on the disk.
-            dir.recount()?;
-        }
-        Ok(dir)
+        Ok(Self::of(root, cache, used, Some(booking?)))
     }
 
     fn of(root: PathBuf, cache: &Cache, used: File, booking: Option<Held>) -> Self {
