@@ -38,6 +38,7 @@ mod kernels;
 mod region;
 mod rows;
 mod scans;
+mod script;
 mod seek;
 #[cfg(test)]
 #[path = "../../tests/unit/jpeg.rs"]
@@ -54,7 +55,8 @@ use header::Component;
 use kernels::Kernels;
 use region::Layout;
 use rows::Rows;
-use scans::{Coefficients, Readers, ScanTables, Script};
+use scans::{Coefficients, Readers, ScanTables};
+use script::Script;
 use seek::{Points, Writer};
 use walk::{Tables, Walk};
 

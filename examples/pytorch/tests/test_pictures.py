@@ -209,13 +209,13 @@ def test_colours_are_chosen_as_by_libjpeg(judged, progressive, mode, sets):
 
 
 @pytest.mark.parametrize("factors", ["31 11 11", "13 11 11", "33 11 11", "21 22 11", "12 21 21", "11 22 11", "41 43 11"])
-def test_progressive_with_factors_that_no_library_takes_is_called_unsupported(judged, factors):
+def test_a_progressive_jpeg_of_other_factors_than_its_scans_have_is_damaged(judged, factors):
     header, scans = parts(saved(PICTURE, "JPEG", progressive=True, subsampling=0))
     at = next(index for index, segment in enumerate(header) if segment[1] == 0xC2)
     frame = bytearray(header[at])
     frame[11::3] = bytes.fromhex(factors)
     found, words = judged(joined([*header[:at], bytes(frame), *header[at + 1 :]], scans))
-    assert "unsupported kind" in words and "sampling factors" in words and "jpegtran" in words
+    assert "damaged JPEG" in words or "more than 10 blocks" in words, (found, words)
 
 
 def test_a_progressive_jpeg_whose_scans_leave_out_coefficients_is_damaged(tmp_path):
@@ -224,7 +224,7 @@ def test_a_progressive_jpeg_whose_scans_leave_out_coefficients_is_damaged(tmp_pa
         assert len(scans) == least
         for left_out in range(len(scans)):
             cut = joined(header, scans[:left_out] + scans[left_out + 1 :]) if left_out else joined(header, scans[:1])
-            with pytest.raises(Error, match="leave out coefficients"):
+            with pytest.raises(Error, match="leave out coefficients|needs what no scan before it has"):
                 read(tmp_path, cut, size=(45, 61))
         assert read(tmp_path, joined(header, scans[:3]), size=(45, 61), strict=False).std() > 10
         assert read(tmp_path, joined(header, scans), size=(45, 61)).shape == (45, 61, 3)

@@ -1,0 +1,277 @@
+//! The scans of a picture of several: what each of them codes, and where. Scan headers are checked as libjpeg-turbo does.
+//!
+//! Invariants: the tables that a scan names are there; a band lies within a block; an MCU has at most 10 blocks.
+
+use super::header::{BLOCKS_MAX, Component, DAMAGED, Factors, Header, Input, Scan, Segment};
+use super::huffman::{Ac, Band, Dc, Table};
+use super::walk::KeptTable;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use std::ops::Range;
+
+/// Largest shift of a coefficient that libjpeg-turbo takes.
+const SHIFT_MAX: u8 = 13;
+
+/// Heap bytes of tables, with their symbols.
+pub(super) const DC_BYTES: usize = size_of::<KeptTable<Dc>>() + 256;
+pub(super) const AC_BYTES: usize = size_of::<KeptTable<Ac>>() + 256;
+pub(super) const BAND_BYTES: usize = size_of::<KeptTable<Band>>() + 256;
+
+/// What the scans of a picture code, and where.
+pub(crate) struct Script<'a> {
+    pub(super) components: [Component; 4],
+    count: usize,
+    /// Of each component, in natural order.
+    pub(super) quants: [[u16; 64]; 4],
+    pub(super) scans: Vec<OneScan<'a>>,
+}
+
+/// A scan of a script.
+pub(super) struct OneScan<'a> {
+    pub(super) coding: Coding,
+    /// Components in the order of an MCU, with the numbers of their tables.
+    pub(super) parts: [Part; 4],
+    count: usize,
+    /// Coefficients, in the order of the file.
+    pub(super) band: Range<usize>,
+    /// Bits that later scans add.
+    pub(super) low: u32,
+    pub(super) dc: [Option<Table<'a>>; 4],
+    pub(super) ac: [Option<Table<'a>>; 4],
+    /// MCUs between restart markers; 0 without them.
+    pub(super) restart: u32,
+    /// Of the file.
+    pub(super) data: Range<usize>,
+}
+
+#[derive(Clone, Copy, Default)]
+pub(super) struct Part {
+    pub(super) component: usize,
+    pub(super) dc: usize,
+    pub(super) ac: usize,
+}
+
+/// The procedures of the standard, parts F and G.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Coding {
+    Sequential,
+    DcFirst,
+    DcRefine,
+    AcFirst,
+    AcRefine,
+}
+
+impl Coding {
+    fn has_dc(self) -> bool {
+        matches!(self, Self::Sequential | Self::DcFirst)
+    }
+}
+
+/// How many low bits each coefficient lacks; [`UNSEEN`] before its first scan.
+type Lacks = [[u8; 64]; 4];
+const UNSEEN: u8 = u8::MAX;
+
+impl<'a> Script<'a> {
+    /// Finds the scans of a picture.
+    ///
+    /// Errors: more scans than `most`; scans that no decoder takes; if `strict`, scans that leave out coefficients.
+    pub(crate) fn parse(picture: Input<'a>, most: u32) -> Result<Self> {
+        let Input { bytes: input, header, strict } = picture;
+        if strict {
+            header.end_marker(input)?;
+        }
+        let mut state = Scan::empty(header);
+        let mut script =
+            Self { components: [Component::default(); 4], count: 0, quants: [[0; 64]; 4], scans: Vec::new() };
+        let (mut at, mut restart) = (2, 0);
+        let (mut have, mut latched, mut lacks) = ([false; 4], [false; 4], [[UNSEEN; 64]; 4]);
+        let mut odd = Ok(());
+        loop {
+            let segment = match Segment::next(input, at) {
+                Ok(segment) if segment.marker != 0xD9 => segment,
+                Err(error) if script.scans.is_empty() => return Err(error),
+                // A strict decode looks for the end marker.
+                _ => break,
+            };
+            let Segment { marker, start, end } = segment;
+            let body = &input[start..end];
+            at = end;
+            match marker {
+                0xC0..=0xC2 if script.count == 0 => {
+                    state.read_frame(body);
+                    script.take_frame(&state, header)?;
+                }
+                0xC0..=0xC2 => return Err(Error::decode("JPEG with a second frame header")),
+                0xC4 => state.read_huffman(body, start)?,
+                0xDB => state.read_quants(body, start, &mut have)?,
+                0xDD => {
+                    let cut = || Error::decode("JPEG with a cut restart interval");
+                    restart = u32::from(u16::from_be_bytes(*body.first_chunk().ok_or_else(cut)?));
+                }
+                0xDA => {
+                    if script.scans.len() == most as usize {
+                        let message = format!("JPEG of more than {most} scans; the limit is {most}");
+                        return Err(Error::new(ErrorKind::Limit, Stage::Decode, message));
+                    }
+                    let data = end..end_of_data(input, end);
+                    at = data.end;
+                    let scan = script.scan(header, (body, start), &state, (restart, data))?;
+                    script.latch(&scan, &state, (&have, &mut latched))?;
+                    odd = odd.and(scan.note(&mut lacks));
+                    script.scans.push(scan);
+                }
+                _ => {}
+            }
+        }
+        if strict {
+            odd?;
+        }
+        let missing = |lacks: &[u8; 64]| lacks.iter().any(|lacks| *lacks > 0);
+        if strict && lacks[..script.count].iter().any(missing) {
+            let scans = script.scans.len();
+            return Err(Error::decode(format!("{DAMAGED}: its {scans} scans leave out coefficients")));
+        }
+        Ok(script)
+    }
+
+    /// Maximum heap bytes of the engine for this picture, besides those of [`Header::engine_bytes`].
+    pub(crate) fn engine_bytes(&self, header: &Header) -> u64 {
+        let (h, v) = header.largest_factors();
+        let across = u64::from(header.width.div_ceil(8 * h)) * u64::from(h);
+        let blocks = across * u64::from(v) * self.count as u64;
+        let scan = |scan: &OneScan<'_>| match scan.coding {
+            Coding::Sequential => 4 * (DC_BYTES + AC_BYTES),
+            Coding::DcFirst => 4 * DC_BYTES,
+            Coding::DcRefine => 0,
+            Coding::AcFirst | Coding::AcRefine => BAND_BYTES,
+        };
+        let scans: usize = self.scans.iter().map(scan).sum();
+        blocks * (128 + 8) + scans as u64
+    }
+
+    pub(super) fn components(&self) -> &[Component] {
+        &self.components[..self.count]
+    }
+
+    fn take_frame(&mut self, state: &Scan<'_>, header: &Header) -> Result<()> {
+        (self.components, self.count) = (state.all_components(), header.components.into());
+        let (h, v) = header.largest_factors();
+        state.check_factors(|own| {
+            let divides = h.is_multiple_of(own.h.max(1).into()) && v.is_multiple_of(own.v.max(1).into());
+            divides && (1..=4).contains(&own.h) && (1..=4).contains(&own.v)
+        })
+    }
+
+    /// Reads a scan header, and checks it as libjpeg-turbo does.
+    fn scan(
+        &self,
+        header: &Header,
+        (body, start): (&[u8], usize),
+        state: &Scan<'a>,
+        (restart, data): (u32, Range<usize>),
+    ) -> Result<OneScan<'a>> {
+        let wrong = |what: &str| Err(located(format!("JPEG with a scan {what}"), start));
+        let Some((count, rest)) = body.split_first() else { return wrong("header without content") };
+        let count = usize::from(*count);
+        let Some((selectors, [first, last, bits])) = rest.split_at_checked(2 * count) else {
+            return wrong("header that is cut");
+        };
+        let (high, low) = (bits >> 4, bits & 15);
+        let coding = match (header.progressive, first, high) {
+            (false, ..) => Coding::Sequential,
+            (true, 0, 0) => Coding::DcFirst,
+            (true, 0, _) => Coding::DcRefine,
+            (true, _, 0) => Coding::AcFirst,
+            (true, ..) => Coding::AcRefine,
+        };
+        let legal = match coding {
+            Coding::Sequential => (*first, *last, *bits) == (0, 63, 0),
+            Coding::DcFirst | Coding::DcRefine => *last == 0,
+            Coding::AcFirst | Coding::AcRefine => first <= last && *last < 64 && count == 1,
+        };
+        if !legal || low > SHIFT_MAX || (high > 0 && high != low + 1) || !(1..=4).contains(&count) {
+            return wrong(&format!("of {count} components, coefficients {first} to {last}, bits {high} and {low}"));
+        }
+        let mut parts = [Part::default(); 4];
+        for (index, [name, tables]) in selectors.as_chunks::<2>().0.iter().enumerate() {
+            let Some(component) = header.component(*name) else { return wrong("of a component that is not there") };
+            if parts[..index].iter().any(|part| part.component == component) {
+                return wrong("that has a component twice");
+            }
+            parts[index] = Part { component, dc: usize::from(tables >> 4), ac: usize::from(tables & 15) };
+            let lacks = |used: bool, tables: &[Option<Table<'_>>; 4], number: usize| {
+                used && tables.get(number).is_none_or(Option::is_none)
+            };
+            let (part, has_ac) = (parts[index], !matches!(coding, Coding::DcFirst | Coding::DcRefine));
+            if lacks(coding.has_dc(), &state.dc, part.dc) || lacks(has_ac, &state.ac, part.ac) {
+                return wrong(&format!("whose component {name} needs a Huffman table that is missing"));
+            }
+        }
+        let blocks = |part: &Part| {
+            let Factors { h, v } = self.components[part.component].factors;
+            usize::from(h) * usize::from(v)
+        };
+        if count > 1 && parts[..count].iter().map(blocks).sum::<usize>() > BLOCKS_MAX {
+            return wrong("of more than 10 blocks in an MCU");
+        }
+        let band = usize::from(*first)..usize::from(*last) + 1;
+        let (dc, ac) = (state.dc, state.ac);
+        Ok(OneScan { coding, parts, count, band, low: low.into(), dc, ac, restart, data })
+    }
+
+    /// A component has the quantisation table of its first scan.
+    fn latch(
+        &mut self,
+        scan: &OneScan<'_>,
+        state: &Scan<'_>,
+        (have, latched): (&[bool; 4], &mut [bool; 4]),
+    ) -> Result<()> {
+        for part in scan.parts() {
+            let quant = self.components[part.component].quant;
+            if latched[part.component] {
+                continue;
+            }
+            if !have.get(quant).is_some_and(|have| *have) {
+                return Err(located("JPEG without a quantisation table that it names".into(), scan.data.start));
+            }
+            self.quants[part.component] = state.quants[quant];
+            latched[part.component] = true;
+        }
+        Ok(())
+    }
+}
+
+impl OneScan<'_> {
+    pub(super) fn parts(&self) -> &[Part] {
+        &self.parts[..self.count]
+    }
+
+    /// Notes what is still lacking behind this scan. Errors: it refines bits that are not there, or codes what is there.
+    fn note(&self, lacks: &mut Lacks) -> Result<()> {
+        let refines = matches!(self.coding, Coding::DcRefine | Coding::AcRefine);
+        for part in self.parts() {
+            let lacks = &mut lacks[part.component];
+            let expected = if refines { self.low as u8 + 1 } else { UNSEEN };
+            let unready = self.band.start > 0 && lacks[0] == UNSEEN;
+            // A sequential component may come again.
+            let odd =
+                self.coding != Coding::Sequential && lacks[self.band.clone()].iter().any(|lacks| *lacks != expected);
+            if unready || odd {
+                let what = if refines || unready { "needs what no scan before it has" } else { "repeats coefficients" };
+                return Err(located(format!("{DAMAGED}: a scan {what}"), self.data.start));
+            }
+            lacks[self.band.clone()].fill(self.low as u8);
+        }
+        Ok(())
+    }
+}
+
+/// Offset of the first marker from `at` on that is no restart marker.
+fn end_of_data(input: &[u8], at: usize) -> usize {
+    let data = &input[at..];
+    let ends = |found: &usize| !matches!(data.get(found + 1), Some(0 | 0xD0..=0xD7 | 0xFF));
+    at + memchr::memchr_iter(0xFF, data).find(ends).unwrap_or(data.len())
+}
+
+pub(super) fn located(message: String, offset: usize) -> Error {
+    Error::decode(format!("{message}, at byte {offset} of the picture"))
+}
