@@ -104,11 +104,11 @@ fn decode(input: &[u8], image: &Image, seed: u64, workspace: &mut Workspace) -> 
 /// Sequential and progressive scans in many orders, samplings with odd factors, with and without restart markers.
 #[test]
 fn pictures_of_any_scan_script_have_libjpeg_turbos_pixels() {
-    let list = std::fs::read_to_string(folder("jpeg/scans").join("pixels.txt")).unwrap();
+    let list = std::fs::read_to_string(folder("scans").join("pixels.txt")).unwrap();
     let mut workspace = Workspace::default();
     for line in list.lines().filter(|line| !line.starts_with('#')) {
         let (name, crc) = line.split_once(' ').unwrap();
-        let input = std::fs::read(folder("jpeg/scans").join(name)).unwrap();
+        let input = std::fs::read(folder("scans").join(name)).unwrap();
         let whole = whole(&input);
         assert_eq!(format!("{:08x}", crc32c::crc32c(&whole.1)), crc, "{name}");
         for seed in 0..10 {

@@ -179,15 +179,17 @@ fn an_epoch_reserves_nothing_and_never_waits_for_the_device() {
                     batch.field("record").unwrap().device_ptr().unwrap();
                 }
             };
-            let before = counts(session, &NEVER);
-            epoch(0, 0);
-            epoch(1, 0);
-            assert_eq!(counts(session, &NEVER), before);
+            let (before, events) = (counts(session, &NEVER), session.count("cuEventCreate"));
+            (0..4).for_each(|number| epoch(number, 0));
+            // A transfer thread without a core reads marks late: then more steps than usual have events.
+            let made = session.count("cuEventCreate") - events;
+            assert!(made < BATCHES, "{made} events for {} batches", 4 * BATCHES);
             // Events for further streams are made as they are needed.
-            epoch(2, 2);
-            let others =
-                |counts: Vec<(&'static str, u64)>| counts.into_iter().filter(|(call, _)| *call != "cuEventCreate");
-            assert!(others(counts(session, &NEVER)).eq(others(before)));
+            epoch(4, 2);
+            let others = |counts: Vec<(&'static str, u64)>| {
+                counts.into_iter().filter(|(call, _)| *call != "cuEventCreate").collect::<Vec<_>>()
+            };
+            assert_eq!(others(counts(session, &NEVER)), others(before));
         });
     }
 }
