@@ -124,7 +124,7 @@
 //!
 //!     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
 //!         let text = std::str::from_utf8(input).map_err(|e| Error::decode("not UTF-8").with_source(e))?;
-//!         // The fields of `outputs` have numbers in the batch, in this order. `out.index_of(name)` finds any field.
+//!         // The fields of `outputs` have numbers in the batch, in this order. `out.index_of(name)` finds those of other decoders, for `.map`.
 //!         let (numbers, sum) = (ctx.fields().start, ctx.fields().start + 1);
 //!         let mut fields = out.split();
 //!         let (places, total) = (fields.take::<f32>(numbers)?, fields.take::<f32>(sum)?);

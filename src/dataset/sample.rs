@@ -42,7 +42,8 @@ impl<'d> Plain<'d> {
                     self.fill(&extent)?;
                     if part.is_checked() {
                         let check = || framed.check(sample, field, &self.bytes);
-                        caught_in("the dataset's `check`", Stage::Decode, check)?;
+                        caught_in("the dataset's `check`", Stage::Decode, check)
+                            .map_err(|error| placed(error, &self.bytes, &self.bytes, &extent))?;
                     }
                     self.open(sample, field, part, &mut each)
                 }
@@ -76,8 +77,11 @@ impl<'d> Plain<'d> {
         let given = match part {
             Part::Framed(_) => {
                 let (framed, bytes, buffer) = (self.framed, &self.bytes, &mut self.opened);
-                let opened = caught_in("the dataset's `open`", Stage::Decode, move || {
-                    framed.open(sample, field, bytes, buffer)
+                let opened =
+                    caught_in("the dataset's `open`", Stage::Decode, move || framed.open(sample, field, bytes, buffer));
+                let opened = opened.map_err(|error| match part.extent() {
+                    Some(extent) => placed(error, bytes, bytes, &extent),
+                    None => error,
                 })?;
                 within_opened(opened, bytes, self.sizes.opened_bytes_max)?
             }

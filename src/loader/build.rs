@@ -201,14 +201,14 @@ impl LoaderBuilder {
         if memory.workers == Some(0) {
             return Err(config(&format!("{} is 0; set at least 1", Setting::Workers)));
         }
-        if memory.workers.is_some_and(|workers| workers > WORKERS_MAX) {
-            return Err(config(&format!("{} is too large; set at most {WORKERS_MAX}", Setting::Workers)));
+        if let Some(workers) = memory.workers.filter(|workers| *workers > WORKERS_MAX) {
+            return Err(config(&format!("{} is {workers}; set at most {WORKERS_MAX}", Setting::Workers)));
         }
-        if self.device.batches.is_some_and(|batches| !(2..=SLOTS_MAX).contains(&batches)) {
-            return Err(config(&format!("{} must be 2 to {SLOTS_MAX}", Setting::DeviceBatches)));
+        if let Some(batches) = self.device.batches.filter(|batches| !(2..=SLOTS_MAX).contains(batches)) {
+            return Err(config(&format!("{} is {batches}; set 2 to {SLOTS_MAX}", Setting::DeviceBatches)));
         }
-        if memory.slots.is_some_and(|slots| slots == 0 || slots > SLOTS_MAX) {
-            return Err(config(&format!("{} must be 1 to {SLOTS_MAX}", Setting::Slots)));
+        if let Some(slots) = memory.slots.filter(|slots| !(1..=SLOTS_MAX).contains(slots)) {
+            return Err(config(&format!("{} is {slots}; set 1 to {SLOTS_MAX}", Setting::Slots)));
         }
         let largest = self.dataset.sizes().sample_bytes_max;
         if largest > SAMPLE_MAX {

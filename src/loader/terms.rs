@@ -100,7 +100,8 @@ impl Encoded {
 
     pub(super) fn largest(&self, dataset: &dyn Dataset) -> String {
         let sample = dataset.sizes().largest_sample.map_or(String::new(), |id| format!(", sample {id}"));
-        format!("largest encoded sample: {}{sample}", Bytes(self.max))
+        let largest = usize::try_from(dataset.sizes().sample_bytes_max).unwrap_or(usize::MAX);
+        format!("largest encoded sample: {}{sample}", Bytes(largest))
     }
 }
 

@@ -184,7 +184,7 @@ pub struct StorageStage {
     pub device_bytes: Option<u64>,
     /// Bytes that workers copied from the page cache instead of reading.
     pub cached_bytes: u64,
-    /// Samples that reads brought straight into their rows: no worker touched them.
+    /// Samples that went from their reads into their rows without a worker.
     pub in_place: u64,
     /// Reads that failed and worked when they were tried again, since the beginning.
     #[serde(default)]

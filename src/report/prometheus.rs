@@ -132,7 +132,7 @@ const METRICS: &[Metric] = &[
     ("storage_bytes_total", "Bytes that reads brought.", |s| Some(Count(s.storage.counts.bytes_moved))),
     ("storage_direct_bytes_total", "Bytes of them that bypassed the page cache.", |s| Some(Count(s.storage.direct_bytes))),
     ("storage_cached_bytes_total", "Bytes copied from the page cache instead of read.", |s| Some(Count(s.storage.cached_bytes))),
-    ("storage_in_place_samples_total", "Samples read straight into their rows.", |s| Some(Count(s.storage.in_place))),
+    ("storage_in_place_samples_total", "Samples that no worker touched.", |s| Some(Count(s.storage.in_place))),
     ("storage_fallbacks_total", "Files or reads that O_DIRECT was refused for.", |s| Some(Count(s.storage.counts.fallbacks))),
     ("storage_retries_total", "Reads repeated or continued.", |s| Some(Count(s.storage.counts.retries.saturating_add(s.storage.counts.short_reads)))),
     ("storage_recovered_total", "Reads that failed and worked when they were tried again.", |s| Some(Count(s.storage.recovered))),

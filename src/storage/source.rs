@@ -312,7 +312,7 @@ impl Sources {
     pub(crate) fn check(&self, extent: &Extent) -> Result<()> {
         if extent.source.index() >= self.count() {
             let message =
-                format!("the dataset names source {}, but has only {} sources", extent.source.index(), self.count());
+                format!("the dataset names source {} of {}, numbered from 0", extent.source.index(), self.count());
             return Err(Error::new(ErrorKind::User, Stage::Read, message));
         }
         let len = self.len_of(extent.source);

@@ -19,6 +19,8 @@ enum Mistake {
     ExtentsPanics,
     CheckPanics,
     OpenPanics,
+    CheckErrs,
+    OpenErrs,
     DecoderPanics,
     DecoderErrs,
     DecoderForgetsALength,
@@ -78,10 +80,16 @@ impl Dataset for Texts {
 impl Framed for Texts {
     fn check(&self, sample: u64, _: usize, _: &[u8]) -> Result<()> {
         assert!(!self.errs(sample, Mistake::CheckPanics), "a bug");
-        Ok(())
+        match self.errs(sample, Mistake::CheckErrs) {
+            true => Err(Error::decode("bad byte").with_range(3, 1)),
+            false => Ok(()),
+        }
     }
     fn open<'a>(&self, sample: u64, _: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         assert!(!self.errs(sample, Mistake::OpenPanics), "a bug");
+        if self.errs(sample, Mistake::OpenErrs) {
+            return Err(Error::decode("bad byte").with_range(3, 1));
+        }
         buffer.extend_from_slice(bytes);
         if self.errs(sample, Mistake::OpensMoreThanPromised) {
             buffer.push(0);
@@ -422,6 +430,25 @@ fn a_range_of_a_decoder_is_a_place_in_the_file() {
     let error = pull(&build(texts.decode_field("copy", Bytes::up_to(9))), 0).unwrap_err();
     assert!(error.to_string().contains("bad byte; at byte 3 of the unpacked field: path="), "{error}");
     assert_eq!((error.site().offset, error.site().len), (Some(0), Some(8)), "{error}");
+}
+
+#[test]
+fn a_range_of_framed_bytes_is_a_place_in_the_file_for_every_reader_of_a_sample() {
+    for mistake in [Mistake::CheckErrs, Mistake::OpenErrs] {
+        let dir = Dir::new();
+        let texts = || Texts::new(&dir, mistake);
+        let mut loader = Loader::builder(texts());
+        for field in ["text", "copy"] {
+            loader = loader.decode_field(field, Bytes::up_to(8));
+        }
+        let (_, seen) =
+            feedline::dataset::Verify::default().run(&texts(), |_| std::ops::ControlFlow::Continue(())).unwrap();
+        let errors = [pull(&build(loader), 0).unwrap_err(), texts().read_sample(5).unwrap_err()];
+        for error in errors.iter().chain(&seen) {
+            assert_eq!((error.site().offset, error.site().len), (Some(5 * 8 + 3), Some(1)), "{error}");
+        }
+        assert_eq!(seen.len(), 1);
+    }
 }
 
 #[test]

@@ -385,7 +385,7 @@ fn fewer_than_two_batches_on_a_device_are_refused() {
         for batches in [0, 1, usize::MAX] {
             let error = data().device(gpu(0)).tuning(|t| t.device_batches(batches)).build().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);
-            assert!(error.to_string().contains("`device_batches` must be 2 to"), "{error}");
+            assert!(error.to_string().contains("; set 2 to"), "{error}");
         }
     });
 }
