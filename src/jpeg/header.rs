@@ -110,7 +110,8 @@ impl Header {
                     let header = header.ok_or_else(|| Error::decode("JPEG without a frame header"))?;
                     let names = body.iter().skip(1).step_by(2).take(header.components.into());
                     let in_order = names.eq(&header.ids[..usize::from(header.components)]);
-                    let one_scan = !header.progressive && body.first() == Some(&header.components) && in_order;
+                    let whole = body.first() == Some(&header.components) && body.ends_with(&[0, 63, 0]);
+                    let one_scan = !header.progressive && whole && in_order;
                     let colours = colours(&header.ids[..usize::from(header.components)], jfif, adobe);
                     let header = Self { one_scan, colours, restart, ..header };
                     return Ok(Self { scan: end, exif, stray, short_adobe, ..header });

@@ -88,7 +88,7 @@ impl<'a> Script<'a> {
         loop {
             let segment = match Segment::next(input, at) {
                 Ok(segment) if segment.marker != 0xD9 => segment,
-                Err(error) if script.scans.is_empty() => return Err(error),
+                Err(error) if strict || script.scans.is_empty() => return Err(error),
                 // A strict decode looks for the end marker.
                 _ => break,
             };
@@ -114,7 +114,7 @@ impl<'a> Script<'a> {
                     }
                     let data = end..end_of_data(input, end);
                     at = data.end;
-                    let scan = script.scan(header, (body, start), &state, (restart, data))?;
+                    let scan = script.scan(picture, (body, start), &state, (restart, data))?;
                     script.latch(&scan, &state, (&have, &mut latched))?;
                     odd = odd.and(scan.note(&mut lacks));
                     script.scans.push(scan);
@@ -164,7 +164,7 @@ impl<'a> Script<'a> {
     /// Reads a scan header, and checks it as libjpeg-turbo does.
     fn scan(
         &self,
-        header: &Header,
+        Input { header, strict, .. }: Input<'_>,
         (body, start): (&[u8], usize),
         state: &Scan<'a>,
         (restart, data): (u32, Range<usize>),
@@ -175,6 +175,8 @@ impl<'a> Script<'a> {
         let Some((selectors, [first, last, bits])) = rest.split_at_checked(2 * count) else {
             return wrong("header that is cut");
         };
+        // libjpeg-turbo warns, and decodes all of it.
+        let (first, last, bits) = if header.progressive || strict { (first, last, bits) } else { (&0, &63, &0) };
         let (high, low) = (bits >> 4, bits & 15);
         let coding = match (header.progressive, first, high) {
             (false, ..) => Coding::Sequential,

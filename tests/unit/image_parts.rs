@@ -139,6 +139,21 @@ fn frames_of_mjpeg_without_huffman_tables_have_the_standards() {
     assert!(whole(&bare) == whole(&input));
 }
 
+#[test]
+fn a_sequential_scan_with_the_parameters_of_a_progressive_one_is_taken_on_request() {
+    let size = Size::new(40, 30);
+    let input = encoded(&noise(3, size, true), size, COLOR, 80);
+    let scan = Header::parse(&input).unwrap().scan;
+    let mut odd = input.clone();
+    odd[scan - 2] = 0;
+    let decode = |strict| {
+        let mut workspace = Workspace::default();
+        decode(&odd, &Image::resize(40, 30).strict(strict), 0, &mut workspace).map(|_| workspace.resized)
+    };
+    assert!(decode(true).unwrap_err().to_string().contains("coefficients 0 to 0"));
+    assert!(decode(false).unwrap() == whole(&input).1);
+}
+
 /// All pixels of a rectangle.
 struct Cut(Vec<u8>, usize);
 
