@@ -468,7 +468,7 @@ def test_one_epoch_at_a_time_which_ends_by_close_with_or_its_last_reference(reco
         ("records", {"record_bytes": RECORD, "seq_len": 4}, ValueError, 'seq_len is for source tokens, megatron'),
         ("records", {"record_bytes": RECORD, "device": "tpu"}, ValueError, 'no device is called "tpu"'),
         ("records", {"record_bytes": RECORD, "device": "cuda:999"}, RuntimeError, "(?i)cuda|driver"),
-        ("records", {"record_bytes": RECORD, "device_batches": 1}, ValueError, "`device_batches` must be 2"),
+        ("records", {"record_bytes": RECORD, "device_batches": 1}, ValueError, "`device_batches` is"),
         ("records", {"record_bytes": RECORD, "gds": "on"}, ValueError, '"on"; use auto, require or off'),
         ("records", {"record_bytes": RECORD, "size": 8}, ValueError, "size is for pictures"),
         ("records", {"record_bytes": RECORD, "augment": False}, ValueError, "augment is for pictures"),
