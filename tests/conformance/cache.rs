@@ -194,8 +194,10 @@ fn a_windowed_order_of_records_downloads_whole_blocks_ahead_of_its_reads() {
     assert!(ids.chunks(512).all(|window| window.iter().all(|id| id / 512 == window[0] / 512)), "{ids:?}");
     ids.sort_unstable();
     assert!(ids.iter().copied().eq(0..count as u64));
-    let ranges: Vec<_> = server.take_log().iter().filter_map(|request| request.range).collect();
-    assert_eq!(ranges, vec![(0, block as u64); names.len()], "each block comes once, whole");
+    // Beside them, a read that the disk does not serve in time goes to the store.
+    let log = server.take_log();
+    let whole = log.iter().filter(|request| request.range == Some((0, block as u64))).count();
+    assert_eq!(whole, names.len(), "each block comes once, whole");
 }
 
 #[test]

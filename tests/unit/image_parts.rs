@@ -4,7 +4,7 @@
 use super::geometry::{Rect, Size};
 use super::orientation::Orientation;
 use super::tests::alike_after_any_picture;
-use super::workspace::{Encoded, PURPOSE, Picture, Workspace};
+use super::workspace::{Encoded, Picture, Workspace};
 use super::*;
 use crate::decode::Single;
 use crate::error::{ErrorKind, Result};
@@ -445,6 +445,7 @@ fn chroma_of_any_sampling_is_in_its_place() {
 mod turbo {
     use super::super::oracle::{self, Written};
     use super::super::tests::difference;
+    use super::super::workspace::PURPOSE;
     use super::*;
 
     /// All pixels by libjpeg-turbo.
