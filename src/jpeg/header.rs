@@ -116,10 +116,7 @@ impl Header {
                     let header = Self { one_scan, colours, restart, ..header };
                     return Ok(Self { scan: end, exif, stray, short_adobe, ..header });
                 }
-                0xDD => {
-                    let cut = || Error::decode("JPEG with a cut restart interval");
-                    restart = u32::from(u16::from_be_bytes(*body.first_chunk().ok_or_else(cut)?));
-                }
+                0xDD => restart = restart_interval(body)?,
                 0xE0 if body.len() >= 14 && body.starts_with(b"JFIF\0") => jfif = true,
                 0xE1 if exif == (0, 0) && body.starts_with(EXIF) => exif = (start, end),
                 0xEE if body.starts_with(b"Adobe") => match body.get(ADOBE - 1) {
@@ -191,6 +188,13 @@ impl Header {
         // One component is not interleaved.
         let (h, v) = if self.components == 1 { (1, 1) } else { self.largest_factors() };
         (8 * h, 8 * v)
+    }
+
+    /// Blocks of a component in a scan of its own: across, down.
+    pub(super) fn blocks(&self, component: usize) -> (u32, u32) {
+        let (most, own) = (self.largest_factors(), self.factors()[component]);
+        let blocks = |side: u32, own: u8, most: u32| (side * u32::from(own)).div_ceil(most).div_ceil(8);
+        (blocks(self.width, own.h, most.0), blocks(self.height, own.v, most.1))
     }
 
     /// MCUs in a picture of one scan.
@@ -456,6 +460,12 @@ impl<'a> Scan<'a> {
     }
 }
 
+/// MCUs between two restart markers, by a DRI segment.
+pub(super) fn restart_interval(body: &[u8]) -> Result<u32> {
+    let bytes = body.first_chunk().ok_or_else(|| Error::decode("JPEG with a cut restart interval"))?;
+    Ok(u16::from_be_bytes(*bytes).into())
+}
+
 /// As libjpeg guesses them.
 fn colours(ids: &[u8], jfif: bool, adobe: Option<u8>) -> Colours {
     match (ids.len(), adobe) {
@@ -470,6 +480,6 @@ fn colours(ids: &[u8], jfif: bool, adobe: Option<u8>) -> Colours {
 }
 
 /// The picture may lie within a shard, so its own offset is no offset of a file.
-fn at_offset(message: impl Display, offset: usize) -> Error {
+pub(super) fn at_offset(message: impl Display, offset: usize) -> Error {
     Error::decode(format!("{message}, at byte {offset} of the picture"))
 }

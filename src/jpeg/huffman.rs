@@ -232,9 +232,27 @@ pub(super) trait Lookup {
     fn fill(&mut self, table: Table<'_>);
 }
 
+/// A lookup of symbols with the values behind them: the value in bits 16 to 31, the run before it in bits 8 to 11, the length of
+/// both in bits 0 to 4; 0 for what is longer. `meaning` gives a symbol's run and the bits of its value, at most `most`.
+fn fill_values(fast: &mut [u32; 1 << DECODE_BITS], table: Table<'_>, meaning: impl Fn(u8) -> (u32, u32), most: u32) {
+    fast.fill(0);
+    for (symbol, code, length) in table.codes() {
+        let (run, size) = meaning(symbol);
+        if size > most || length + size > DECODE_BITS {
+            continue;
+        }
+        let free = DECODE_BITS - length - size;
+        for bits in 0..1 << size {
+            let entry = (extend(bits, size) << 16) as u32 | run << 8 | (length + size);
+            let start = ((code << size | bits) << free) as usize;
+            fast[start..start + (1 << free)].fill(entry);
+        }
+    }
+}
+
 /// DC differences.
 pub(super) struct Dc {
-    /// The difference in bits 16 to 31, a 1 in bit 15, the length in bits 0 to 4; 0 for what is longer.
+    /// Of [`fill_values`].
     fast: [u32; 1 << DECODE_BITS],
     any: Canonical,
 }
@@ -243,18 +261,7 @@ impl Lookup for Dc {
     const EMPTY: Self = Self { fast: [0; 1 << DECODE_BITS], any: Canonical::EMPTY };
 
     fn fill(&mut self, table: Table<'_>) {
-        self.fast.fill(0);
-        for (size, code, length) in table.codes() {
-            let size = u32::from(size);
-            if size <= DC_BITS && length + size <= DECODE_BITS {
-                let free = DECODE_BITS - length - size;
-                for bits in 0..1 << size {
-                    let entry = (extend(bits, size) << 16) as u32 | 1 << 15 | (length + size);
-                    let start = ((code << size | bits) << free) as usize;
-                    self.fast[start..start + (1 << free)].fill(entry);
-                }
-            }
-        }
+        fill_values(&mut self.fast, table, |symbol| (0, symbol.into()), DC_BITS);
         self.any = Canonical::new(table);
     }
 }
@@ -287,8 +294,7 @@ impl Dc {
 
 /// AC coefficients of a progressive scan, one by one.
 pub(super) struct Band {
-    /// The value in bits 16 to 31, the run before it in bits 8 to 11, the length in bits 0 to 4; 0 for what is longer. Value 0: a
-    /// symbol without a value.
+    /// Of [`fill_values`]. Value 0: a symbol without a value.
     fast: [u32; 1 << DECODE_BITS],
     any: Canonical,
 }
@@ -297,19 +303,7 @@ impl Lookup for Band {
     const EMPTY: Self = Self { fast: [0; 1 << DECODE_BITS], any: Canonical::EMPTY };
 
     fn fill(&mut self, table: Table<'_>) {
-        self.fast.fill(0);
-        for (symbol, code, length) in table.codes() {
-            let (run, size) = (u32::from(symbol >> 4), u32::from(symbol & 15));
-            if size > AC_BITS || length + size > DECODE_BITS {
-                continue;
-            }
-            let free = DECODE_BITS - length - size;
-            for bits in 0..1 << size {
-                let entry = (extend(bits, size) << 16) as u32 | run << 8 | (length + size);
-                let start = ((code << size | bits) << free) as usize;
-                self.fast[start..start + (1 << free)].fill(entry);
-            }
-        }
+        fill_values(&mut self.fast, table, |symbol| (u32::from(symbol >> 4), u32::from(symbol & 15)), AC_BITS);
         self.any = Canonical::new(table);
     }
 }

@@ -243,7 +243,7 @@ pub(super) fn rgb([y, cb, cr]: [&[u8]; 3], out: &mut [u8]) {
 
 /// Colours by ITU-R BT.601 in 1/2¹⁶.
 #[inline(always)]
-pub(crate) fn pixel(y: u8, cb: u8, cr: u8) -> [u8; 3] {
+fn pixel(y: u8, cb: u8, cr: u8) -> [u8; 3] {
     let (y, cb, cr) = (i32::from(y), i32::from(cb) - 128, i32::from(cr) - 128);
     let red = y + ((91881 * cr + (1 << 15)) >> 16);
     let green = y + ((-22554 * cb - 46802 * cr + (1 << 15)) >> 16);

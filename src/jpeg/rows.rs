@@ -159,7 +159,7 @@ fn grow(bytes: &mut Vec<u8>, len: usize) {
 }
 
 /// An inverted ink on inverted black, of 255.
-pub(crate) fn product(ink: u8, black: u8) -> u8 {
+fn product(ink: u8, black: u8) -> u8 {
     let product = u32::from(ink) * u32::from(black) + 128;
     ((product + (product >> 8)) >> 8) as u8
 }

@@ -18,12 +18,12 @@
 //!   intervals are those of the last segments before a scan.
 
 use super::bits::{Bits, Place};
-use super::header::{DAMAGED, Factors, Header, Input, SURPLUS, Segment};
+use super::header::{DAMAGED, Factors, Header, Input, SURPLUS, Segment, at_offset};
 use super::huffman::{Ac, Band, Dc, Fault, ZIGZAG};
 use super::kernels::{self, Kernels};
 use super::region::Layout;
 use super::rows::Rows;
-use super::script::{AC_BYTES, BAND_BYTES, Coding, DC_BYTES, OneScan, Part, Script, located};
+use super::script::{AC_BYTES, BAND_BYTES, Coding, DC_BYTES, OneScan, Part, Script};
 use super::walk::KeptTable;
 use crate::error::{Error, Result};
 use std::ops::Range;
@@ -95,14 +95,11 @@ impl PlaneRow {
 
 impl Coefficients {
     pub(super) fn start(&mut self, header: &Header, layout: &Layout) {
-        let most = header.largest_factors();
         self.planes[layout.planes().len()..].iter_mut().for_each(|unused| *unused = PlaneRow::default());
-        for (store, plane) in self.planes.iter_mut().zip(layout.planes()) {
+        for (component, (store, plane)) in self.planes.iter_mut().zip(layout.planes()).enumerate() {
             let (h, v) = (u32::from(plane.factors.h), u32::from(plane.factors.v));
-            let most = if layout.planes().len() == 1 { (1, 1) } else { most };
-            let blocks = |side: u32, own: u32, most: u32| (side * own).div_ceil(most).div_ceil(8);
             store.padded = layout.mcus.0 * h;
-            (store.across, store.down) = (blocks(header.width, h, most.0), blocks(header.height, v, most.1));
+            (store.across, store.down) = header.blocks(component);
             (store.factors, store.columns) = (plane.factors, plane.columns.clone());
             resize(&mut store.blocks, store.columns.len() * v as usize, [0; 64]);
             resize(&mut store.filled, (store.padded * v) as usize, 0);
@@ -197,7 +194,7 @@ impl<'a> Readers<'a> {
         }
         tables.iter_mut().zip(&script.scans).for_each(|(tables, scan)| tables.update(scan));
         let readers = script.scans.iter().zip(&*tables).enumerate();
-        let reader = |(number, (scan, tables))| Reader::new(picture, script, (number, scan), tables);
+        let reader = |(number, (scan, tables))| Reader::new(picture, (number, scan), tables);
         Self { script, readers: readers.map(reader).collect() }
     }
 
@@ -243,18 +240,12 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn new(
-        picture: Input<'a>,
-        script: &Script<'_>,
-        (number, scan): (usize, &'a OneScan<'a>),
-        tables: &'a ScanTables,
-    ) -> Self {
+    fn new(picture: Input<'a>, (number, scan): (usize, &'a OneScan<'a>), tables: &'a ScanTables) -> Self {
         let Input { bytes: input, header, strict } = picture;
         let total = match scan.parts() {
             [part] => {
-                let (most, own) = (header.largest_factors(), script.components[part.component].factors);
-                let blocks = |side: u32, own: u8, most: u32| (side * u32::from(own)).div_ceil(most).div_ceil(8);
-                blocks(header.width, own.h, most.0) * blocks(header.height, own.v, most.1)
+                let (across, down) = header.blocks(part.component);
+                across * down
             }
             _ => header.mcus(),
         };
@@ -406,7 +397,7 @@ impl<'a> Reader<'a> {
             return Ok(());
         }
         let (what, scan, mcu, total) = (fault.words(), self.number + 1, self.mcu - 1, self.total);
-        Err(located(format!("{DAMAGED}: {what}, in MCU {mcu} of {total} of scan {scan}"), self.bits.place().byte))
+        Err(at_offset(format!("{DAMAGED}: {what}, in MCU {mcu} of {total} of scan {scan}"), self.bits.place().byte))
     }
 
     /// Goes on behind the next restart marker.
@@ -419,7 +410,7 @@ impl<'a> Reader<'a> {
         let right = found.is_some_and(|found| u32::from(found.marker & 7) == number);
         if self.strict && !right {
             let message = format!("{DAMAGED}: restart marker {number} is missing in scan {}", self.number + 1);
-            return Err(located(message, self.bits.place().byte));
+            return Err(at_offset(message, self.bits.place().byte));
         }
         (self.broken, self.ended, self.predictors) = (found.is_none(), 0, [0; 4]);
         if let Some(found) = found {
@@ -437,7 +428,7 @@ impl<'a> Reader<'a> {
         // Some cameras write a restart marker behind the last interval, too.
         if self.strict && !self.broken && end + 2 < data {
             let message = format!("{DAMAGED}: a restart marker more than scan {} has intervals", self.number + 1);
-            return Err(located(message, end));
+            return Err(at_offset(message, end));
         }
         Ok(())
     }
@@ -452,7 +443,7 @@ impl<'a> Reader<'a> {
         if left > SURPLUS {
             let message =
                 format!("{DAMAGED}: {left} bytes of data are left after MCU {} of scan {}", self.mcu, self.number + 1);
-            return Err(located(message, next));
+            return Err(at_offset(message, next));
         }
         Ok(())
     }

@@ -2,7 +2,9 @@
 //!
 //! Invariants: the tables that a scan names are there; a band lies within a block; an MCU has at most 10 blocks.
 
-use super::header::{BLOCKS_MAX, Component, DAMAGED, Factors, Header, Input, Scan, Segment};
+use super::header::{
+    BLOCKS_MAX, Component, DAMAGED, Factors, Header, Input, Scan, Segment, at_offset, restart_interval,
+};
 use super::huffman::{Ac, Band, Dc, Table};
 use super::walk::KeptTable;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -103,10 +105,7 @@ impl<'a> Script<'a> {
                 0xC0..=0xC2 => return Err(Error::decode("JPEG with a second frame header")),
                 0xC4 => state.read_huffman(body, start)?,
                 0xDB => state.read_quants(body, start, &mut have)?,
-                0xDD => {
-                    let cut = || Error::decode("JPEG with a cut restart interval");
-                    restart = u32::from(u16::from_be_bytes(*body.first_chunk().ok_or_else(cut)?));
-                }
+                0xDD => restart = restart_interval(body)?,
                 0xDA => {
                     if script.scans.len() == most as usize {
                         let message = format!("JPEG of more than {most} scans; the limit is {most}");
@@ -169,7 +168,7 @@ impl<'a> Script<'a> {
         state: &Scan<'a>,
         (restart, data): (u32, Range<usize>),
     ) -> Result<OneScan<'a>> {
-        let wrong = |what: &str| Err(located(format!("JPEG with a scan {what}"), start));
+        let wrong = |what: &str| Err(at_offset(format!("JPEG with a scan {what}"), start));
         let Some((count, rest)) = body.split_first() else { return wrong("header without content") };
         let count = usize::from(*count);
         let Some((selectors, [first, last, bits])) = rest.split_at_checked(2 * count) else {
@@ -233,7 +232,7 @@ impl<'a> Script<'a> {
                 continue;
             }
             if !have.get(quant).is_some_and(|have| *have) {
-                return Err(located("JPEG without a quantisation table that it names".into(), scan.data.start));
+                return Err(at_offset("JPEG without a quantisation table that it names", scan.data.start));
             }
             self.quants[part.component] = state.quants[quant];
             latched[part.component] = true;
@@ -259,7 +258,7 @@ impl OneScan<'_> {
                 self.coding != Coding::Sequential && lacks[self.band.clone()].iter().any(|lacks| *lacks != expected);
             if unready || odd {
                 let what = if refines || unready { "needs what no scan before it has" } else { "repeats coefficients" };
-                return Err(located(format!("{DAMAGED}: a scan {what}"), self.data.start));
+                return Err(at_offset(format!("{DAMAGED}: a scan {what}"), self.data.start));
             }
             lacks[self.band.clone()].fill(self.low as u8);
         }
@@ -272,8 +271,4 @@ fn end_of_data(input: &[u8], at: usize) -> usize {
     let data = &input[at..];
     let ends = |found: &usize| !matches!(data.get(found + 1), Some(0 | 0xD0..=0xD7 | 0xFF));
     at + memchr::memchr_iter(0xFF, data).find(ends).unwrap_or(data.len())
-}
-
-pub(super) fn located(message: String, offset: usize) -> Error {
-    Error::decode(format!("{message}, at byte {offset} of the picture"))
 }

@@ -35,13 +35,13 @@
 //! # Damage
 //!
 //! A damaged picture is an error, never grey pixels, as far as its format can detect damage. JPEG has no checksum. A
-//! cut file is always detected, and any missing or surplus data of a scan. Other damage is detected if it
-//! puts the codes out of step.
+//! cut file is always detected, and so are missing and surplus data of a scan, but not a whole scan behind those that are
+//! complete. Other damage is detected if it puts the codes out of step.
 //!
 //! Rows below the crop of a JPEG are not decoded. So only a crop that reaches the damage there detects it,
 //! except for a cut. With seek points, the same holds for damage above and beside the crop, if it is newer than the points.
-//! Restart markers are all checked for order and number, their intervals only under the crop. A
-//! checksum in the dataset covers all bytes, decoded or not.
+//! Restart markers of a picture of one scan are all checked for order and number, their intervals only under the crop; those of
+//! several scans down to the crop's last row. A checksum in the dataset covers all bytes, decoded or not.
 
 mod finish;
 mod format;
