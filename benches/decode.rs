@@ -7,15 +7,15 @@
 //! and `FEEDLINE_BENCH_RESTART=DIR`, the same with restart markers. Without them the bench generates noisy pictures of
 //! 500×375 pixels and about 107 KB.
 //!
-//! Ratios: `FEEDLINE_PAIRS=15 cargo bench --bench decode --features turbojpeg -- none` runs the contestants of `ratios`
+//! Ratios: `RUSTFLAGS="--cfg turbojpeg" FEEDLINE_PAIRS=15 cargo bench --bench decode -- none` runs the contestants of `ratios`
 //! in turn, 15 times over all pictures, and prints medians (`FEEDLINE_BENCH_CASES='NAME;NAME'` selects contestants).
-//! With `turbojpeg`, libjpeg-turbo and fast_image_resize without this crate are among them.
+//! With that flag, libjpeg-turbo and fast_image_resize without this crate are among them.
 
 #[path = "common/mod.rs"]
 mod common;
 #[path = "common/picture.rs"]
 mod picture;
-#[cfg(feature = "turbojpeg")]
+#[cfg(turbojpeg)]
 #[path = "../tests/common/turbojpeg.rs"]
 mod turbo;
 
@@ -23,7 +23,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use fast_image_resize as fir;
 use feedline::dataset::{DatasetExt, Framed, Images};
 use feedline::decode::{Filter, Image, PixelLayout};
-#[cfg(feature = "turbojpeg")]
+#[cfg(turbojpeg)]
 use feedline::order::Draws;
 use feedline::tensor::{DType, EncodedField};
 use feedline::unstable::Single;
@@ -181,7 +181,7 @@ fn size_of(picture: &[u8]) -> (u32, u32) {
 }
 
 /// The crop of `Image` for picture `id`.
-#[cfg(feature = "turbojpeg")]
+#[cfg(turbojpeg)]
 fn crop_of(id: usize, width: u32, height: u32) -> turbo::Region {
     let mut draws = Draws::new(1, 0, id as u64, "feedline image");
     draws.bool(0.5);
@@ -202,9 +202,9 @@ fn crop_of(id: usize, width: u32, height: u32) -> turbo::Region {
 /// Contestants: the libraries without this crate.
 fn libraries() -> Vec<Contestant> {
     // Up to 22 megapixels.
-    #[cfg_attr(not(feature = "turbojpeg"), allow(unused_mut, reason = "only that feature adds some"))]
+    #[cfg_attr(not(turbojpeg), allow(unused_mut, reason = "only libjpeg-turbo adds some"))]
     let mut out: Vec<Contestant> = Vec::new();
-    #[cfg(feature = "turbojpeg")]
+    #[cfg(turbojpeg)]
     {
         let mut turbo = turbo::Turbo::default();
         let full = move |_: usize, plain: &[u8], _: &[u8]| {

@@ -441,7 +441,7 @@ fn chroma_of_any_sampling_is_in_its_place() {
     }
 }
 
-#[cfg(feature = "turbojpeg")]
+#[cfg(turbojpeg)]
 mod turbo {
     use super::super::oracle::{self, Written};
     use super::super::tests::difference;

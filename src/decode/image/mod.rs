@@ -47,7 +47,7 @@ mod finish;
 mod format;
 mod geometry;
 mod limits;
-#[cfg(all(test, feature = "turbojpeg"))]
+#[cfg(all(test, turbojpeg))]
 #[path = "../../../tests/common/turbojpeg.rs"]
 mod oracle;
 mod orientation;
