@@ -138,9 +138,9 @@ pub trait Framed: Send + Sync {
     }
 
     /// Seek points of the picture in a field, which decoders get with its bytes; see
-    /// [`DatasetExt`](super::DatasetExt)`::seekable`.
-    fn seek_points(&self, sample: u64, field: usize) -> &[u8] {
-        let _ = (sample, field);
+    /// [`DatasetExt`](super::DatasetExt)`::seekable`. Points that lie in a file are read into `buffer`.
+    fn seek_points<'a>(&'a self, sample: u64, field: usize, buffer: &'a mut Vec<u8>) -> &'a [u8] {
+        let _ = (sample, field, buffer);
         &[]
     }
 }

@@ -83,9 +83,9 @@ macro_rules! frames_of {
         }
     };
     (@seek_points $self:ident $sample:ident $to:expr) => {
-        fn seek_points(&$self, $sample: u64, field: usize) -> &[u8] {
+        fn seek_points<'a>(&'a $self, $sample: u64, field: usize, buffer: &'a mut Vec<u8>) -> &'a [u8] {
             let (dataset, id) = $to;
-            crate::dataset::frames(dataset).seek_points(id, field)
+            crate::dataset::frames(dataset).seek_points(id, field, buffer)
         }
     };
 }

@@ -141,7 +141,6 @@ mod parallel;
 mod parts;
 mod sample;
 mod starts;
-mod words;
 mod wrap;
 
 pub use crate::memory::ChunkBuf;

@@ -164,6 +164,8 @@ pub struct Scratch {
     pub(crate) field: Option<usize>,
     /// Bytes that a dataset unpacks from their frame; see `Framed::open`.
     pub(crate) opened: Vec<u8>,
+    /// Seek points of a field.
+    pub(crate) points: Vec<u8>,
     /// Number of the worker that owns it, if a worker does.
     pub(crate) worker: Option<usize>,
     values: Vec<Box<dyn Any + Send>>,

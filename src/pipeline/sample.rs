@@ -280,6 +280,7 @@ impl Samples {
         // The decoder borrows the rest of the scratch meanwhile.
         let mut opened = std::mem::take(&mut scratch.opened);
         opened.clear();
+        let mut points = std::mem::take(&mut scratch.points);
         scratch.running = Running::Open;
         let bytes = match framed {
             _ if !given.framed => given.bytes,
@@ -300,7 +301,7 @@ impl Samples {
                 handler.outputs.clone().for_each(|field| row.clear_len(field));
                 let mut ctx = Ctx::new(self.seed, job.epoch, id, handler.outputs.clone(), scratch)
                     .with_scratch_limit(self.scratch_limit)
-                    .with_seek_points(framed.map_or(&[], |framed| framed.seek_points(id, given.field)));
+                    .with_seek_points(framed.map_or(&[], |framed| framed.seek_points(id, given.field, &mut points)));
                 let mut own = row.only(mask(&handler.outputs));
                 let is_packed = self.recipe.packed.iter().any(|(number, _)| *number == given.field);
                 let decoded = match is_packed && own.stands_in() {
@@ -315,7 +316,7 @@ impl Samples {
                 })
             }
         };
-        scratch.opened = opened;
+        (scratch.opened, scratch.points) = (opened, points);
         scratch.field = None;
         done
     }

@@ -47,6 +47,7 @@ mod resolve_beneath;
 mod retry;
 mod router;
 mod settings;
+pub(crate) mod sidefile;
 mod source;
 mod syscalls;
 mod threads;

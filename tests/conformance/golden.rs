@@ -88,7 +88,7 @@ fn is_unchanged(dir: &Dir, golden: &BTreeMap<PathBuf, Vec<u8>>, name: &str) -> b
 }
 
 #[test]
-fn an_index_of_version_1_is_read() {
+fn an_index_of_version_2_is_read() {
     let (dir, _) = copy();
     let tar = builder().open(put_shard(&dir)).unwrap();
     assert_eq!((tar.shards_scanned(), tar.len()), (0, 2));
@@ -96,17 +96,19 @@ fn an_index_of_version_1_is_read() {
 }
 
 #[test]
-fn a_file_of_indexes_of_version_1_is_read() {
+fn a_file_of_indexes_of_version_2_is_read() {
     let (dir, golden) = copy();
     let path = put_shard(&dir);
     std::fs::remove_file(dir.path(index_name(&golden))).unwrap();
-    // The file names the shard by a hash of its path, which is another in each folder.
+    // The file names the shard by a hash of its path, which is another in each folder: the first number behind the head.
     let mut pack = golden[Path::new("pack.fdx")].clone();
     let fnv = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     let hash = path.as_os_str().as_encoded_bytes().iter().fold(0xcbf2_9ce4_8422_2325, fnv);
     pack[16..24].copy_from_slice(&hash.to_le_bytes());
-    let crc = crc32c::crc32c(&pack[..40]);
-    pack[40..44].copy_from_slice(&crc.to_le_bytes());
+    // The file is one page.
+    let end = pack.len() - 4;
+    let crc = crc32c::crc32c_append(crc32c::crc32c(&[0; 8]), &pack[..end]);
+    pack[end..].copy_from_slice(&crc.to_le_bytes());
     let pack = dir.write("pack.fdx", &pack);
     let tar = builder().index_file(pack).open(path).unwrap();
     assert_eq!((tar.shards_scanned(), tar.len()), (0, 2));
@@ -114,16 +116,16 @@ fn a_file_of_indexes_of_version_1_is_read() {
 }
 
 #[test]
-fn seek_points_of_version_1_are_read() {
+fn seek_points_of_version_2_are_read() {
     let (dir, golden) = copy();
     let tar = builder().open_bytes(shard()).unwrap().seekable(dir.path("points")).unwrap();
     assert!(!tar.built() && is_unchanged(&dir, &golden, "points"));
-    assert!((0..2).all(|sample| !tar.seek_points(sample, 0).is_empty()));
+    assert!((0..2).all(|sample| !tar.seek_points(sample, 0, &mut Vec::new()).is_empty()));
     same(&rows(tar), &rows(builder().open_bytes(shard()).unwrap()), "with seek points");
 }
 
 #[test]
-fn checksums_of_version_3_are_read() {
+fn checksums_of_version_4_are_read() {
     let (dir, golden) = copy();
     let checked = records().checked(dir.path("checksums")).unwrap();
     assert!(!checked.built() && is_unchanged(&dir, &golden, "checksums"));
@@ -132,7 +134,7 @@ fn checksums_of_version_3_are_read() {
 }
 
 #[test]
-fn a_plan_and_a_record_of_version_1_are_read() {
+fn a_plan_of_version_2_and_a_record_are_read() {
     let (dir, golden) = copy();
     let plan = Plan::open(dir.path("job")).unwrap();
     assert_eq!((plan.tasks(), plan.inputs(), plan.bytes()), (1, 2, 1519 + 970));
@@ -141,6 +143,30 @@ fn a_plan_and_a_record_of_version_1_are_read() {
     let finished = plan.finish(Check::Bytes).unwrap();
     assert_eq!((finished.samples, finished.damaged, finished.missing), (2, 0, vec![]));
     assert!(is_unchanged(&dir, &golden, "job"));
+}
+
+#[test]
+fn older_side_files_are_made_again_and_say_so_or_are_refused() {
+    let (dir, golden) = copy();
+    let path = put_shard(&dir);
+    std::fs::remove_file(dir.path(index_name(&golden))).unwrap();
+    std::fs::rename(dir.path("older/train.tar.5d96618f.fdx"), dir.path("train.tar.5d96618f.fdx")).unwrap();
+    for (scanned, again) in [(1, "an older index"), (0, "the new one")] {
+        assert_eq!(builder().open(&path).unwrap().shards_scanned(), scanned, "{again}");
+    }
+    let pack = || builder().index_file(dir.path("older/pack.fdx")).open(&path).unwrap().shards_scanned();
+    assert_eq!(pack(), 0, "the index beside the shard");
+    std::fs::remove_file(dir.path("train.tar.5d96618f.fdx")).unwrap();
+    assert_eq!(pack(), 0, "the new file of indexes");
+    let points = || builder().open_bytes(shard()).unwrap().seekable(dir.path("older/points")).unwrap();
+    let tar = points();
+    assert!(tar.built() && tar.describe().contains("made again"), "{}", tar.describe());
+    assert!(!points().built());
+    let error = records().checked(dir.path("older/checksums")).err().unwrap();
+    assert!(error.message().contains("of another version") && error.message().contains("checked_anew"), "{error}");
+    assert!(records().checked_anew(dir.path("older/checksums")).unwrap().built());
+    let error = Plan::open(dir.path("older/plan.fdp")).err().unwrap();
+    assert!(error.message().contains("make the plan again"), "{error}");
 }
 
 #[cfg(feature = "remote")]

@@ -1,39 +1,41 @@
 //! Index files: used, refused, made again.
 
-use super::file::{CRC, ENDING, MAGIC, NOTES_MAX, load};
-use super::table::HEADER;
+use super::file::{ENDING, NOTES_MAX, ShardRecord};
 use super::*;
 use crate::dataset::DamageKind;
 use crate::dataset::Part;
-use crate::dataset::words::crc;
 use crate::storage::listing;
 use proptest::prelude::*;
 use std::fs::File;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 
+const VERSION: Version = Version { len: 1 << 20, modified: 1, ends: 2 };
+
+/// Loads a file of these sections as the index of a shard.
+fn load(record: ShardRecord, entries: &[u8], notes: &[u8]) -> Option<Table> {
+    let side = Arc::new(SideFile::held(&[&record.to_bytes(), entries, notes]));
+    file::load(&side, Path::new("shard"), true, &VERSION, (7, 2))
+}
+
+fn record() -> ShardRecord {
+    let mut record = ShardRecord { fields: 2, ..ShardRecord::default() };
+    record.seal(&VERSION, 7);
+    record
+}
+
 #[test]
 fn a_forged_count_of_samples_takes_no_memory() {
-    let dir = Dir::new();
-    let version = Version { len: 1 << 20, modified: 1, ends: 2 };
-    let head = |rows: u32, notes: usize| {
-        vec![MAGIC[0], MAGIC[1], 7, 0, 1 << 20, 0, 1, 0, 2, 2, 0, rows, 0, 0, 0, notes as u32, 0]
-    };
-    // 4 billion rows of two fields in a sparse file of 103 GB.
-    let rows = u32::MAX - 1;
-    let place = dir.shard("rows.fdx", bytemuck::cast_slice(&head(rows, 0)));
-    let len = HEADER as u64 * 4 + u64::from(rows) * 24;
-    File::options().write(true).open(&place).unwrap().set_len(len).unwrap();
-    assert!(load(&Blob::open(&place).unwrap(), Path::new("shard"), &version, 7, 2).is_none());
+    assert!(load(record(), &[], &[]).is_some());
+    let entries = vec![0; 24 * 10];
+    for (rows, taken) in [(10, true), (11, false), (1 << 20, false), (u64::from(u32::MAX), false), (u64::MAX, false)] {
+        assert_eq!(load(ShardRecord { rows, ..record() }, &entries, &[]).is_some(), taken, "{rows} rows");
+    }
     // A valid file except for the size of its ledger, which is accepted up to the limit.
-    for (notes, taken) in [(NOTES_MAX, true), (NOTES_MAX + 4, false)] {
+    for (notes_bytes, taken) in [(NOTES_MAX, true), (NOTES_MAX + 4, false)] {
         let mut text = br#"{"damage":[],"left_out":{}}"#.to_vec();
-        text.resize(notes, b' ');
-        let mut words = head(0, notes);
-        words.extend(text.chunks_exact(4).map(bytemuck::pod_read_unaligned::<u32>));
-        words[CRC] = crc(&words, CRC);
-        let place = dir.shard("notes.fdx", bytemuck::cast_slice(&words));
-        assert_eq!(load(&Blob::open(&place).unwrap(), Path::new("shard"), &version, 7, 2).is_some(), taken, "{notes}");
+        text.resize(notes_bytes as usize, b' ');
+        assert_eq!(load(ShardRecord { notes_bytes, ..record() }, &[], &text).is_some(), taken, "{notes_bytes}");
     }
 }
 
@@ -98,7 +100,7 @@ fn all(index: &Index, read: impl Fn(Extent) -> Vec<u8>) -> Result<Vec<Vec<Vec<u8
     (0..index.len())
         .map(|sample| {
             let mut parts = Parts::new();
-            index.extents(sample, 0, &mut parts);
+            index.extents(sample, 0, &mut parts)?;
             let mut fields = vec![Vec::new(); 2];
             for (field, part) in parts.iter() {
                 let Part::Framed(extent) = part else { continue };
@@ -146,7 +148,7 @@ fn a_second_open_finds_all_samples_in_the_cache() {
 fn adjacent_fields_share_a_read_and_flips_are_named() {
     let index = Index::of_bytes(SHARD.into(), &settings(Place::Off), scan).unwrap();
     let mut parts = Parts::new();
-    index.extents(1, 0, &mut parts);
+    index.extents(1, 0, &mut parts).unwrap();
     let shared = Part::Framed(Extent { source: SourceId::at(0), offset: 10, len: 10 });
     assert_eq!(parts.iter().collect::<Vec<_>>(), [(0, shared), (1, shared)]);
     for at in 0..40 {
@@ -191,32 +193,53 @@ fn a_flipped_or_cut_index_file_is_made_again() {
 
 #[test]
 fn a_forged_index_file_takes_no_memory_and_never_panics() {
-    let dir = Dir::new();
-    let files = [dir.shard("s", SHARD)];
-    let open = || Index::open_or_build(&files, &settings(Place::Beside), scan).unwrap();
-    open();
-    let place = dir.index_files().remove(0);
-    let whole = std::fs::read(&place).unwrap();
-    let words: Vec<u32> = whole.chunks(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap())).collect();
-    for at in (0..words.len()).filter(|at| *at != CRC) {
-        for value in [0, 1, 7, 0x7fff_ffff, 0xffff_fffe, u32::MAX] {
-            let mut words = words.clone();
-            words[at] = value;
-            words[CRC] = crc(&words, CRC);
-            std::fs::write(&place, bytemuck::cast_slice(&words)).unwrap();
-            let index = open();
-            for sample in 0..index.len() {
-                let mut parts = Parts::new();
-                index.extents(sample, 0, &mut parts);
-                for (field, part) in parts.iter() {
-                    // The pipeline checks that the extent lies in the shard; this test only needs the absence of
-                    // panics.
-                    let _ = (part, index.open(sample, field, SHARD));
-                }
+    let bytes: Vec<u8> = (0..200_u8).collect();
+    let right = ShardRecord { rows: 8, bytes_max: 20, ..record() }.to_bytes();
+    for at in 0..right.len() / 8 {
+        for value in [0, 1, 7, 0x7fff_ffff, u64::from(u32::MAX), 1 << 40, u64::MAX - 1, u64::MAX] {
+            let mut numbers = right;
+            numbers[8 * at..8 * at + 8].copy_from_slice(&value.to_le_bytes());
+            if let Some(table) = load(ShardRecord::of(numbers), &bytes, &bytes) {
+                (0..table.rows() as usize).for_each(|row| drop(table.row(row)));
             }
-            let _ = (index.sizes().sample_bytes_max, index.sizes().largest_sample);
         }
     }
+}
+
+#[test]
+fn a_large_index_file_is_read_in_place() {
+    let dir = Dir::new();
+    let files = [dir.shard("s", &[])];
+    File::options().write(true).open(&files[0]).unwrap().set_len(1 << 30).unwrap();
+    let entry = |row: u64, field: u64| Some(Entry { offset: row * 999 + field * 500, len: 400 + row % 7, crc: row as u32 });
+    let rows = 1_000_000;
+    let all = settings(Place::File(dir.0.join("all.fdx")));
+    for (settings, scanned) in [(settings(Place::Beside), 1), (all.clone(), 0), (all, 0)] {
+        let index = Index::open_or_build(&files, &settings, |_, out| {
+            (0..rows).try_for_each(|row| out.push(&[entry(row, 0), entry(row, 1)]))
+        });
+        let index = index.unwrap();
+        assert_eq!((index.scanned(), index.len()), (scanned, rows));
+        let heap = index.sizes().index_bytes;
+        assert!(heap < 1 << 20, "{heap} bytes for {rows} rows");
+        for row in (0..rows).step_by(997) {
+            for field in 0..2 {
+                assert_eq!(index.entry(row, field).unwrap().map(|(_, entry)| entry), entry(row, field as u64));
+            }
+        }
+    }
+    // Damage there is an error of its samples, not of others, and names the file.
+    let place = dir.0.join("all.fdx");
+    let mut bytes = std::fs::read(&place).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&place, &bytes).unwrap();
+    let never = |_: &mut Scan<'_>, _: &mut Rows| -> Result<()> { panic!("the file is used") };
+    let index = Index::open_or_build(&files, &settings(Place::File(place.clone())), never).unwrap();
+    let wrong: Vec<_> = (0..rows).filter_map(|row| index.entry(row, 0).err()).collect();
+    assert!((1..400).contains(&wrong.len()), "{}", wrong.len());
+    let error = &wrong[0];
+    assert!(error.kind() == ErrorKind::Decode && error.site().path.as_ref() == Some(&place), "{error}");
 }
 
 #[test]
@@ -362,9 +385,9 @@ proptest! {
         let entries = &entries[..entries.len() / 2 * 2];
         let mut rows = Rows::new(2, u64::MAX);
         entries.chunks(2).for_each(|row| rows.push(row).unwrap());
-        let table = rows.finish(Path::new("x")).unwrap();
+        let table = rows.finish(Path::new("x"), |_| {}).unwrap();
         for (index, entry) in entries.iter().enumerate() {
-            prop_assert_eq!(table.entry(index / 2, index % 2), *entry);
+            prop_assert_eq!(table.entry(index / 2, index % 2).unwrap(), *entry);
         }
     }
 

@@ -41,5 +41,5 @@ pub fn of(picture: &[u8]) -> Vec<u8> {
     let file = std::env::temp_dir().join(format!("feedline-fuzz-points-{}", std::process::id()));
     let seekable = one.seekable(&file).expect("a file that can be written");
     std::fs::remove_file(&file).expect("a file that can be removed");
-    seekable.seek_points(0, 0).to_vec()
+    seekable.seek_points(0, 0, &mut Vec::new()).to_vec()
 }

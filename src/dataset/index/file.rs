@@ -1,22 +1,29 @@
-//! Index files: their paths, their validity for a shard, their content.
+//! Index files: their paths, their validity for a shard, their content: the tables of one shard, or of many.
+//!
+//! Sections: a record of each shard, by ascending hash of its path; the entries of all; the ledgers of all.
 
-use super::pack::hash_of;
-use super::table::{Form, HEADER, Notes, Table};
+use super::table::{Form, Notes, Table};
 use super::{Place, Settings};
-#[cfg(feature = "unstable")]
-use crate::dataset::words::crc;
-use crate::dataset::words::{halves, load as load_words, seal as seal_words, wide};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::publish::{Pending, make_folder};
+use crate::storage::sidefile::{SideFile, SideFound, SideKind, SideWriter};
 use crate::storage::{Blob, fnv, is_url};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Ending of index files.
 pub(super) use crate::storage::listing::INDEX as ENDING;
+pub(super) const KIND: SideKind = SideKind { name: *b"indx", version: 2, older: b"feedpak1" };
+pub(super) const SHARDS: usize = 0;
+pub(super) const ENTRIES: usize = 1;
+pub(super) const NOTES: usize = 2;
 /// Bytes at each end of a shard that belong to its version.
 const ENDS: u64 = 4096;
 /// Maximum bytes of the ledger in an index file: JSON, which takes many times its length while it is parsed. A file
 /// with a larger ledger is ignored.
-pub(super) const NOTES_MAX: usize = 8 << 20;
+pub(super) const NOTES_MAX: u64 = 8 << 20;
+/// Bytes of entries that are copied at a time.
+const COPY: u64 = 64 << 10;
 
 /// Version of a shard: detects changed content without reading all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +49,84 @@ impl Version {
         let (head, tail) = bytes.split_at_mut(first as usize);
         shard.read_at(0, head).and_then(|()| shard.read_at(meta.len - last, tail))?;
         Ok(Self { len: meta.len, modified: meta.version, ends: crc32c::crc32c(bytes) })
+    }
+}
+
+/// What a file knows of a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ShardRecord {
+    /// Hash of the shard's path, in a file of several shards; else 0.
+    pub(super) hash: u64,
+    pub(super) purpose: u64,
+    /// The shard's version.
+    pub(super) len: u64,
+    pub(super) modified: u64,
+    pub(super) ends: u64,
+    pub(super) rows: u64,
+    pub(super) fields: u64,
+    pub(super) form: u64,
+    /// Most bytes of a sample, and that sample's row.
+    pub(super) bytes_max: u64,
+    pub(super) largest: u64,
+    /// Hash of all places.
+    pub(super) places: u64,
+    /// Starts in their sections.
+    pub(super) entries: u64,
+    pub(super) notes: u64,
+    pub(super) notes_bytes: u64,
+}
+
+impl ShardRecord {
+    pub(super) const BYTES: usize = 14 * 8;
+
+    pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
+        let Self { hash, purpose, len, modified, ends, rows, fields, form, bytes_max, largest, places, .. } = self;
+        let (entries, notes, notes_bytes) = (self.entries, self.notes, self.notes_bytes);
+        let numbers = [
+            hash, purpose, len, modified, ends, rows, fields, form, bytes_max, largest, places, entries, notes,
+            notes_bytes,
+        ];
+        let mut out = [0; Self::BYTES];
+        out.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(out, number)| *out = number.to_le_bytes());
+        out
+    }
+
+    pub(super) fn of(bytes: [u8; Self::BYTES]) -> Self {
+        let mut numbers = bytes.as_chunks().0.iter().map(|number| u64::from_le_bytes(*number));
+        // Fields are evaluated in this order.
+        let mut next = || numbers.next().unwrap_or(0);
+        Self {
+            hash: next(),
+            purpose: next(),
+            len: next(),
+            modified: next(),
+            ends: next(),
+            rows: next(),
+            fields: next(),
+            form: next(),
+            bytes_max: next(),
+            largest: next(),
+            places: next(),
+            entries: next(),
+            notes: next(),
+            notes_bytes: next(),
+        }
+    }
+
+    /// Names the shard's version and the purpose.
+    pub(super) fn seal(&mut self, version: &Version, purpose: u64) {
+        (self.purpose, self.len, self.modified) = (purpose, version.len, version.modified);
+        self.ends = version.ends.into();
+    }
+
+    /// Bytes of the entries, if the numbers are possible.
+    fn entries_bytes(&self) -> Option<u64> {
+        let form = Form::from_code(self.form)?;
+        // A shard has no more samples than bytes.
+        let possible = (self.largest < self.rows || self.rows == 0)
+            && self.rows <= self.len.min(u32::MAX.into())
+            && self.notes_bytes <= NOTES_MAX;
+        self.rows.checked_mul(self.fields)?.checked_mul(form.bytes() as u64).filter(|_| possible)
     }
 }
 
@@ -75,60 +160,151 @@ fn options(purpose: u64) -> u32 {
     (purpose ^ purpose >> 32) as u32
 }
 
-/// Index of the header word with the CRC. Words of the header: magic and version, purpose, the shard's length, time and
-/// ends, fields, form, rows, most bytes of
-/// a sample, largest sample, bytes of notes, CRC32C of the file without this word.
-#[cfg(any(test, feature = "unstable"))]
-pub(super) const CRC: usize = HEADER - 1;
-/// "feedlix" and the version. In native order like all words: a machine of the other byte order finds no index.
-pub(super) const MAGIC: [u32; 2] = [u32::from_be_bytes(*b"feed"), u32::from_be_bytes(*b"lix1")];
-
-/// Completes the file: fills in the header.
-pub(super) fn seal(table: &mut Table, version: &Version, purpose: u64) {
-    let [len, modified, purpose, bytes_max] = [version.len, version.modified, purpose, table.bytes_max].map(halves);
-    let (ends, notes) = ([version.ends, table.fields as u32], [table.largest, table.notes_bytes as u32]);
-    let form = [table.form.code(), table.rows];
-    seal_words(&mut table.words, [MAGIC, purpose, len, modified, ends, form, bytes_max, notes].as_flattened());
+/// Hash of a shard's URL or absolute path.
+fn hash_of(shard: &Path) -> Option<u64> {
+    let full = if is_url(shard) { shard.to_path_buf() } else { std::path::absolute(shard).ok()? };
+    Some(fnv(full.as_os_str().as_encoded_bytes()))
 }
 
-/// Reads the table of an index file; `None` if the file is damaged or belongs to another version of the shard.
-pub(super) fn load(file: &Blob, path: &Path, version: &Version, purpose: u64, fields: usize) -> Option<Table> {
-    let mut head = [0_u32; HEADER];
-    file.read_at(0, bytemuck::cast_slice_mut(&mut head)).ok()?;
-    let wide = |at| wide(&head, at);
-    let found = Version { len: wide(4), modified: wide(6), ends: head[8] };
-    if head[..2] != MAGIC || wide(2) != purpose || found != *version || head[9] as usize != fields {
-        return None;
+/// Opens the index file of one shard, whatever is there.
+pub(super) fn open(path: &Path) -> Option<Arc<SideFile>> {
+    match SideFile::open(path, KIND) {
+        Ok(SideFound::Whole(side)) => Some(Arc::new(side)),
+        _ => None,
     }
-    let form = Form::from_code(head[10])?;
-    let (rows, bytes_max, largest, notes_bytes) = (head[11], wide(12), head[14], head[15] as usize);
-    let entries = (rows as usize).checked_mul(fields)?.checked_mul(form.stride())?;
-    let words = HEADER.checked_add(entries)?.checked_add(notes_bytes.div_ceil(4))?;
-    // A file's length may be forged, too (sparse files take no space): a shard has no more samples than bytes.
-    if (largest >= rows && rows > 0) || u64::from(rows) > version.len || notes_bytes > NOTES_MAX {
-        return None;
-    }
-    let all = load_words(file, &head, Some(words)).ok()??;
-    let start = (HEADER + entries) * 4;
-    let notes = Notes::from_bytes(&bytemuck::cast_slice::<u32, u8>(&all)[start..start + notes_bytes], path)?;
-    Some(Table { words: all, rows, fields, form, notes_bytes, bytes_max, largest, notes })
 }
 
-/// For the fuzz target: takes these bytes as an index file with correct magic, purpose, shard and CRC, so that its
+/// Opens a file for all shards. `None` if it is missing, damaged or older; then it is written anew.
+///
+/// Errors: a missing or damaged file in a store, which is not written to; another file; errors of reading.
+pub(super) fn open_all(path: &Path) -> Result<Option<Arc<SideFile>>> {
+    match SideFile::open(path, KIND)? {
+        SideFound::Whole(side) => Ok(Some(Arc::new(side))),
+        SideFound::Nothing if is_url(path) => {
+            let message = "no such object: make the index file on a local disk first, and upload it";
+            Err(Error::new(ErrorKind::NotFound, Stage::Index, message).with_path(path))
+        }
+        SideFound::Damaged | SideFound::Older if is_url(path) => {
+            let message = "a damaged index file, or one of another version: make it on a local disk, and upload it";
+            Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_path(path))
+        }
+        SideFound::Foreign => {
+            let message = "not an index file; it is not overwritten: name another file";
+            Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(path))
+        }
+        SideFound::Nothing | SideFound::Damaged | SideFound::Older => Ok(None),
+    }
+}
+
+/// The table of the only shard of a file, or that of `path` in a file for all. `None` if it is missing, damaged, or
+/// belongs to another version of the shard.
+pub(super) fn load(
+    side: &Arc<SideFile>,
+    path: &Path,
+    is_alone: bool,
+    version: &Version,
+    (purpose, fields): (u64, usize),
+) -> Option<Table> {
+    let record = if is_alone { record(side, 0)? } else { find(side, hash_of(path)?)? };
+    let same = ShardRecord {
+        purpose,
+        len: version.len,
+        modified: version.modified,
+        ends: version.ends.into(),
+        fields: fields as u64,
+        ..record
+    };
+    let entries = record.entries_bytes().filter(|_| record == same)?;
+    if record.entries.checked_add(entries)? > side.len(ENTRIES) {
+        return None;
+    }
+    let mut buffer = Vec::new();
+    let notes = side.read(NOTES, record.notes, record.notes_bytes as usize, &mut buffer).ok()?;
+    let notes = Notes::from_bytes(notes, path)?;
+    Some(Table { side: side.clone(), record, form: Form::from_code(record.form)?, notes })
+}
+
+fn record(side: &SideFile, number: u64) -> Option<ShardRecord> {
+    side.array(SHARDS, number.checked_mul(ShardRecord::BYTES as u64)?).ok().map(ShardRecord::of)
+}
+
+fn find(side: &SideFile, hash: u64) -> Option<ShardRecord> {
+    let (mut start, mut end) = (0, side.len(SHARDS) / ShardRecord::BYTES as u64);
+    while start < end {
+        let middle = start + (end - start) / 2;
+        let record = record(side, middle)?;
+        match record.hash.cmp(&hash) {
+            std::cmp::Ordering::Equal => return Some(record),
+            std::cmp::Ordering::Less => start = middle + 1,
+            std::cmp::Ordering::Greater => end = middle,
+        }
+    }
+    None
+}
+
+/// Writes the table of one shard. Errors: the system's.
+pub(super) fn write(target: &Path, table: &Table) -> std::io::Result<()> {
+    write_tables(target, &mut [(0, table)], false)
+}
+
+/// Writes the tables of all shards. Errors: the system's.
+pub(super) fn write_all<'a>(
+    target: &Path,
+    tables: impl Iterator<Item = (&'a PathBuf, &'a Table)>,
+) -> std::io::Result<()> {
+    if is_url(target) {
+        return Err(std::io::Error::other("nothing is written to a store; make it on a local disk, and upload it"));
+    }
+    let mut tables: Vec<_> = tables.filter_map(|(path, table)| Some((hash_of(path)?, table))).collect();
+    tables.sort_unstable_by_key(|(hash, _)| *hash);
+    write_tables(target, &mut tables, true)
+}
+
+fn write_tables(target: &Path, tables: &mut [(u64, &Table)], sync: bool) -> std::io::Result<()> {
+    if let Some(dir) = target.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        make_folder(dir)?;
+    }
+    let mut out = SideWriter::new(Pending::create(target)?, KIND)?;
+    let (mut entries, mut notes) = (0, 0);
+    for (hash, table) in &*tables {
+        let record = ShardRecord { hash: *hash, entries, notes, ..table.record };
+        entries += table.record.entries_bytes().unwrap_or(0);
+        notes += record.notes_bytes;
+        out.put(&record.to_bytes())?;
+    }
+    out.end_section();
+    let mut buffer = Vec::new();
+    for (_, table) in &*tables {
+        let start = table.record.entries;
+        let end = start + table.record.entries_bytes().unwrap_or(0);
+        for at in (start..end).step_by(COPY as usize) {
+            let part = table.side.read(ENTRIES, at, (end - at).min(COPY) as usize, &mut buffer);
+            out.put(part.map_err(std::io::Error::other)?)?;
+        }
+    }
+    out.end_section();
+    for (_, table) in &*tables {
+        let ShardRecord { notes, notes_bytes, .. } = table.record;
+        let part = table.side.read(NOTES, notes, notes_bytes as usize, &mut buffer);
+        out.put(part.map_err(std::io::Error::other)?)?;
+    }
+    out.end_section();
+    // One file for one shard is not synced: its CRCs detect a file torn by a crash.
+    out.finish(0)?.commit(sync)
+}
+
+/// For the fuzz target: takes these bytes as the sections of an index file for a shard of this version, so that its
 /// numbers count, and reads every entry. True if the file is accepted.
 #[cfg(feature = "unstable")]
 pub(crate) fn fuzz(bytes: &[u8]) -> bool {
-    let mut words: Vec<u32> = bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
-    if words.len() < HEADER {
-        return false;
-    }
+    let Some((numbers, rest)) = bytes.split_first_chunk::<{ ShardRecord::BYTES }>() else { return false };
     let version = Version { len: 1 << 20, modified: 1, ends: 2 };
-    words[..10].copy_from_slice(&[MAGIC[0], MAGIC[1], 7, 0, 1 << 20, 0, 1, 0, 2, 2]);
-    words[CRC] = crc(&words, CRC);
-    let file = Blob::memory(bytemuck::cast_slice(&words).to_vec().into());
-    let Some(table) = load(&file, Path::new("shard"), &version, 7, 2) else { return false };
-    for row in 0..table.rows as usize {
-        let _ = (table.span(row), table.entry(row, 0), table.entry(row, 1));
+    let mut record = ShardRecord { fields: 2, ..ShardRecord::of(*numbers) };
+    record.seal(&version, 7);
+    let side = Arc::new(SideFile::held(&[&record.to_bytes(), rest, rest]));
+    let Some(table) = load(&side, Path::new("shard"), true, &version, (7, 2)) else { return false };
+    for row in 0..table.rows() as usize {
+        let _ = table.row(row);
     }
     true
 }

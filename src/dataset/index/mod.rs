@@ -3,7 +3,7 @@
 //! ```text
 //! shard ──scanned once, shards in parallel──► table: rows × fields of (offset, length, CRC32C) ──► SHARD.OPTIONS.fdx
 //!                                               ▲                                                      │
-//!                  sample id ──starts──► (shard, row)        ◄──────── read as it stands, one CRC ─────┘
+//!                  sample id ──starts──► (shard, row)  ◄── in memory up to 16 MiB, else read in place ─┘
 //! ```
 //!
 //! A format gives [`Index::open_or_build`] its shards and a function that scans one shard. Here each line is a sample:
@@ -47,8 +47,7 @@
 //!     fn framed(&self) -> Option<&dyn Framed> { Some(&self.index) }
 //!     fn identity(&self) -> u64 { self.index.places() }
 //!     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-//!         self.index.extents(sample, 1, parts); // 1: a bit set of the fields that need no `open`
-//!         Ok(())
+//!         self.index.extents(sample, 1, parts) // 1: a bit set of the fields that need no `open`
 //!     }
 //! }
 //! # let dir = std::env::temp_dir().join(format!("feedline-index-{}", std::process::id()));
@@ -69,13 +68,14 @@
 //!
 //! A table takes 12 bytes per
 //! entry if every part is below 4 GiB and all offsets of the shard fit 32 bits as multiples of a power of two; else 20.
-//! File and memory have the same layout: opening is one read and one CRC32C per shard.
+//! An index file of up to 16 MiB is held in memory. A larger one is read in place, some 2 µs per sample, and takes none.
 //!
 //! Limits: 2^32 - 1 rows and 16 fields per shard. Invariants:
-//! - An index file is used if its own CRC is right, it was made for the same format and options, and the shard still
+//! - An index file is used if it is whole, was made for the same format and options, and the shard still
 //!   has the same length, modification time and first and last 4 KiB. Otherwise the shard is scanned again. So a torn,
-//!   cut or forged file is never trusted for its length, and never an error.
-//! - One file may hold the indexes of all shards ([`Place::File`]); then a bucket needs no scan.
+//!   cut or forged file is never trusted for its length. Damage in a file that is read in place is an error of the samples there.
+//! - One file may hold the indexes of all shards ([`Place::File`]); then a bucket needs no scan, and many shards take no
+//!   memory.
 //! - Index files appear by a rename. An unwritable folder costs the cache, not the dataset: see [`Index::unsaved`].
 //! - Everything left out is in the ledger ([`Index::damage`], [`Index::left_out`]), also if the index comes from a
 //!   file.
@@ -83,7 +83,6 @@
 //! Scanning and opening run on threads that end before `open_or_build` returns.
 
 mod file;
-mod pack;
 mod scan;
 mod table;
 #[cfg(test)]
@@ -96,16 +95,15 @@ pub use scan::Scan;
 pub use table::{Entry, FIELDS_MAX, Rows};
 
 use self::file::Version;
-use self::pack::Pack;
 use self::table::{Span, Table};
 use super::damage::Damage;
 use super::digest::Digest;
-use super::parallel::{parallel, parallel_paths};
+use super::parallel::parallel_paths;
 use super::starts::Starts;
 use super::{Framed, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
 use crate::storage::listing::Meta;
-use crate::storage::publish::publish;
+use crate::storage::sidefile::SideFile;
 use crate::storage::{Blob, Extent, SourceId, Sources};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -259,7 +257,7 @@ impl Index {
             return Err(Error::new(ErrorKind::Config, Stage::Index, message));
         }
         let pack = match &settings.place {
-            Place::File(path) => Pack::open(path)?,
+            Place::File(path) => file::open_all(path)?,
             _ => None,
         };
         let open = |_: usize, path: &PathBuf| {
@@ -271,8 +269,18 @@ impl Index {
         let new = shards.iter().position(|shard| shard.from != IndexOrigin::Cache);
         if let (Place::File(target), Some(new)) = (&settings.place, new) {
             let parts = shards.iter().map(|shard| &shard.table);
-            let failed = Pack::write(target, files.iter().zip(parts)).err();
+            let failed = file::write_all(target, files.iter().zip(parts)).err();
             shards[new].unsaved = failed.map(|error| format!("{}: {error}", target.display()));
+            // From now on in place, if it is large.
+            if let Some(all) = file::open_all(target)? {
+                let in_file = |(path, shard): (&PathBuf, &mut Shard)| {
+                    let place = (file::purpose(settings), settings.fields);
+                    if let Some(table) = file::load(&all, path, false, &shard.version, place) {
+                        shard.table = table;
+                    }
+                };
+                files.iter().zip(&mut shards).for_each(in_file);
+            }
         }
         let mut sources = Sources::new();
         for (path, shard) in files.iter().zip(&shards) {
@@ -291,8 +299,9 @@ impl Index {
         let mut input = Scan::new(&blob, settings.checksums);
         let mut rows = Rows::new(settings.fields, input.len());
         scan(&mut input, &mut rows)?;
-        let table = rows.finish(Path::new("<memory>"))?;
-        let shard = Shard { meta: blob.look()?, table, from: IndexOrigin::Scan, unsaved: None };
+        let table = rows.finish(Path::new("<memory>"), |_| {})?;
+        let (meta, version) = (blob.look()?, Version::of(&blob)?);
+        let shard = Shard { meta, version, table, from: IndexOrigin::Scan, unsaved: None };
         let mut sources = Sources::new();
         sources.memory(bytes);
         Self::of_shards(sources, vec![shard], settings)
@@ -302,7 +311,7 @@ impl Index {
         let mut index = Self {
             sources: Arc::new(sources),
             tables: Vec::with_capacity(shards.len()),
-            starts: Starts::of(shards.iter().map(|shard| u64::from(shard.table.rows)))?,
+            starts: Starts::of(shards.iter().map(|shard| u64::from(shard.table.rows())))?,
             fields: settings.fields,
             checksums: settings.checksums,
             damage: Vec::new(),
@@ -373,13 +382,19 @@ impl Index {
 
     /// Sizes of a dataset whose samples are those of the index.
     pub fn sizes(&self) -> Sizes {
-        let tables: usize = self.tables.iter().map(|table| table.words.capacity() * 4 + size_of::<Table>()).sum();
-        let filled = (0..self.tables.len()).rev().filter(|shard| self.tables[*shard].rows > 0);
-        let largest = filled.max_by_key(|shard| self.tables[*shard].bytes_max);
+        let mut heap = self.tables.capacity() * size_of::<Table>() + self.starts.heap();
+        for (number, table) in self.tables.iter().enumerate() {
+            // Tables of one file follow each other.
+            if !number.checked_sub(1).is_some_and(|before| Arc::ptr_eq(&self.tables[before].side, &table.side)) {
+                heap += table.side.heap();
+            }
+        }
+        let filled = (0..self.tables.len()).rev().filter(|shard| self.tables[*shard].rows() > 0);
+        let largest = filled.max_by_key(|shard| self.tables[*shard].record.bytes_max);
         Sizes {
-            largest_sample: largest.map(|shard| self.starts.all()[shard] + u64::from(self.tables[shard].largest)),
-            index_bytes: tables + self.starts.heap(),
-            ..Sizes::new(self.tables.iter().map(|table| table.bytes_max).max().unwrap_or(0))
+            largest_sample: largest.map(|shard| self.starts.all()[shard] + self.tables[shard].record.largest),
+            index_bytes: heap,
+            ..Sizes::new(self.tables.iter().map(|table| table.record.bytes_max).max().unwrap_or(0))
         }
     }
 
@@ -389,22 +404,22 @@ impl Index {
         (shard, row as usize)
     }
 
-    /// Place of field `field` of a sample; `None` if the sample lacks it.
-    pub fn entry(&self, sample: u64, field: usize) -> Option<(SourceId, Entry)> {
+    /// Place of field `field` of a sample; `None` if the sample lacks it. Errors: of an index file that is read in place.
+    pub fn entry(&self, sample: u64, field: usize) -> Result<Option<(SourceId, Entry)>> {
         let (shard, row) = self.locate(sample);
-        Some((SourceId::at(shard), self.tables[shard].entry(row, field)?))
+        Ok(self.tables[shard].entry(row, field)?.map(|entry| (SourceId::at(shard), entry)))
     }
 
     /// Gives the parts of a sample. Fields close together share an extent, which is read once. A field that the sample
     /// lacks has no bytes. Without checksums, fields in `plain` (a bit set) with an extent of their own may be read in
-    /// place.
-    pub fn extents<'a>(&'a self, sample: u64, plain: u32, parts: &mut Parts<'a>) {
+    /// place. Errors: as [`entry`](Self::entry).
+    pub fn extents<'a>(&'a self, sample: u64, plain: u32, parts: &mut Parts<'a>) -> Result<()> {
         let (shard, row) = self.locate(sample);
-        let table = &self.tables[shard];
-        let span = table.span(row);
+        let (entries, span) = self.tables[shard].row(row)?;
+        let entries = &entries[..self.fields];
         let source = SourceId::at(shard);
-        for field in 0..self.fields {
-            let Some(entry) = table.entry(row, field) else { continue };
+        for (field, entry) in entries.iter().enumerate() {
+            let Some(entry) = entry else { continue };
             match span {
                 Span::Shared { offset, len } => parts.framed(field, Extent { source, offset, len }),
                 Span::Apart(_) => {
@@ -418,23 +433,14 @@ impl Index {
             }
         }
         // Missing fields come last, since shared extents must follow each other.
-        (0..self.fields).filter(|field| table.entry(row, *field).is_none()).for_each(|field| parts.inline(field, &[]));
+        (0..self.fields).filter(|field| entries[*field].is_none()).for_each(|field| parts.inline(field, &[]));
+        Ok(())
     }
 
-    /// Hash of all places; some 10 ns per entry, the shards in parallel.
+    /// Hash of all places, known from the index files.
     pub fn places(&self) -> u64 {
-        let shard = |_: usize, table: &Table| {
-            let mut digest = Digest::new("shard's table").word(u64::from(table.rows));
-            for row in 0..table.rows as usize {
-                for entry in (0..self.fields).map(|field| table.entry(row, field)) {
-                    let (offset, len) = entry.map_or((u64::MAX, u64::MAX), |entry| (entry.offset, entry.len));
-                    digest = digest.word(offset).word(len);
-                }
-            }
-            Ok(digest.end())
-        };
-        // The closure never fails.
-        Digest::new("tables").words(&parallel(&self.tables, shard).unwrap_or_default()).end()
+        let places: Vec<u64> = self.tables.iter().map(|table| table.record.places).collect();
+        Digest::new("tables").words(&places).end()
     }
 
     /// Cuts a field's bytes out of its extent from [`extents`](Self::extents) and verifies their CRC. A dataset with extents of
@@ -444,15 +450,15 @@ impl Index {
     /// Errors: [`ErrorKind::Decode`] with both CRCs, [`ErrorKind::Truncated`]; both with path, offset and sample.
     pub fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {
         let (shard, row) = self.locate(sample);
-        let table = &self.tables[shard];
-        let Some(entry) = table.entry(row, field) else { return Ok(&[]) };
+        let (entries, span) = self.tables[shard].row(row)?;
+        let Some(entry) = entries[field] else { return Ok(&[]) };
         let site = |error: Error| {
             error
                 .with_path(self.sources.path(SourceId::at(shard)))
                 .with_range(entry.offset, entry.len)
                 .with_sample(sample)
         };
-        let start = match table.span(row) {
+        let start = match span {
             Span::Shared { offset, .. } if bytes.len() as u64 != entry.len => entry.offset - offset,
             _ => 0,
         };
@@ -479,13 +485,14 @@ impl Framed for Index {
     }
 
     fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
-        Ok(Some(self.entry(sample, field).map_or(0, |(_, entry)| entry.len)))
+        Ok(Some(self.entry(sample, field)?.map_or(0, |(_, entry)| entry.len)))
     }
 }
 
 /// An opened shard.
 struct Shard {
     meta: Meta,
+    version: Version,
     table: Table,
     from: IndexOrigin,
     /// Why the index could not be saved.
@@ -503,28 +510,24 @@ enum IndexOrigin {
 fn open_shard(
     path: &Path,
     settings: &Settings<'_>,
-    pack: Option<&Pack>,
+    all: Option<&Arc<SideFile>>,
     scan: impl Fn(&mut Scan<'_>, &mut Rows) -> Result<()>,
 ) -> Result<Shard> {
     let shard = Blob::open(path)?;
     let (meta, version) = (shard.look()?, Version::of(&shard)?);
     let purpose = file::purpose(settings);
     let place = file::place(path, settings, purpose);
-    let valid = |kept: Blob| file::load(&kept, path, &version, purpose, settings.fields);
+    let alone = |place: &Path| file::load(&file::open(place)?, path, true, &version, (purpose, settings.fields));
     let found = match &settings.place {
         Place::File(_) => {
-            let packed = pack.and_then(|pack| pack.part(path)).and_then(valid).map(|table| (table, IndexOrigin::Cache));
-            let beside = || Blob::open(file::beside(path, purpose)?).ok().and_then(valid);
-            packed.or_else(|| beside().map(|table| (table, IndexOrigin::Beside)))
+            let among = all.and_then(|all| file::load(all, path, false, &version, (purpose, settings.fields)));
+            let beside = || alone(&file::beside(path, purpose)?).map(|table| (table, IndexOrigin::Beside));
+            among.map(|table| (table, IndexOrigin::Cache)).or_else(beside)
         }
-        _ => place
-            .as_ref()
-            .and_then(|place| Blob::open(place).ok())
-            .and_then(valid)
-            .map(|table| (table, IndexOrigin::Cache)),
+        _ => place.as_deref().and_then(alone).map(|table| (table, IndexOrigin::Cache)),
     };
     if let Some((table, from)) = found {
-        return Ok(Shard { meta, table, from, unsaved: None });
+        return Ok(Shard { meta, version, table, from, unsaved: None });
     }
     let mut input = Scan::new(&shard, settings.checksums);
     let mut rows = Rows::new(settings.fields, input.len());
@@ -532,12 +535,16 @@ fn open_shard(
     if Version::of(&shard)? != version {
         return Err(Error::new(ErrorKind::Changed, Stage::Index, "the shard was written to while it was indexed"));
     }
-    let mut table = rows.finish(path)?;
-    file::seal(&mut table, &version, purpose);
-    let unsaved = place.and_then(|place| {
-        // Not synced: the CRC detects a file torn by a crash.
-        let failed = publish(&place, bytemuck::cast_slice(&table.words), false).err()?;
-        Some(format!("{}: {failed}", place.display()))
+    let mut table = rows.finish(path, |record| record.seal(&version, purpose))?;
+    let unsaved = place.and_then(|place| match file::write(&place, &table) {
+        Ok(()) => {
+            // From now on in place, if it is large.
+            if let Some(kept) = alone(&place) {
+                table = kept;
+            }
+            None
+        }
+        Err(failed) => Some(format!("{}: {failed}", place.display())),
     });
-    Ok(Shard { meta, table, from: IndexOrigin::Scan, unsaved })
+    Ok(Shard { meta, version, table, from: IndexOrigin::Scan, unsaved })
 }

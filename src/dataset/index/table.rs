@@ -1,13 +1,15 @@
-//! Table of one shard: rows × fields of (offset, length, CRC32C), packed; and its rows during the scan.
+//! Table of one shard: rows × fields of (offset, length, CRC32C), packed, in a side file; and its rows during the scan.
 
+use super::file::{ENTRIES, ShardRecord};
 use crate::dataset::damage::{Damage, DamageKind};
+use crate::dataset::digest::Digest;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::sidefile::SideFile;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
-/// Words before the entries: the header of the index file, defined in `file`.
-pub(super) const HEADER: usize = 17;
 /// Maximum fields of a row.
 pub const FIELDS_MAX: usize = 16;
 /// Maximum bytes between two parts of a sample that share one read.
@@ -37,7 +39,7 @@ pub(super) struct Notes {
 }
 
 impl Notes {
-    fn to_bytes(&self) -> Vec<u8> {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
         if self.damage.is_empty() && self.left_out.is_empty() {
             return Vec::new();
         }
@@ -130,32 +132,46 @@ impl Rows {
         }
     }
 
-    pub(super) fn finish(mut self, path: &Path) -> Result<Table> {
+    /// The table, in memory. `seal` completes its record.
+    pub(super) fn finish(mut self, path: &Path, seal: impl FnOnce(&mut ShardRecord)) -> Result<Table> {
         let len = self.len();
         let Ok(rows) = u32::try_from(len) else {
             let message = format!("{len} samples in one shard, {} are the limit", u32::MAX);
             return Err(Error::new(ErrorKind::Limit, Stage::Index, message));
         };
         self.notes.damage.iter_mut().for_each(|damage| damage.path = path.to_path_buf());
-        let form = Form::for_entries(&self.entries);
-        let notes = self.notes.to_bytes();
-        let mut words = vec![0_u32; HEADER];
-        words.reserve_exact(self.entries.len() * form.stride() + notes.len().div_ceil(4));
-        self.entries.iter().for_each(|entry| form.write(*entry, &mut words));
-        words.resize(words.len() + notes.len().div_ceil(4), 0);
-        let end = words.len() * 4 - notes.len().next_multiple_of(4);
-        bytemuck::cast_slice_mut::<u32, u8>(&mut words)[end..end + notes.len()].copy_from_slice(&notes);
-        let fields = self.fields;
-        let notes_bytes = notes.len();
-        let mut table = Table { words, rows, fields, form, notes_bytes, bytes_max: 0, largest: 0, notes: self.notes };
-        for row in 0..len {
-            let bytes = table.span(row).bytes();
-            if bytes > table.bytes_max {
-                (table.bytes_max, table.largest) = (bytes, row as u32);
+        let (form, notes) = (Form::for_entries(&self.entries), self.notes.to_bytes());
+        let mut bytes = Vec::with_capacity(self.entries.len() * form.bytes());
+        self.entries.iter().for_each(|entry| form.write(*entry, &mut bytes));
+        let mut record = ShardRecord {
+            rows: rows.into(),
+            fields: self.fields as u64,
+            form: form.code(),
+            notes_bytes: notes.len() as u64,
+            places: places(&self.entries, self.fields),
+            ..ShardRecord::default()
+        };
+        for (row, entries) in (0..).zip(self.entries.chunks(self.fields)) {
+            let bytes = Span::of(entries.iter().flatten().copied()).bytes();
+            if bytes > record.bytes_max {
+                (record.bytes_max, record.largest) = (bytes, row);
             }
         }
-        Ok(table)
+        seal(&mut record);
+        drop(self.entries);
+        let side = Arc::new(SideFile::held(&[&record.to_bytes(), &bytes, &notes]));
+        Ok(Table { side, record, form, notes: self.notes })
     }
+}
+
+/// Hash of all places.
+fn places(entries: &[Option<Entry>], fields: usize) -> u64 {
+    let mut digest = Digest::new("shard's table").word((entries.len() / fields) as u64);
+    for entry in entries {
+        let (offset, len) = entry.map_or((u64::MAX, u64::MAX), |entry| (entry.offset, entry.len));
+        digest = digest.word(offset).word(len);
+    }
+    digest.end()
 }
 
 /// Packed form of an entry.
@@ -169,7 +185,7 @@ pub(super) enum Form {
 
 /// Length that marks a missing entry.
 const ABSENT: u32 = u32::MAX;
-const WIDE: u32 = 1 << 8;
+const WIDE: u64 = 1 << 8;
 
 impl Form {
     fn for_entries(entries: &[Option<Entry>]) -> Self {
@@ -184,53 +200,64 @@ impl Form {
         if compact { Self::Compact { shift } } else { Self::Wide }
     }
 
-    pub(super) fn from_code(code: u32) -> Option<Self> {
+    pub(super) fn from_code(code: u64) -> Option<Self> {
         match code {
             WIDE => Some(Self::Wide),
-            shift if shift < 32 => Some(Self::Compact { shift }),
+            shift if shift < 32 => Some(Self::Compact { shift: shift as u32 }),
             _ => None,
         }
     }
 
-    pub(super) fn code(self) -> u32 {
+    fn code(self) -> u64 {
         match self {
-            Self::Compact { shift } => shift,
+            Self::Compact { shift } => shift.into(),
             Self::Wide => WIDE,
         }
     }
 
-    /// Words of an entry.
-    pub(super) fn stride(self) -> usize {
+    /// Bytes of an entry.
+    pub(super) fn bytes(self) -> usize {
         match self {
-            Self::Compact { .. } => 3,
-            Self::Wide => 5,
+            Self::Compact { .. } => 12,
+            Self::Wide => 20,
         }
     }
 
-    fn write(self, entry: Option<Entry>, words: &mut Vec<u32>) {
-        match (self, entry) {
-            (Self::Compact { .. }, None) => words.extend([0, ABSENT, 0]),
-            (Self::Wide, None) => words.extend([0, 0, ABSENT, ABSENT, 0]),
-            (Self::Compact { shift }, Some(e)) => words.extend([(e.offset >> shift) as u32, e.len as u32, e.crc]),
-            (Self::Wide, Some(e)) => {
-                words.extend([e.offset as u32, (e.offset >> 32) as u32, e.len as u32, (e.len >> 32) as u32, e.crc]);
+    fn write(self, entry: Option<Entry>, out: &mut Vec<u8>) {
+        let Entry { offset, len, crc } = entry.unwrap_or(Entry { offset: 0, len: u64::MAX, crc: 0 });
+        match self {
+            Self::Compact { shift } => {
+                let words = [(offset >> shift) as u32, len as u32, crc];
+                words.iter().for_each(|word| out.extend(word.to_le_bytes()));
+            }
+            Self::Wide => {
+                out.extend(offset.to_le_bytes());
+                out.extend(len.to_le_bytes());
+                out.extend(crc.to_le_bytes());
             }
         }
     }
 
-    fn read(self, words: &[u32]) -> Option<Entry> {
-        let wide = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-        match (self, words) {
-            (Self::Compact { shift }, [at, len, crc]) => {
-                (*len != ABSENT).then(|| Entry { offset: u64::from(*at) << shift, len: u64::from(*len), crc: *crc })
+    fn read(self, side: &SideFile, at: u64) -> Result<Option<Entry>> {
+        let (entry, absent) = match self {
+            Self::Compact { shift } => {
+                let [offset, len, crc] = words(side.array::<12>(ENTRIES, at)?);
+                (Entry { offset: u64::from(offset) << shift, len: len.into(), crc }, len == ABSENT)
             }
-            (Self::Wide, [offset, offset_high, len, len_high, crc]) => {
-                let len = wide(*len, *len_high);
-                (len != u64::MAX).then(|| Entry { offset: wide(*offset, *offset_high), len, crc: *crc })
+            Self::Wide => {
+                let [offset, high, len, len_high, crc] = words(side.array::<20>(ENTRIES, at)?);
+                let wide = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+                let len = wide(len, len_high);
+                (Entry { offset: wide(offset, high), len, crc }, len == u64::MAX)
             }
-            _ => None,
-        }
+        };
+        Ok((!absent).then_some(entry))
     }
+}
+
+fn words<const B: usize, const N: usize>(bytes: [u8; B]) -> [u32; N] {
+    let (words, _) = bytes.as_chunks::<4>();
+    std::array::from_fn(|index| u32::from_le_bytes(words[index]))
 }
 
 /// Reads of a sample's parts.
@@ -243,6 +270,20 @@ pub(super) enum Span {
 }
 
 impl Span {
+    fn of(entries: impl Iterator<Item = Entry>) -> Self {
+        let (mut start, mut end, mut bytes, mut count) = (u64::MAX, 0, 0_u64, 0);
+        for entry in entries {
+            start = start.min(entry.offset);
+            end = end.max(entry.offset.saturating_add(entry.len));
+            bytes = bytes.saturating_add(entry.len);
+            count += 1;
+        }
+        if count > 1 && end - start <= bytes.saturating_add(GAP_MAX) {
+            return Self::Shared { offset: start, len: end - start };
+        }
+        Self::Apart(bytes)
+    }
+
     fn bytes(self) -> u64 {
         match self {
             Self::Shared { len, .. } => len,
@@ -251,36 +292,35 @@ impl Span {
     }
 }
 
-/// Table of one shard: the words of its index file, unchanged: header, entries, notes.
+/// The entries of a row, by field.
+pub(super) type Row = [Option<Entry>; FIELDS_MAX];
+
+/// Table of one shard, in a side file.
 pub(super) struct Table {
-    pub(super) words: Vec<u32>,
-    pub(super) rows: u32,
-    pub(super) fields: usize,
+    pub(super) side: Arc<SideFile>,
+    pub(super) record: ShardRecord,
     pub(super) form: Form,
-    pub(super) notes_bytes: usize,
-    pub(super) bytes_max: u64,
-    pub(super) largest: u32,
     pub(super) notes: Notes,
 }
 
 impl Table {
-    pub(super) fn entry(&self, row: usize, field: usize) -> Option<Entry> {
-        let stride = self.form.stride();
-        let start = HEADER + (row * self.fields + field) * stride;
-        self.form.read(&self.words[start..start + stride])
+    /// Number of samples.
+    pub(super) fn rows(&self) -> u32 {
+        self.record.rows as u32
     }
 
-    pub(super) fn span(&self, row: usize) -> Span {
-        let (mut start, mut end, mut bytes, mut count) = (u64::MAX, 0, 0_u64, 0);
-        for entry in (0..self.fields).filter_map(|field| self.entry(row, field)) {
-            start = start.min(entry.offset);
-            end = end.max(entry.offset.saturating_add(entry.len));
-            bytes = bytes.saturating_add(entry.len);
-            count += 1;
+    /// Errors: those of the side file.
+    pub(super) fn entry(&self, row: usize, field: usize) -> Result<Option<Entry>> {
+        let place = (row as u64 * self.record.fields + field as u64) * self.form.bytes() as u64;
+        self.form.read(&self.side, self.record.entries + place)
+    }
+
+    /// The entries of a row, and how they are read. Errors: those of the side file.
+    pub(super) fn row(&self, row: usize) -> Result<(Row, Span)> {
+        let mut entries = [None; FIELDS_MAX];
+        for (field, entry) in entries.iter_mut().enumerate().take(self.record.fields as usize) {
+            *entry = self.entry(row, field)?;
         }
-        if count > 1 && end - start <= bytes.saturating_add(GAP_MAX) {
-            return Span::Shared { offset: start, len: end - start };
-        }
-        Span::Apart(bytes)
+        Ok((entries, Span::of(entries.iter().flatten().copied())))
     }
 }

@@ -1,40 +1,42 @@
-//! Seek points for the JPEGs of any dataset, kept in a file: a crop is decoded from its first row on.
+//! Seek points for the JPEGs of any dataset, kept in a side file: a crop is decoded from its first row on.
 //!
 //! ```text
-//! inner dataset ──► bytes ──► decoder ◄── ctx.seek_points() ◄── points of (sample, field), in memory ◄── the file
+//! inner dataset ──► bytes ──► decoder ◄── ctx.seek_points() ◄── points of (sample, field) ◄── the side file, read in place
 //! ```
 //!
-//! The first `open` reads everything once and passes the codes of each picture, on all cores. Later ones read the file
-//! alone. Points take about 1 % of the pictures' bytes, in the file and in memory, and 8 bytes per field and sample.
+//! The first `open` reads everything once and passes the codes of each picture, on all cores. Later ones open the file
+//! alone. Points take about 1 % of the pictures' bytes in the file, and 8 bytes per field and sample; in memory at most 16 MiB.
+//! Shards that this crate writes need none: their pictures hold points themselves, see [`prepare`](crate::prepare).
 //!
-//! File: a header of words that identifies the dataset, the end of each entry as two words, the entries. An entry holds
+//! Sections of the file: the entries, one after the other, and the end of each. An entry holds
 //! the points of one field of one sample; it is empty for other formats, progressive JPEGs, JPEGs with restart markers
 //! and damaged ones.
 //!
-//! Invariants: a damaged file is made again; a file of another dataset, or of another kind, is never replaced.
+//! Invariants: a damaged or older file is made again; a file of another dataset, or of another kind, is never replaced.
 //! Points never change a pixel of an intact picture: the decoder compares them with the picture, see `crate::jpeg`.
+//! A picture whose points cannot be read is decoded without them.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::forward::{forward, frames_of, own};
 use crate::dataset::parallel::parallel;
 use crate::dataset::sample::Plain;
-use crate::dataset::words::{halves, load as load_words, seal, wide};
 use crate::dataset::{Dataset, Framed, Sizes, frames};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::jpeg;
-use crate::storage::Blob;
-use crate::storage::publish::{Pending, publish};
+use crate::storage::publish::{Pending, make_folder};
+use crate::storage::sidefile::{SideFile, SideFound, SideKind, SideWriter};
 use crate::tensor::Encoding;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// "feedseek" and the version, in native order.
-const MAGIC: [u32; 3] = [u32::from_be_bytes(*b"feed"), u32::from_be_bytes(*b"seek"), 1];
-/// Words of the header: magic; hash of the dataset, number of entries, bytes of entries (two each); CRC32C of the rest.
-const HEADER: usize = 10;
+const KIND: SideKind = SideKind { name: *b"seek", version: 2, older: b"deefkees" };
+const ENTRIES: usize = 0;
+const ENDS: usize = 1;
 /// Samples per unit of work of a thread.
 const RUN: u64 = 64;
+/// Units whose points are in memory together.
+const TOGETHER: usize = 64;
 
 /// A dataset with seek points; made by [`DatasetExt::seekable`](crate::dataset::DatasetExt::seekable).
 pub struct Seekable<D> {
@@ -43,38 +45,28 @@ pub struct Seekable<D> {
     columns: Vec<Option<usize>>,
     /// Fields with points.
     width: usize,
-    /// Content of the file.
-    words: Vec<u32>,
+    file: SideFile,
     place: PathBuf,
-    built: bool,
+    origin: PointsOrigin,
+    /// Lookups that met a damaged page.
+    lost: AtomicU64,
+}
+
+/// Origin of the points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PointsOrigin {
+    Kept,
+    Made,
+    /// Made in place of a file that was damaged, or of an older version.
+    MadeAgain,
 }
 
 impl<D: Dataset> Seekable<D> {
     pub(crate) fn open(inner: D, place: &Path) -> Result<Self> {
-        let mut width = 0;
-        let column = |encoding: &Encoding| {
-            has_points(encoding).then(|| {
-                width += 1;
-                width - 1
-            })
-        };
-        let columns: Vec<_> = inner.schema().iter().map(|field| &field.encoding).map(column).collect();
-        let (identity, entries) = (identity(&inner), inner.len() * width as u64);
-        let kept = load(place, identity, entries).map_err(|error| error.with_path(place))?;
-        let built = kept.is_none();
-        let words = match kept {
-            Some(words) => words,
-            None => {
-                let unwritable = |error| unwritable(error, place);
-                // Begun first, so that a wrong path costs no pass over the data.
-                let mut file = Pending::create(place).map_err(unwritable)?;
-                let words = seal_entries(identity, &make(&inner, &columns, width)?)?;
-                file.write_all(bytemuck::cast_slice(&words)).map_err(unwritable)?;
-                file.commit(false).map_err(unwritable)?;
-                words
-            }
-        };
-        Ok(Self { inner, columns, width, words, place: place.to_path_buf(), built })
+        let (columns, width) = columns(&inner);
+        let make = |out: &mut PointsWriter<'_>| make(&inner, &columns, width, out);
+        let (file, origin) = open_or_make(&inner, place, width, make)?;
+        Ok(Self { inner, columns, width, file, place: place.to_path_buf(), origin, lost: AtomicU64::new(0) })
     }
 
     /// As `open`, with the points of `parts` in place of a pass over the data.
@@ -83,42 +75,38 @@ impl<D: Dataset> Seekable<D> {
         place: &Path,
         parts: impl IntoIterator<Item = Result<P>>,
     ) -> Result<Self> {
-        let fields = inner.schema().len();
-        let mut all = EntryRun { bytes: Vec::new(), lens: Vec::new() };
-        let (mut samples, mut lens) = (0, Vec::new());
-        for part in parts {
-            let part = part?;
-            if part.schema() != inner.schema() {
-                return Err(other_parts("a part has other fields").with_path(place));
-            }
-            for sample in 0..part.len() {
-                for field in (0..fields).filter(|field| has_points(&inner.schema()[*field].encoding)) {
-                    let points = frames(&part).seek_points(sample, field);
-                    all.bytes.extend_from_slice(points);
-                    all.lens.push(points.len());
+        let (columns, width) = columns(&inner);
+        let refused = |message: String| Error::new(ErrorKind::Config, Stage::Index, message).with_path(place);
+        let copy = |out: &mut PointsWriter<'_>| {
+            let (mut samples, mut lens, mut buffer) = (0, Vec::new(), Vec::new());
+            for part in parts {
+                let part = part?;
+                if part.schema() != inner.schema() {
+                    return Err(refused("a part has other fields".into()));
                 }
+                let fields = (0..columns.len()).filter(|field| columns[*field].is_some());
+                for (sample, field) in (0..part.len()).flat_map(|sample| fields.clone().map(move |field| (sample, field))) {
+                    out.push(frames(&part).seek_points(sample, field, &mut buffer))?;
+                }
+                samples += part.len();
+                lens.extend(part.sources().ids().map(|id| part.sources().len_of(id)));
             }
-            samples += part.len();
-            lens.extend(part.sources().ids().map(|id| part.sources().len_of(id)));
-        }
-        let sources = inner.sources();
-        if samples != inner.len() || !sources.ids().map(|id| sources.len_of(id)).eq(lens) {
-            let message =
-                format!("the parts have {samples} samples, in other files than the dataset's {}", inner.len());
-            return Err(other_parts(message).with_path(place));
-        }
-        let (identity, entries) = (identity(&inner), all.lens.len() as u64);
-        // As in `open`: a file of another dataset, or of another kind, is never replaced.
-        if load(place, identity, entries).map_err(|error| error.with_path(place))?.is_none() {
-            let words = seal_entries(identity, &[all])?;
-            publish(place, bytemuck::cast_slice(&words), true).map_err(|error| unwritable(error, place))?;
-        }
-        Self::open(inner, place)
+            let sources = inner.sources();
+            if samples != inner.len() || !sources.ids().map(|id| sources.len_of(id)).eq(lens) {
+                let all = inner.len();
+                return Err(refused(format!("the parts have {samples} samples, in other files than the dataset's {all}")));
+            }
+            Ok(())
+        };
+        let (file, _) = open_or_make(&inner, place, width, copy)?;
+        // Only the parts passed the data.
+        let origin = PointsOrigin::Kept;
+        Ok(Self { inner, columns, width, file, place: place.to_path_buf(), origin, lost: AtomicU64::new(0) })
     }
 
     /// Whether opening made the points; otherwise they came from their file.
     pub fn built(&self) -> bool {
-        self.built
+        self.origin != PointsOrigin::Kept
     }
 
     /// The dataset without seek points.
@@ -128,11 +116,15 @@ impl<D: Dataset> Seekable<D> {
 
     /// Bytes of all points.
     pub fn bytes(&self) -> u64 {
-        bytes_of(&self.words)
+        self.file.len(ENTRIES)
     }
 
-    fn entries(&self) -> usize {
-        self.inner.len() as usize * self.width
+    /// The points of an entry.
+    fn entry<'a>(&'a self, entry: u64, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        let start = entry.checked_sub(1).map_or(Ok(0), |before| self.file.number(ENDS, before))?;
+        let end = self.file.number(ENDS, entry)?;
+        // Forged ends are out of the section, or empty.
+        self.file.read(ENTRIES, start, end.saturating_sub(start) as usize, buffer)
     }
 }
 
@@ -143,15 +135,12 @@ impl<D: Dataset> Framed for Seekable<D> {
         frames(&self.inner).field_bytes_max(field)
     }
 
-    fn seek_points(&self, sample: u64, field: usize) -> &[u8] {
+    fn seek_points<'a>(&'a self, sample: u64, field: usize, buffer: &'a mut Vec<u8>) -> &'a [u8] {
         let Some(Some(column)) = self.columns.get(field) else { return &[] };
-        let (ends, entries) = self.words[HEADER..].split_at(2 * self.entries());
-        let ends: &[[u32; 2]] = bytemuck::cast_slice(ends);
-        let end = |entry: Option<&[u32; 2]>| entry.map_or(0, |[low, high]| u64::from(*low) | u64::from(*high) << 32);
-        let entry = sample as usize * self.width + column;
-        let start = entry.checked_sub(1).map_or(0, |before| end(ends.get(before)));
-        let bytes: &[u8] = bytemuck::cast_slice(entries);
-        bytes.get(start as usize..end(ends.get(entry)) as usize).unwrap_or_default()
+        self.entry(sample * self.width as u64 + *column as u64, buffer).unwrap_or_else(|_| {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            &[]
+        })
     }
 }
 
@@ -161,22 +150,35 @@ impl<D: Dataset> Dataset for Seekable<D> {
 
     fn sizes(&self) -> Sizes {
         let inner = self.inner.sizes();
-        Sizes { index_bytes: inner.index_bytes + self.words.capacity() * 4, ..inner }
+        Sizes { index_bytes: inner.index_bytes + self.file.heap(), ..inner }
     }
 
     fn describe(&self) -> String {
-        let how = if self.built { "made now:" } else { "from" };
-        let megabytes = self.bytes() as f64 / 1e6;
-        format!("{}; seek points of {megabytes:.3} MB, {how} {}", self.inner.describe(), self.place.display())
+        let how = match self.origin {
+            PointsOrigin::Kept => "from",
+            PointsOrigin::Made => "made now:",
+            PointsOrigin::MadeAgain => "made again, since the file was damaged or of an older version:",
+        };
+        let (inner, megabytes, place) = (self.inner.describe(), self.bytes() as f64 / 1e6, self.place.display());
+        let lost = match self.lost.load(Ordering::Relaxed) {
+            0 => String::new(),
+            lost => format!("; the file is damaged, {lost} pictures were decoded without: delete it to make it again"),
+        };
+        format!("{inner}; seek points of {megabytes:.3} MB, {how} {place}{lost}")
     }
 }
 
-fn unwritable(error: std::io::Error, place: &Path) -> Error {
-    Error::os(Stage::Index, "cannot write the seek points here: name another file", error).with_path(place)
-}
-
-fn other_parts(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, Stage::Index, message)
+/// For each field of the schema, its place among those with points; the number of these.
+fn columns(dataset: &dyn Dataset) -> (Vec<Option<usize>>, usize) {
+    let mut width = 0;
+    let column = |encoding: &Encoding| {
+        has_points(encoding).then(|| {
+            width += 1;
+            width - 1
+        })
+    };
+    let columns = dataset.schema().iter().map(|field| &field.encoding).map(column).collect();
+    (columns, width)
 }
 
 /// Whether values of this encoding may be pictures.
@@ -192,57 +194,76 @@ fn identity(dataset: &dyn Dataset) -> u64 {
     sources.ids().fold(digest, |digest, id| digest.word(sources.len_of(id))).end()
 }
 
-/// Bytes of all entries, by the header.
-fn bytes_of(words: &[u32]) -> u64 {
-    wide(words, 7)
-}
-
-/// The file's words; nothing without a file, or if it is damaged.
+/// Opens the file, or lets `fill` make its entries.
 ///
-/// Errors: it cannot be read, is another kind of file, or has the points of another dataset.
-fn load(place: &Path, identity: u64, entries: u64) -> Result<Option<Vec<u32>>> {
-    let file = match Blob::open(place) {
-        Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
+/// Errors: it cannot be read or written, is another kind of file, or has the points of another dataset.
+fn open_or_make(
+    dataset: &dyn Dataset,
+    place: &Path,
+    width: usize,
+    fill: impl FnOnce(&mut PointsWriter<'_>) -> Result<()>,
+) -> Result<(SideFile, PointsOrigin)> {
+    let (identity, entries) = (identity(dataset), dataset.len() * width as u64);
+    let refused = |kind, message: &str| Err(Error::new(kind, Stage::Index, message).with_path(place));
+    let unwritable = |error| {
+        Error::os(Stage::Index, "cannot write the seek points here: name another file", error).with_path(place)
     };
-    let start = file.read(0, file.len().min(4 * HEADER as u64), "the seek points")?;
-    let magic: [u8; 12] = bytemuck::cast(MAGIC);
-    // A version of its own may follow the name.
-    if !magic[..8].starts_with(&start[..start.len().min(8)]) {
-        let message = "not a file of seek points; it is not overwritten: name another file";
-        return Err(Error::new(ErrorKind::Config, Stage::Index, message));
+    let open = || SideFile::open(place, KIND).map_err(|error| error.with_path(place));
+    let origin = match open()? {
+        SideFound::Whole(file) if file.identity() == identity && file.len(ENDS) == 8 * entries => {
+            return Ok((file, PointsOrigin::Kept));
+        }
+        SideFound::Whole(file) => {
+            let there = file.len(ENDS) / 8;
+            let message = format!(
+                "seek points of another dataset, with {there} entries in place of {entries}, or of this one before it \
+                 changed: delete the file to make it again, or name another file"
+            );
+            return refused(ErrorKind::Changed, &message);
+        }
+        SideFound::Foreign => {
+            return refused(ErrorKind::Config, "not a file of seek points; it is not overwritten: name another file");
+        }
+        SideFound::Nothing => PointsOrigin::Made,
+        SideFound::Damaged | SideFound::Older => PointsOrigin::MadeAgain,
+    };
+    if let Some(dir) = place.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        make_folder(dir).map_err(unwritable)?;
     }
-    let head: Vec<u32> = start.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
-    if head.len() < HEADER || head[..MAGIC.len()] != MAGIC {
-        return Ok(None);
+    // Begun first, so that a wrong path costs no pass over the data.
+    let out = Pending::create(place).and_then(|out| SideWriter::new(out, KIND)).map_err(unwritable)?;
+    let mut writer = PointsWriter { out, ends: Vec::new(), end: 0, place };
+    fill(&mut writer)?;
+    writer.finish(identity).map_err(unwritable)?;
+    match open()? {
+        SideFound::Whole(file) => Ok((file, origin)),
+        _ => refused(ErrorKind::Changed, "the file of seek points changed while it was written: name a file of its own"),
     }
-    if !head.starts_with(&start_of(identity, entries)) {
-        // Damage of the header looks the same, unless the whole file agrees with it.
-        let there = wide(&head, 5);
-        return match load_words(&file, &head, words_of(&head, there))? {
-            None => Ok(None),
-            Some(_) => {
-                let message = format!(
-                    "seek points of another dataset, with {there} entries in place of {entries}, or of this one before it \
-                     changed: delete the file to make it again, or name another file"
-                );
-                Err(Error::new(ErrorKind::Changed, Stage::Index, message))
-            }
-        };
-    }
-    load_words(&file, &head, words_of(&head, entries))
 }
 
-/// Words of the whole file.
-fn words_of(head: &[u32], entries: u64) -> Option<usize> {
-    let words = entries.checked_mul(2)?.checked_add(bytes_of(head).div_ceil(4))?;
-    usize::try_from(words.checked_add(HEADER as u64)?).ok()
+/// Writes the entries.
+struct PointsWriter<'a> {
+    out: SideWriter,
+    ends: Vec<u8>,
+    end: u64,
+    place: &'a Path,
 }
 
-/// The header up to the bytes of entries.
-fn start_of(identity: u64, entries: u64) -> Vec<u32> {
-    [&MAGIC[..], &halves(identity), &halves(entries)].concat()
+impl PointsWriter<'_> {
+    fn push(&mut self, points: &[u8]) -> Result<()> {
+        self.end += points.len() as u64;
+        self.ends.extend(self.end.to_le_bytes());
+        self.out.put(points).map_err(|error| {
+            Error::os(Stage::Index, "cannot write the seek points", error).with_path(self.place)
+        })
+    }
+
+    fn finish(mut self, identity: u64) -> std::io::Result<()> {
+        self.out.end_section();
+        self.out.put(&self.ends)?;
+        self.out.end_section();
+        self.out.finish(identity)?.commit(false)
+    }
 }
 
 /// The entries of some samples, one after the other.
@@ -252,36 +273,8 @@ struct EntryRun {
     lens: Vec<usize>,
 }
 
-/// Joins the entries to the file's words.
-fn seal_entries(identity: u64, runs: &[EntryRun]) -> Result<Vec<u32>> {
-    let count = runs.iter().map(|run| run.lens.len()).sum::<usize>();
-    let bytes = runs.iter().map(|run| run.bytes.len()).sum::<usize>();
-    let mut words = Vec::new();
-    let len = HEADER + 2 * count + bytes.div_ceil(4);
-    words.try_reserve_exact(len).map_err(|_| {
-        let message = format!("{} bytes for the seek points could not be reserved", 4 * len);
-        Error::new(ErrorKind::Budget, Stage::Index, message)
-    })?;
-    words.resize(len, 0);
-    let (ends, entries) = words[HEADER..].split_at_mut(2 * count);
-    let mut end = 0;
-    for (place, len) in ends.as_chunks_mut::<2>().0.iter_mut().zip(runs.iter().flat_map(|run| &run.lens)) {
-        end += *len as u64;
-        *place = halves(end);
-    }
-    let mut entries: &mut [u8] = bytemuck::cast_slice_mut(entries);
-    for run in runs {
-        let (own, rest) = entries.split_at_mut(run.bytes.len());
-        own.copy_from_slice(&run.bytes);
-        entries = rest;
-    }
-    let head = [start_of(identity, count as u64), halves(bytes as u64).to_vec()].concat();
-    seal(&mut words, &head);
-    Ok(words)
-}
-
-/// Reads everything; gives the entries of each run of samples.
-fn make(dataset: &dyn Dataset, columns: &[Option<usize>], width: usize) -> Result<Vec<EntryRun>> {
+/// Reads everything, and writes the entries of each run of samples.
+fn make(dataset: &dyn Dataset, columns: &[Option<usize>], width: usize, out: &mut PointsWriter<'_>) -> Result<()> {
     let starts: Arc<[u64]> = match dataset.chunked() {
         Some(chunks) if chunks.is_whole() => chunks.starts().into(),
         Some(_) => {
@@ -290,7 +283,7 @@ fn make(dataset: &dyn Dataset, columns: &[Option<usize>], width: usize) -> Resul
         }
         None => (0..dataset.len()).step_by(RUN as usize).chain([dataset.len()]).collect(),
     };
-    parallel(starts.windows(2).enumerate(), |_, (run, ends)| {
+    let one = |run: usize, ends: &[u64]| {
         let mut entries = vec![Vec::new(); (ends[1] - ends[0]) as usize * width];
         let (mut decoder, mut plain) = (jpeg::Decoder::default(), Plain::new(dataset));
         let mut put = |row: usize, field: usize, bytes: &[u8]| {
@@ -314,7 +307,19 @@ fn make(dataset: &dyn Dataset, columns: &[Option<usize>], width: usize) -> Resul
         }
         // One allocation for each run, because there may be millions of entries.
         Ok(EntryRun { bytes: entries.concat(), lens: entries.iter().map(Vec::len).collect() })
-    })
+    };
+    let runs: Vec<_> = starts.windows(2).enumerate().collect();
+    for some in runs.chunks(TOGETHER) {
+        for EntryRun { bytes, lens } in parallel(some, |_, (run, ends)| one(*run, ends))? {
+            let mut rest = &bytes[..];
+            for len in lens {
+                let (points, later) = rest.split_at(len);
+                out.push(points)?;
+                rest = later;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Damaged samples have no points; the loader reports them.

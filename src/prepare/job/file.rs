@@ -1,40 +1,31 @@
-//! The file of a plan: one entry per input, found by its number, and the settings.
+//! The file of a plan, a side file: one entry per input, found by its number, and the settings.
 //!
-//! ```text
-//! "feedplan" | version 4
-//! blocks of 256 inputs: CRC32C 4 | length 4 | number 8 | inputs: name's length 4, class 4, bytes 8, version 8, name
-//! start of each block 8
-//! settings: JSON
-//! inputs 8 | bytes of all 8 | start of the starts 8 | id 8 | length of the settings 4 | CRC32C of settings and these 4 | "planfeed"
-//! ```
+//! Sections: blocks of 256 inputs, each with its name's length 4, class 4, bytes 8, version 8, name; the ends of the blocks, 8
+//! each; the settings as JSON; the number of inputs and their bytes, 8 each.
 //!
-//! Integers are little-endian. A lookup reads one start and one block, so memory does not depend on the number of
-//! inputs; the writer keeps 8 bytes per block. Every byte that is used has been checked.
+//! A lookup reads two ends and one block, so memory does not depend on the number of inputs; the writer keeps 8 bytes per
+//! block.
 //!
-//! The id is a hash of the settings and of all inputs. Two plans of equal id give the same output.
+//! The identity is a hash of the settings and of all inputs. Two plans of equal identity give the same output.
 
 use super::super::output;
 use crate::dataset::Digest;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::Blob;
-use crate::storage::publish::Pending;
+use crate::storage::sidefile::{SideFile, SideFound, SideKind, SideWriter};
 use crate::sync::Hold;
 use std::ffi::OsStr;
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-const MAGIC: &[u8; 8] = b"feedplan";
-const VERSION: u32 = 1;
-const PREFIX: u64 = 12;
+const KIND: SideKind = SideKind { name: *b"plan", version: 2, older: b"feedplan" };
+const INPUTS: usize = 0;
+const ENDS: usize = 1;
+const SETTINGS: usize = 2;
+const SUMS: usize = 3;
 const BLOCK: u64 = 256;
-const BLOCK_HEAD: usize = 16;
 const ENTRY: usize = 24;
-const TAIL: usize = 48;
-/// Bytes of the tail before its CRC.
-const TAIL_SUMMED: usize = 36;
-const TAIL_MAGIC: &[u8; 8] = b"planfeed";
 /// Maximum bytes of the settings, and of a block.
 const PART_MAX: u64 = 64 << 20;
 
@@ -50,10 +41,11 @@ pub(super) struct Input {
 
 /// Writes the file of a plan, input by input.
 pub(super) struct Writer {
-    out: Pending,
-    at: u64,
+    out: SideWriter,
     block: Vec<u8>,
-    starts: Vec<u64>,
+    /// Ends of the blocks so far.
+    ends: Vec<u8>,
+    end: u64,
     inputs: u64,
     bytes: u64,
     id: Digest,
@@ -61,17 +53,14 @@ pub(super) struct Writer {
 
 impl Writer {
     pub(super) fn create(target: PathBuf) -> Result<Self> {
-        let out = output::create_shared(target)?;
-        let mut writer =
-            Self { out, at: 0, block: Vec::new(), starts: Vec::new(), inputs: 0, bytes: 0, id: Digest::new("plan") };
-        writer.put(MAGIC)?;
-        writer.put(&VERSION.to_le_bytes())?;
-        Ok(writer)
+        let out = SideWriter::new(output::create_shared(target.clone())?, KIND);
+        let out = out.map_err(|source| output::failed(source, &target))?;
+        let id = Digest::new("plan");
+        Ok(Self { out, block: Vec::new(), ends: Vec::new(), end: 0, inputs: 0, bytes: 0, id })
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
-        self.at += bytes.len() as u64;
-        self.out.write_all(bytes).map_err(|source| output::failed(source, self.out.target()))
+        self.out.put(bytes).map_err(|source| output::failed(source, self.out.target()))
     }
 
     /// Number of inputs so far.
@@ -93,13 +82,9 @@ impl Writer {
 
     fn end_block(&mut self) -> Result<()> {
         let block = std::mem::take(&mut self.block);
-        let number = self.starts.len() as u64;
-        let crc = crc32c::crc32c_append(crc32c::crc32c(&number.to_le_bytes()), &block);
-        self.starts.push(self.at);
-        self.put(&crc.to_le_bytes())?;
-        self.put(&(block.len() as u32).to_le_bytes())?;
-        self.put(&number.to_le_bytes())?;
         self.put(&block)?;
+        self.end += block.len() as u64;
+        self.ends.extend(self.end.to_le_bytes());
         self.id = self.id.bytes(&block);
         self.block = block;
         self.block.clear();
@@ -111,65 +96,49 @@ impl Writer {
         if !self.block.is_empty() {
             self.end_block()?;
         }
-        let starts_at = self.at;
-        for start in std::mem::take(&mut self.starts) {
-            self.put(&start.to_le_bytes())?;
+        let (ends, sums) = (std::mem::take(&mut self.ends), [self.inputs, self.bytes].map(u64::to_le_bytes));
+        for section in [&ends[..], settings.as_bytes(), sums.as_flattened()] {
+            self.out.end_section();
+            self.put(section)?;
         }
-        self.put(settings.as_bytes())?;
-        let id = self.id.bytes(settings.as_bytes()).end();
-        let mut tail: Vec<u8> =
-            [self.inputs, self.bytes, starts_at, id].iter().flat_map(|word| word.to_le_bytes()).collect();
-        tail.extend((settings.len() as u32).to_le_bytes());
-        let crc = crc32c::crc32c_append(crc32c::crc32c(settings.as_bytes()), &tail);
-        tail.extend(crc.to_le_bytes());
-        tail.extend(TAIL_MAGIC);
-        self.put(&tail)?;
-        output::commit_new(self.out)
+        self.out.end_section();
+        let (id, target) = (self.id.bytes(settings.as_bytes()).end(), self.out.target().to_path_buf());
+        output::commit_new(self.out.finish(id).map_err(|source| output::failed(source, &target))?)
     }
 }
 
 /// An open file of a plan.
 pub(super) struct Reader {
-    blob: Blob,
+    file: SideFile,
+    path: PathBuf,
     pub(super) settings: String,
     pub(super) inputs: u64,
     pub(super) bytes: u64,
     pub(super) id: u64,
-    starts_at: u64,
     /// The block read last: inputs are often read in order.
     last: Mutex<Option<(u64, Vec<u8>)>>,
 }
 
 impl Reader {
-    /// Errors: [`Decode`](crate::ErrorKind::Decode) for another file, a newer version, or a damaged plan.
+    /// Errors: [`Decode`](crate::ErrorKind::Decode) for another file, another version, or a damaged plan.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let blob = Blob::open(path)?;
-        let len = blob.len();
-        if len < PREFIX + TAIL as u64 || blob.array::<8>(0, "the plan")? != *MAGIC {
-            return Err(blob.wrong("not a plan, or an incomplete one", 0, len.min(PREFIX)));
-        }
-        let version = u32::from_le_bytes(blob.array(8, "the plan")?);
-        if version != VERSION {
-            let message = format!("a plan of version {version}; this program reads version {VERSION}");
-            return Err(blob.wrong(message, 8, 4));
-        }
-        let damaged = || blob.wrong("the plan is damaged or cut short", 0, len);
-        let end = len - TAIL as u64;
-        let tail = blob.array::<TAIL>(end, "the end of the plan")?;
-        let number = |at: usize| tail[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
-        let (inputs, bytes, starts_at, id) = (number(0), number(8), number(16), number(24));
-        let settings_len = u64::from(number(32) as u32);
-        if settings_len > (end - PREFIX).min(PART_MAX) {
+        let wrong = |what: &str| Error::new(ErrorKind::Decode, Stage::Index, what).with_path(path);
+        let damaged = || wrong("the plan is damaged or cut short");
+        let file = match SideFile::of(Blob::open(path)?, KIND)? {
+            SideFound::Whole(file) => file,
+            SideFound::Damaged => return Err(damaged()),
+            SideFound::Older => return Err(wrong("a plan of another version of this program: make the plan again")),
+            SideFound::Foreign | SideFound::Nothing => return Err(wrong("not a plan, or an incomplete one")),
+        };
+        let (inputs, bytes) = (file.number(SUMS, 0)?, file.number(SUMS, 1)?);
+        if file.len(SETTINGS) > PART_MAX || inputs.div_ceil(BLOCK).checked_mul(8) != Some(file.len(ENDS)) {
             return Err(damaged());
         }
-        let settings = blob.read(end - settings_len, settings_len, "the settings of the plan")?;
-        let crc = crc32c::crc32c_append(crc32c::crc32c(&settings), &tail[..TAIL_SUMMED]);
-        let starts_end = inputs.div_ceil(BLOCK).checked_mul(8).and_then(|starts| starts.checked_add(starts_at));
-        let sound = tail[TAIL_SUMMED..TAIL_SUMMED + 4] == crc.to_le_bytes()
-            && tail[TAIL_SUMMED + 4..] == *TAIL_MAGIC
-            && starts_end == Some(end - settings_len);
-        let settings = String::from_utf8(settings).ok().filter(|_| sound).ok_or_else(damaged)?;
-        Ok(Self { blob, settings, inputs, bytes, id, starts_at, last: Mutex::new(None) })
+        let mut buffer = Vec::new();
+        let settings = file.read(SETTINGS, 0, file.len(SETTINGS) as usize, &mut buffer)?;
+        let settings = std::str::from_utf8(settings).map_err(|_| damaged())?.to_string();
+        let id = file.identity();
+        Ok(Self { file, path: path.to_path_buf(), settings, inputs, bytes, id, last: Mutex::new(None) })
     }
 
     /// The input of this number, which is below `inputs`.
@@ -181,27 +150,26 @@ impl Reader {
             *last = Some((number, self.block(number)?));
         }
         let block = last.as_ref().map_or(&[][..], |(_, block)| block);
-        find(block, (input % BLOCK) as usize)
-            .ok_or_else(|| self.blob.wrong("the plan is damaged", self.starts_at, 8 * self.inputs.div_ceil(BLOCK)))
+        find(block, (input % BLOCK) as usize).ok_or_else(|| self.damaged())
     }
 
     fn block(&self, number: u64) -> Result<Vec<u8>> {
-        let start = u64::from_le_bytes(self.blob.array(self.starts_at + 8 * number, "a start in the plan")?);
-        let head: [u8; BLOCK_HEAD] = self.blob.array(start, "a block of the plan")?;
-        let len = u64::from(u32::from_le_bytes([head[4], head[5], head[6], head[7]]));
-        if len > PART_MAX || head[8..] != number.to_le_bytes() {
-            return Err(self.blob.wrong("a block of the plan is damaged", start, BLOCK_HEAD as u64));
+        let start = number.checked_sub(1).map_or(Ok(0), |before| self.file.number(ENDS, before))?;
+        let len = self.file.number(ENDS, number)?.saturating_sub(start);
+        if len > PART_MAX {
+            return Err(self.damaged());
         }
-        let block = self.blob.read(start + BLOCK_HEAD as u64, len, "a block of the plan")?;
-        if crc32c::crc32c_append(crc32c::crc32c(&head[8..]), &block).to_le_bytes() != head[..4] {
-            return Err(self.blob.wrong("a block of the plan is damaged", start, BLOCK_HEAD as u64 + len));
-        }
-        Ok(block)
+        let mut buffer = Vec::new();
+        Ok(self.file.read(INPUTS, start, len as usize, &mut buffer)?.to_vec())
+    }
+
+    fn damaged(&self) -> Error {
+        Error::new(ErrorKind::Decode, Stage::Index, "the plan is damaged").with_path(&self.path)
     }
 
     /// The plan's path.
     pub(super) fn path(&self) -> &Path {
-        self.blob.path()
+        &self.path
     }
 }
 

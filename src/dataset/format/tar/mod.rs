@@ -111,7 +111,7 @@ impl Tar {
     /// Offset and length of a field in its shard, for tests.
     #[cfg(feature = "unstable")]
     pub(in crate::dataset) fn place(&self, sample: u64, field: usize) -> Option<(u64, u64)> {
-        self.index.entry(sample, field).map(|(_, entry)| (entry.offset, entry.len))
+        self.index.entry(sample, field).ok()?.map(|(_, entry)| (entry.offset, entry.len))
     }
 
     /// Name of the member that holds field `field` of a sample, as in its own header (of a longer name the first 100
@@ -123,7 +123,7 @@ impl Tar {
         if sample >= self.len() || field >= self.schema.len() {
             return Err(none());
         }
-        let (source, entry) = self.index.entry(sample, field).ok_or_else(none)?;
+        let (source, entry) = self.index.entry(sample, field)?.ok_or_else(none)?;
         let at = entry.offset.saturating_sub(member::BLOCK);
         let mut block = [0; member::BLOCK as usize];
         let sources = self.index.sources();
@@ -142,8 +142,10 @@ impl Tar {
         let member = self.member_name(sample, field).unwrap_or_else(|_| format!("*{}", self.endings[field]));
         let named = Error::new(error.kind(), error.stage(), error.message()).with_sample(sample).with_member(member);
         match self.index.entry(sample, field) {
-            Some((source, entry)) => named.with_path(self.sources().path(source)).with_range(entry.offset, entry.len),
-            None => named,
+            Ok(Some((source, entry))) => {
+                named.with_path(self.sources().path(source)).with_range(entry.offset, entry.len)
+            }
+            _ => named,
         }
     }
 }
@@ -431,8 +433,7 @@ impl Dataset for Tar {
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        self.index.extents(sample, self.plain, parts);
-        Ok(())
+        self.index.extents(sample, self.plain, parts)
     }
 
     fn identity(&self) -> u64 {
@@ -471,7 +472,7 @@ impl Framed for Tar {
     }
 
     fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
-        let stored = self.index.entry(sample, field).map_or(0, |(_, entry)| entry.len);
+        let stored = self.index.entry(sample, field)?.map_or(0, |(_, entry)| entry.len);
         Ok(Some(if self.classes & (1 << field) == 0 { stored } else { size_of::<i64>() as u64 }))
     }
 

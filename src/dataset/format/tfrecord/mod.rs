@@ -388,7 +388,7 @@ impl Dataset for TfRecord {
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        if let Some((source, entry)) = self.index.entry(sample, 0) {
+        if let Some((source, entry)) = self.index.entry(sample, 0)? {
             let extent = Extent { source, offset: entry.offset, len: entry.len };
             (0..self.features.len()).for_each(|field| parts.framed(field, extent));
         }

@@ -1,23 +1,19 @@
-//! The checksum file: a header that identifies the dataset, then one word per checksum.
+//! The checksum file, a side file: a section that identifies the dataset, and one of the checksums, 4 bytes each.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::parallel::parallel;
-use crate::dataset::words::{halves, load as load_words, seal, wide};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::storage::listing::look;
-use crate::storage::{Blob, SourceId, Sources};
+use crate::storage::sidefile::{self, SideFile, SideFound, SideKind};
+use crate::storage::{SourceId, Sources};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// "feedcrc" and the version, in native order.
-const MAGIC: [u32; 2] = [u32::from_be_bytes(*b"feed"), u32::from_be_bytes(*b"crc3")];
-/// Words of the header: magic, lengths and state of the sources, checksums (two each), fields, shape, CRC32C of the
-/// file without this word.
-pub(super) const HEADER: usize = 11;
-#[cfg(test)]
-pub(super) const CRC: usize = HEADER - 1;
+const KIND: SideKind = SideKind { name: *b"crcs", version: 4, older: b"deef3crc" };
+const HEAD: usize = 0;
+const CRCS: usize = 1;
 /// Sources per unit of work of a thread. Part of the format, since each run is hashed.
 const RUN: u64 = 4096;
 
@@ -37,20 +33,57 @@ pub(super) struct Head {
 }
 
 impl Head {
-    fn of_words(words: &[u32]) -> Self {
-        let [lengths, state, count] = [2, 4, 6].map(|at| wide(words, at));
-        Self { lengths, state, count, fields: words[8], shape: words[9] }
+    fn to_bytes(self) -> [u8; 24] {
+        let Self { state, count, fields, shape, .. } = self;
+        let mut out = [0; 24];
+        let numbers = [state, count, u64::from(fields) | u64::from(shape) << 32];
+        out.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(out, number)| *out = number.to_le_bytes());
+        out
     }
 
-    /// Writes the header into the space that `words` has for it.
-    pub(super) fn seal(self, words: &mut [u32]) {
-        let [lengths, state, count] = [self.lengths, self.state, self.count].map(halves);
-        let numbers = [MAGIC, lengths, state, count, [self.fields, self.shape]];
-        seal(words, numbers.as_flattened());
+    fn of(file: &SideFile) -> Result<Self> {
+        let number = |place| file.number(HEAD, place);
+        let (state, count, both) = (number(0)?, number(1)?, number(2)?);
+        Ok(Self { lengths: file.identity(), state, count, fields: both as u32, shape: (both >> 32) as u32 })
     }
 
-    fn words(self) -> Option<usize> {
-        usize::try_from(self.count).ok()?.checked_mul(self.fields as usize)?.checked_add(HEADER)
+    /// Bytes of the checksums.
+    fn bytes(self) -> Option<u64> {
+        self.count.checked_mul(self.fields.into())?.checked_mul(4)
+    }
+
+    /// Writes the file. Errors: the system's.
+    pub(super) fn write(self, place: &Path, crcs: &[u32]) -> Result<()> {
+        // Files are little-endian.
+        let crcs: std::borrow::Cow<'_, [u8]> = match cfg!(target_endian = "little") {
+            true => bytemuck::cast_slice(crcs).into(),
+            false => crcs.iter().flat_map(|crc| crc.to_le_bytes()).collect(),
+        };
+        let written = sidefile::write(place, KIND, self.lengths, &[&self.to_bytes(), &crcs]);
+        written.map_err(|error| Error::os(Stage::Index, "cannot write the checksums", error).with_path(place))
+    }
+}
+
+/// The checksums of a dataset.
+pub(super) struct Sums {
+    file: SideFile,
+    pub(super) head: Head,
+}
+
+impl Sums {
+    /// Number of checksums.
+    pub(super) fn len(&self) -> usize {
+        (self.file.len(CRCS) / 4) as usize
+    }
+
+    /// Errors: of reading the file in place.
+    pub(super) fn get(&self, at: usize) -> Result<u32> {
+        self.file.array(CRCS, 4 * at as u64).map(u32::from_le_bytes)
+    }
+
+    /// Heap bytes.
+    pub(super) fn heap(&self) -> usize {
+        self.file.heap()
     }
 }
 
@@ -93,7 +126,7 @@ fn with_state(digest: Digest, sources: &Sources, id: SourceId) -> Result<Digest>
 pub(super) enum Found {
     /// No file, or an empty one.
     Nothing,
-    Whole(Head, Vec<u32>),
+    Whole(Sums),
     /// Unusable checksums, with the reason.
     Useless(Error),
 }
@@ -101,36 +134,31 @@ pub(super) enum Found {
 /// Reads the file. Errors: it cannot be opened, or is not a checksum file: a mistaken name must not cost the user's
 /// data.
 pub(super) fn load(place: &Path, lengths: u64) -> Result<Found> {
-    let file = match Blob::open(place) {
-        Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nothing),
-        Err(error) => return Err(error),
-    };
-    if file.len() == 0 {
-        return Ok(Found::Nothing);
-    }
-    let start = file.read(0, file.len().min(4 * HEADER as u64), "the checksums")?;
-    let magic: [u8; 8] = bytemuck::cast(MAGIC);
-    let like = |range: Range<usize>| start.get(range.clone()) == Some(&magic[range]);
-    if !magic.starts_with(&start) && !like(0..4) && !like(4..8) {
-        let message = "not a file of checksums; it is not overwritten: name another file";
-        return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(place));
-    }
     let useless = |kind, what: &str| {
         let anew = Setting::CheckedAnew.hint(|anew| format!(" ({anew})"));
         let message = format!("{what}; if the change is intended, make the checksums again{anew}");
         Ok(Found::Useless(Error::new(kind, Stage::Index, message)))
     };
-    let head: Vec<u32> = start.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
-    let known = (head.len() == HEADER && head[..2] == MAGIC).then(|| Head::of_words(&head));
-    let words = known.map_or(Ok(None), |known| load_words(&file, &head, known.words()))?;
-    match known.zip(words) {
-        None => useless(ErrorKind::Decode, "the file of checksums is damaged, or of another version"),
-        Some((head, words)) if head.lengths == lengths => Ok(Found::Whole(head, words)),
-        Some(_) => useless(
-            ErrorKind::Changed,
-            "the sources have other lengths than when the checksums were made: a file was cut, extended, added, \
-             removed or renamed, or the checksums are of another dataset",
-        ),
+    let file = match SideFile::open(place, KIND)? {
+        SideFound::Nothing => return Ok(Found::Nothing),
+        SideFound::Foreign => {
+            let message = "not a file of checksums; it is not overwritten: name another file";
+            return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(place));
+        }
+        SideFound::Damaged => return useless(ErrorKind::Decode, "the file of checksums is damaged"),
+        SideFound::Older => return useless(ErrorKind::Decode, "the file of checksums is of another version"),
+        SideFound::Whole(file) => file,
+    };
+    let head = Head::of(&file)?;
+    if head.bytes() != Some(file.len(CRCS)) {
+        return useless(ErrorKind::Decode, "the file of checksums is damaged");
     }
+    if head.lengths == lengths {
+        return Ok(Found::Whole(Sums { file, head }));
+    }
+    useless(
+        ErrorKind::Changed,
+        "the sources have other lengths than when the checksums were made: a file was cut, extended, added, removed or \
+         renamed, or the checksums are of another dataset",
+    )
 }

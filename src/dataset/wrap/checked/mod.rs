@@ -28,22 +28,21 @@ mod outline;
 #[path = "../../../../tests/unit/checked.rs"]
 mod tests;
 
-use self::file::{Found, HEADER, Head, hashes, load};
+use self::file::{Found, Head, Sums, hashes, load};
 use self::outline::Outline;
 use crate::dataset::forward::{forward, frames_of, own};
 use crate::dataset::{ChunkBuf, Chunked, Dataset, Framed, Parts, Sizes, frames};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
-use crate::storage::publish::publish;
 use bytes::Bytes;
 use std::path::{Path, PathBuf};
 
 /// A dataset that verifies every read; made by [`DatasetExt::checked`](crate::dataset::DatasetExt::checked).
 pub struct Checked<D> {
     inner: D,
-    /// Content of the file: header, then CRCs by sample and field; 0 for fields in the index.
-    words: Vec<u32>,
+    /// CRCs by sample and field; 0 for fields in the index.
+    sums: Sums,
     /// For datasets with chunks: start of each chunk's extent CRCs, then the end of all.
     pieces: Vec<usize>,
     place: PathBuf,
@@ -67,31 +66,40 @@ impl<D: Dataset> Checked<D> {
         let (hashes, outline) = (hashes(inner.sources())?, Outline::of(&inner)?);
         let Outline { count, fields, shape, .. } = outline;
         let head = Head { lengths: hashes[0], state: hashes[1], count, fields: fields as u32, shape };
-        let (mut words, origin) = match load(place, head.lengths)? {
+        let (sums, made, origin) = match load(place, head.lengths)? {
             Found::Useless(error) if !anew => return Err(error.with_path(place)),
-            Found::Whole(then, words) if !anew => {
-                if (Head { state: head.state, ..then }) != head {
+            Found::Whole(sums) if !anew => {
+                if (Head { state: head.state, ..sums.head }) != head {
                     return Err(another(place));
                 }
-                if then == head {
-                    (words, SumsOrigin::Kept)
+                if sums.head == head {
+                    (Some(sums), None, SumsOrigin::Kept)
                 } else {
-                    outline.compare(&inner, &words, &outline.make(&inner)?, place)?;
-                    (words, SumsOrigin::Compared)
+                    let now = outline.make(&inner)?;
+                    outline.compare(&inner, &sums, &now, place)?;
+                    (None, Some(now), SumsOrigin::Compared)
                 }
             }
-            _ => (outline.make(&inner)?, SumsOrigin::Made),
+            _ => (None, Some(outline.make(&inner)?), SumsOrigin::Made),
         };
-        if origin != SumsOrigin::Kept {
+        if let Some(made) = made {
             if self::hashes(inner.sources())? != hashes {
                 let message = "a source was written to while its checksums were made";
                 return Err(Error::new(ErrorKind::Changed, Stage::Index, message));
             }
-            head.seal(&mut words);
-            publish(place, bytemuck::cast_slice(&words), false)
-                .map_err(|error| Error::os(Stage::Index, "cannot write the checksums", error).with_path(place))?;
+            head.write(place, &made)?;
         }
-        Ok(Self { inner, words, pieces: outline.pieces, place: place.to_path_buf(), origin })
+        let sums = match sums {
+            Some(sums) => sums,
+            None => match load(place, head.lengths)? {
+                Found::Whole(sums) if sums.head == head => sums,
+                _ => {
+                    let message = "the file of checksums changed while it was written: name a file of its own";
+                    return Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(place));
+                }
+            },
+        };
+        Ok(Self { inner, sums, pieces: outline.pieces, place: place.to_path_buf(), origin })
     }
 
     /// Whether opening made the checksums from the bytes on disk; otherwise they came from their file.
@@ -135,7 +143,7 @@ impl<D: Dataset> Dataset for Checked<D> {
 
     fn sizes(&self) -> Sizes {
         let (inner, pieces) = (self.inner.sizes(), self.pieces.capacity() * size_of::<usize>());
-        Sizes { index_bytes: inner.index_bytes + self.words.capacity() * 4 + pieces, ..inner }
+        Sizes { index_bytes: inner.index_bytes + self.sums.heap() + pieces, ..inner }
     }
 
     fn chunked(&self) -> Option<&dyn Chunked> {
@@ -161,8 +169,9 @@ impl<D: Dataset> Framed for Checked<D> {
 
     fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
         let fields = self.schema().len();
-        let expected = self.words[HEADER + sample as usize * fields + field];
-        self.compare(expected, bytes)
+        let expected = self.sums.get(sample as usize * fields + field);
+        expected
+            .and_then(|expected| self.compare(expected, bytes))
             .map_err(|error| error.within(format_args!("field `{}`", self.schema()[field].name)).with_sample(sample))?;
         frames(&self.inner).check(sample, field, bytes)
     }
@@ -178,9 +187,8 @@ impl<D: Dataset> Chunked for Checked<D> {
     forward!(self => self.chunks(); starts is_whole inner chunk_extents chunk_bytes chunk_name);
 
     fn open_chunk(&self, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
-        let expected = &self.words[self.pieces[chunk]..self.pieces[chunk + 1]];
-        for (number, (piece, expected)) in pieces.iter().zip(expected).enumerate() {
-            if let Err(error) = self.compare(*expected, piece) {
+        for (number, (piece, at)) in pieces.iter().zip(self.pieces[chunk]..self.pieces[chunk + 1]).enumerate() {
+            if let Err(error) = self.sums.get(at).and_then(|expected| self.compare(expected, piece)) {
                 let mut extents = Vec::new();
                 self.chunks().chunk_extents(chunk, &mut extents)?;
                 return Err(self.inner.sources().at(error.within(self.chunk_name(chunk)), &extents[number]));

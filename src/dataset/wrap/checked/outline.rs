@@ -1,6 +1,6 @@
 //! The checksummed parts of a dataset; makes their checksums and compares them.
 
-use super::file::{HEADER, runs};
+use super::file::{Sums, runs};
 use crate::dataset::parallel::parallel;
 use crate::dataset::sample::Plain;
 use crate::dataset::{Dataset, Part, Parts};
@@ -32,14 +32,14 @@ impl Outline {
             return Ok(Self { count, fields, shape, extents: Vec::new(), pieces: Vec::new() });
         }
         let extents = chunk_extents(dataset)?;
-        let mut pieces = vec![HEADER];
+        let mut pieces = vec![0];
         extents.iter().for_each(|extents| pieces.push(pieces[pieces.len() - 1] + extents.len()));
-        let (count, shape) = ((pieces[pieces.len() - 1] - HEADER) as u64, chunk_shape(dataset, &extents));
+        let (count, shape) = (pieces[pieces.len() - 1] as u64, chunk_shape(dataset, &extents));
         // Each extent counts as a sample of one field.
         Ok(Self { count, fields: 1, shape, extents, pieces })
     }
 
-    /// Reads everything once; gives the header (still empty) and the CRCs.
+    /// Reads everything once; gives the CRCs.
     pub(super) fn make(&self, dataset: &dyn Dataset) -> Result<Vec<u32>> {
         let crcs = match dataset.chunked() {
             Some(_) => parallel(&self.extents, |_, extents| {
@@ -55,10 +55,7 @@ impl Outline {
                 Ok(crcs)
             })?,
         };
-        let mut words = Vec::with_capacity(HEADER + crcs.iter().map(Vec::len).sum::<usize>());
-        words.resize(HEADER, 0);
-        crcs.iter().for_each(|crcs| words.extend_from_slice(crcs));
-        Ok(words)
+        Ok(crcs.concat())
     }
 
     /// Extent of a CRC, and its sample, if any.
@@ -67,7 +64,7 @@ impl Outline {
             let chunk = self.pieces.partition_point(|start| *start <= at) - 1;
             return Ok(Some((self.extents[chunk][at - self.pieces[chunk]], None)));
         }
-        let (sample, field) = (((at - HEADER) / self.fields) as u64, (at - HEADER) % self.fields);
+        let (sample, field) = ((at / self.fields) as u64, at % self.fields);
         let mut parts = Parts::new();
         parts.ask_all(dataset, sample)?;
         let extent = parts.iter().find(|(own, _)| *own == field).and_then(|(_, part)| part.extent());
@@ -75,8 +72,13 @@ impl Outline {
     }
 
     /// Errors: [`ErrorKind::Changed`], with the differing files and the first place in each.
-    pub(super) fn compare(&self, dataset: &dyn Dataset, then: &[u32], now: &[u32], place: &Path) -> Result<()> {
-        let differ: Vec<usize> = (HEADER..now.len()).filter(|at| then.get(*at) != Some(&now[*at])).collect();
+    pub(super) fn compare(&self, dataset: &dyn Dataset, then: &Sums, now: &[u32], place: &Path) -> Result<()> {
+        let mut differ = Vec::new();
+        for (at, now) in now.iter().enumerate() {
+            if at >= then.len() || then.get(at)? != *now {
+                differ.push(at);
+            }
+        }
         let (mut first, mut files, mut seen) = (None, Vec::new(), std::collections::HashSet::new());
         for at in &differ {
             let Some((extent, sample)) = self.place(dataset, *at)? else { continue };
@@ -93,7 +95,7 @@ impl Outline {
              first in {}{more}; restore these files, or make the checksums anew{anew}",
             place.display(),
             differ.len(),
-            now.len() - HEADER,
+            now.len(),
             files.join(", "),
         );
         let error = dataset.sources().at(Error::new(ErrorKind::Changed, Stage::Index, message), &extent);

@@ -1,0 +1,510 @@
+//! Side files: what was computed about data, kept beside them: indexes, checksums, seek points, plans.
+//!
+//! ```text
+//! file:    page │ page │ page │ …        page: 4,092 bytes │ CRC32C of its number and bytes 4 (the last page may be shorter)
+//! pages:   "feedside" │ kind 4, version 4 │ sections, one after the other │ length of each section 8 × 4, identity 8, "sidefeed"
+//! ```
+//!
+//! Integers are little-endian. Up to 16 MiB are read when the file is opened, and objects of a store whole. Anything larger is
+//! read in place: a page at a time by `pread`, so it takes no memory, and processes share the page cache. A page is checked each
+//! time it is read. A truncated file is an error, never a signal, which a map would raise.
+//!
+//! Invariants: a file appears whole, by a rename. No byte is used before its page was checked. A file of another kind is never
+//! taken for damage. Lengths in the file are compared with its size before memory is allocated.
+
+use super::Blob;
+use super::publish::{Pending, make_folder};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use std::io::{self, Write};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Mutex;
+
+const PAGE: u64 = 4096;
+/// Bytes of a page without its CRC.
+const ROOM: u64 = PAGE - 4;
+const MAGIC: &[u8; 8] = b"feedside";
+const END: &[u8; 8] = b"sidefeed";
+const HEAD: u64 = 16;
+/// Maximum sections of a file.
+const SECTIONS: usize = 4;
+const TAIL: u64 = 8 * (SECTIONS as u64 + 2);
+/// Maximum bytes that are held in memory.
+const HELD_MAX: u64 = 16 << 20;
+/// Pages read last that are kept: one sample's places are asked for several times in a row.
+const RECENT: usize = 32;
+
+/// What a side file is about, and the version of its sections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SideKind {
+    pub(crate) name: [u8; 4],
+    pub(crate) version: u32,
+    /// First bytes of the format before side files.
+    pub(crate) older: &'static [u8],
+}
+
+/// What is at the path of a side file.
+pub(crate) enum SideFound {
+    /// No file, or an empty one.
+    Nothing,
+    Whole(SideFile),
+    /// Damaged, or cut short.
+    Damaged,
+    /// Of another version of this crate.
+    Older,
+    /// Another file, which is not to be overwritten.
+    Foreign,
+}
+
+/// An open side file.
+pub(crate) struct SideFile {
+    identity: u64,
+    sections: [Range<u64>; SECTIONS],
+    pages: Pages,
+}
+
+enum Pages {
+    /// The bytes between head and tail, and before.
+    Held(Vec<u8>),
+    InPlace(Blob, Box<[Mutex<Recent>]>),
+}
+
+#[derive(Default)]
+struct Recent {
+    /// Number of the page, plus 1.
+    page: u64,
+    bytes: Vec<u8>,
+}
+
+impl SideFile {
+    /// Opens the file at a path or URL. Errors: those of opening and reading.
+    pub(crate) fn open(path: &Path, kind: SideKind) -> Result<SideFound> {
+        match Blob::open(path) {
+            Ok(blob) => Self::of(blob, kind),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(SideFound::Nothing),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens a file. Errors: those of reading.
+    pub(crate) fn of(blob: Blob, kind: SideKind) -> Result<SideFound> {
+        Self::of_limited(blob, kind, HELD_MAX)
+    }
+
+    /// As `of`, with at most so many bytes in memory.
+    fn of_limited(blob: Blob, kind: SideKind, held_max: u64) -> Result<SideFound> {
+        if blob.len() == 0 {
+            return Ok(SideFound::Nothing);
+        }
+        let start = blob.read(0, blob.len().min(HEAD), "the side file")?;
+        let name = &start[..start.len().min(8)];
+        if !kind.older.is_empty() && name.starts_with(kind.older) {
+            return Ok(SideFound::Older);
+        }
+        if !MAGIC.starts_with(name) {
+            return Ok(SideFound::Foreign);
+        }
+        if let Some((found, version)) = start.get(8..).and_then(<[u8]>::split_first_chunk) {
+            let version = version.try_into().map_or(0, u32::from_le_bytes);
+            match (*found == kind.name, version == kind.version) {
+                (true, true) => {}
+                // Damage of the head looks the same, unless its page is right.
+                _ if page(&blob, 0, &mut Vec::new()).is_err() => return Ok(SideFound::Damaged),
+                (true, false) => return Ok(SideFound::Older),
+                (false, _) => return Ok(SideFound::Foreign),
+            }
+        }
+        match Self::read_tail(blob, held_max) {
+            Ok(file) => Ok(file.map_or(SideFound::Damaged, SideFound::Whole)),
+            Err(error) if matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated) => Ok(SideFound::Damaged),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn read_tail(blob: Blob, held_max: u64) -> Result<Option<Self>> {
+        let (whole, rest) = (blob.len() / PAGE, blob.len() % PAGE);
+        let Some(len) = rest.checked_sub(4).or((rest == 0).then_some(0)).map(|rest| whole * ROOM + rest) else {
+            return Ok(None);
+        };
+        let Some(end) = len.checked_sub(TAIL).filter(|end| *end >= HEAD) else { return Ok(None) };
+        let pages = match blob.is_object() || len <= held_max {
+            true => Pages::Held(all_pages(&blob, len)?),
+            false => Pages::InPlace(blob, (0..RECENT).map(|_| Mutex::default()).collect()),
+        };
+        let mut tail = [0; TAIL as usize];
+        pages.copy(end, &mut tail)?;
+        let number = |at: usize| tail[8 * at..8 * at + 8].try_into().map_or(0, u64::from_le_bytes);
+        let mut sections = [const { 0..0 }; SECTIONS];
+        let mut at = HEAD;
+        for (section, number) in sections.iter_mut().zip((0..).map(number)) {
+            let Some(next) = at.checked_add(number) else { return Ok(None) };
+            (*section, at) = (at..next, next);
+        }
+        let whole = at == end && tail.ends_with(END);
+        Ok(whole.then(|| Self { identity: number(SECTIONS), sections, pages }))
+    }
+
+    /// A side file that exists in memory alone.
+    pub(crate) fn held(parts: &[&[u8]]) -> Self {
+        let mut bytes = vec![0; HEAD as usize];
+        let mut sections = [const { 0..0 }; SECTIONS];
+        for (number, section) in sections.iter_mut().enumerate() {
+            let start = bytes.len() as u64;
+            bytes.extend_from_slice(parts.get(number).copied().unwrap_or_default());
+            *section = start..bytes.len() as u64;
+        }
+        Self { identity: 0, sections, pages: Pages::Held(bytes) }
+    }
+
+    /// The hash of what the file is about.
+    pub(crate) fn identity(&self) -> u64 {
+        self.identity
+    }
+
+    /// Bytes of a section.
+    pub(crate) fn len(&self, section: usize) -> u64 {
+        let range = &self.sections[section];
+        range.end - range.start
+    }
+
+    /// Heap bytes.
+    pub(crate) fn heap(&self) -> usize {
+        match &self.pages {
+            Pages::Held(bytes) => bytes.capacity(),
+            Pages::InPlace(..) => RECENT * (PAGE as usize + size_of::<Mutex<Recent>>()),
+        }
+    }
+
+    /// `len` bytes of a section: those in memory, or read into `buffer`.
+    ///
+    /// Errors: of reading; [`ErrorKind::Decode`] for a damaged page, and for a range that the section has not.
+    pub(crate) fn read<'a>(
+        &'a self,
+        section: usize,
+        offset: u64,
+        len: usize,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
+        let at = self.at(section, offset, len)?;
+        if let Pages::Held(bytes) = &self.pages {
+            return Ok(&bytes[at as usize..at as usize + len]);
+        }
+        buffer.resize(len, 0);
+        self.pages.copy(at, buffer)?;
+        Ok(buffer)
+    }
+
+    /// `N` bytes of a section. Errors: as [`read`](Self::read).
+    pub(crate) fn array<const N: usize>(&self, section: usize, offset: u64) -> Result<[u8; N]> {
+        let at = self.at(section, offset, N)?;
+        let mut out = [0; N];
+        match &self.pages {
+            Pages::Held(bytes) => out.copy_from_slice(&bytes[at as usize..at as usize + N]),
+            pages => pages.copy(at, &mut out)?,
+        }
+        Ok(out)
+    }
+
+    /// The number at a place of a section of numbers. Errors: as [`read`](Self::read).
+    pub(crate) fn number(&self, section: usize, place: u64) -> Result<u64> {
+        self.array(section, place.saturating_mul(8)).map(u64::from_le_bytes)
+    }
+
+    fn at(&self, section: usize, offset: u64, len: usize) -> Result<u64> {
+        let Range { start, end } = self.sections[section];
+        let at = start.checked_add(offset);
+        at.filter(|at| at.checked_add(len as u64).is_some_and(|last| last <= end)).ok_or_else(|| {
+            let message = format!("the side file is damaged: section {section} has no bytes {offset} to +{len}");
+            match &self.pages {
+                Pages::Held(_) => damaged(message),
+                Pages::InPlace(blob, _) => blob.wrong(message, start, end - start),
+            }
+        })
+    }
+}
+
+impl Pages {
+    /// Copies bytes of the checked pages.
+    fn copy(&self, mut at: u64, mut out: &mut [u8]) -> Result<()> {
+        let (blob, recent) = match self {
+            Self::Held(bytes) => {
+                let found = usize::try_from(at).ok().and_then(|at| bytes.get(at..at.checked_add(out.len())?));
+                out.copy_from_slice(found.ok_or_else(|| damaged("the side file is damaged"))?);
+                return Ok(());
+            }
+            Self::InPlace(blob, recent) => (blob, recent),
+        };
+        while !out.is_empty() {
+            let (number, start) = (at / ROOM, (at % ROOM) as usize);
+            let len = out.len().min(ROOM as usize - start);
+            let (now, later) = out.split_at_mut(len);
+            let mut copy = |held: &mut Recent| {
+                if held.page != number + 1 {
+                    // An error leaves no page here.
+                    held.page = 0;
+                    page(blob, number, &mut held.bytes)?;
+                    held.page = number + 1;
+                }
+                let found = held.bytes.get(start..start + len);
+                now.copy_from_slice(found.ok_or_else(|| wrong(blob, number))?);
+                Ok::<_, Error>(())
+            };
+            // Another thread may wait for the disk with this place: then the page is read without it.
+            match recent[number as usize % recent.len()].try_lock() {
+                Ok(mut held) => copy(&mut held)?,
+                Err(_) => copy(&mut Recent::default())?,
+            }
+            (at, out) = (at + len as u64, later);
+        }
+        Ok(())
+    }
+}
+
+/// Reads the bytes of a page, and checks them.
+fn page(blob: &Blob, number: u64, out: &mut Vec<u8>) -> Result<()> {
+    let start = number * PAGE;
+    let len = blob.len().saturating_sub(start).min(PAGE);
+    out.resize(len as usize, 0);
+    blob.fill(start, out, "a page of the side file")?;
+    let room = out.len().saturating_sub(4);
+    match out[room..] == crc(number, &out[..room]) {
+        true => out.truncate(room),
+        false => return Err(wrong(blob, number)),
+    }
+    Ok(())
+}
+
+/// All pages, checked: `len` bytes.
+fn all_pages(blob: &Blob, len: u64) -> Result<Vec<u8>> {
+    let mut all = blob.read(0, blob.len(), "the side file")?;
+    let mut end = 0;
+    for number in 0..len.div_ceil(ROOM) {
+        let start = (number * PAGE) as usize;
+        let room = (all.len() - start).min(PAGE as usize) - 4;
+        if all[start + room..start + room + 4] != crc(number, &all[start..start + room]) {
+            return Err(wrong(blob, number));
+        }
+        all.copy_within(start..start + room, end);
+        end += room;
+    }
+    all.truncate(end);
+    Ok(all)
+}
+
+fn crc(number: u64, bytes: &[u8]) -> [u8; 4] {
+    crc32c::crc32c_append(crc32c::crc32c(&number.to_le_bytes()), bytes).to_le_bytes()
+}
+
+#[cold]
+fn damaged(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Decode, Stage::Index, message)
+}
+
+#[cold]
+fn wrong(blob: &Blob, number: u64) -> Error {
+    blob.wrong("the side file is damaged: a page has another CRC32C", number * PAGE, PAGE)
+}
+
+/// Writes a side file, section by section.
+pub(crate) struct SideWriter {
+    out: Pending,
+    /// Bytes of the page so far.
+    page: Vec<u8>,
+    /// Pages and bytes so far.
+    pages: u64,
+    at: u64,
+    /// Ends of the sections so far.
+    ends: Vec<u64>,
+}
+
+impl SideWriter {
+    /// Errors: the system's.
+    pub(crate) fn new(out: Pending, kind: SideKind) -> io::Result<Self> {
+        let mut writer = Self { out, page: Vec::with_capacity(ROOM as usize), pages: 0, at: 0, ends: vec![HEAD] };
+        writer.put(MAGIC)?;
+        writer.put(&kind.name)?;
+        writer.put(&kind.version.to_le_bytes())?;
+        Ok(writer)
+    }
+
+    /// Appends to the section. Errors: the system's.
+    pub(crate) fn put(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        self.at += bytes.len() as u64;
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(ROOM as usize - self.page.len()));
+            self.page.extend_from_slice(now);
+            bytes = later;
+            if self.page.len() == ROOM as usize {
+                self.end_page()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn end_page(&mut self) -> io::Result<()> {
+        let crc = crc(self.pages, &self.page);
+        self.out.write_all(&self.page)?;
+        self.out.write_all(&crc)?;
+        self.page.clear();
+        self.pages += 1;
+        Ok(())
+    }
+
+    /// Ends the section.
+    pub(crate) fn end_section(&mut self) {
+        self.ends.push(self.at);
+    }
+
+    /// Ends the file, which the caller gives its name.
+    pub(crate) fn finish(mut self, identity: u64) -> io::Result<Pending> {
+        self.ends.resize(SECTIONS + 1, self.at);
+        let lens: Vec<u64> = self.ends.windows(2).map(|ends| ends[1] - ends[0]).collect();
+        for number in lens.into_iter().chain([identity]) {
+            self.put(&number.to_le_bytes())?;
+        }
+        self.put(END)?;
+        if !self.page.is_empty() {
+            self.end_page()?;
+        }
+        Ok(self.out)
+    }
+
+    /// The target's path.
+    pub(crate) fn target(&self) -> &Path {
+        self.out.target()
+    }
+}
+
+/// Writes a side file of these sections, which appears whole, and creates its folder. Errors: the system's.
+pub(crate) fn write(target: &Path, kind: SideKind, identity: u64, sections: &[&[u8]]) -> io::Result<()> {
+    if let Some(dir) = target.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        make_folder(dir)?;
+    }
+    let mut writer = SideWriter::new(Pending::create(target)?, kind)?;
+    for section in sections {
+        writer.put(section)?;
+        writer.end_section();
+    }
+    // Not synced: the CRCs detect a file torn by a crash.
+    writer.finish(identity)?.commit(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use proptest::prelude::*;
+
+    const KIND: SideKind = SideKind { name: *b"test", version: 3, older: b"oldtest" };
+
+    fn file(sections: &[&[u8]]) -> Vec<u8> {
+        let path = std::env::temp_dir().join(format!("feedline-side-{}-{sections:p}", std::process::id()));
+        write(&path, KIND, 77, sections).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        bytes
+    }
+
+    fn open(bytes: &[u8], kind: SideKind, held_max: u64) -> SideFound {
+        SideFile::of_limited(Blob::memory(Bytes::copy_from_slice(bytes)), kind, held_max).unwrap()
+    }
+
+    /// All that can be read: sections, or `None` for one with an error.
+    fn read(bytes: &[u8], held_max: u64) -> Option<Vec<Option<Vec<u8>>>> {
+        let SideFound::Whole(file) = open(bytes, KIND, held_max) else { return None };
+        let section = |number| file.read(number, 0, file.len(number) as usize, &mut Vec::new()).ok().map(<[u8]>::to_vec);
+        Some((0..SECTIONS).map(section).collect())
+    }
+
+    #[test]
+    fn every_flip_and_cut_is_found_before_a_byte_is_used() {
+        let long: Vec<u8> = (0..9000_u32).map(|k| (k * 7 / 3) as u8).collect();
+        let sections = [&b"short"[..], b"", &long, b"end"];
+        let whole = file(&sections);
+        for held_max in [0, u64::MAX] {
+            let right = read(&whole, held_max).unwrap();
+            assert!(right.iter().zip(sections).all(|(found, section)| found.as_deref() == Some(section)));
+            let check = |bytes: &[u8], case: &str| {
+                for (found, section) in read(bytes, held_max).into_iter().flatten().zip(sections) {
+                    assert!(found.is_none_or(|found| found == section), "{case}, held {held_max}");
+                }
+            };
+            for at in 0..whole.len() {
+                let mut bytes = whole.clone();
+                bytes[at] ^= 1 << (at % 8);
+                check(&bytes, &format!("flip of byte {at}"));
+                assert!(held_max == 0 || read(&bytes, held_max).is_none(), "flip of byte {at}");
+                assert!(read(&whole[..at], held_max).is_none(), "cut at {at}");
+            }
+            // Whole pages of the same file, in another order.
+            let mut swapped = whole.clone();
+            swapped.copy_within(PAGE as usize..2 * PAGE as usize, 0);
+            check(&swapped, "a page at another place");
+            check(&[&whole[..], &[0; 4096]].concat(), "zeros behind the file");
+        }
+    }
+
+    #[test]
+    fn another_kind_is_foreign_and_another_version_older() {
+        let whole = file(&[b"x"]);
+        let found = |bytes: &[u8], kind| match open(bytes, kind, u64::MAX) {
+            SideFound::Nothing => "nothing",
+            SideFound::Whole(_) => "whole",
+            SideFound::Damaged => "damaged",
+            SideFound::Older => "older",
+            SideFound::Foreign => "foreign",
+        };
+        assert_eq!(found(&whole, KIND), "whole");
+        assert_eq!(found(&whole, SideKind { version: 4, ..KIND }), "older");
+        assert_eq!(found(&whole, SideKind { name: *b"else", ..KIND }), "foreign");
+        let cases: [(&[u8], &str); 5] = [
+            (b"", "nothing"),
+            (b"feed", "damaged"),
+            (b"feedside", "damaged"),
+            (b"oldtest 1 2 3", "older"),
+            (b"my notes", "foreign"),
+        ];
+        for (bytes, right) in cases {
+            assert_eq!(found(bytes, KIND), right, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_while_it_is_open_gives_errors_and_no_signal() {
+        let path = std::env::temp_dir().join(format!("feedline-side-cut-{}", std::process::id()));
+        let section = vec![5; 100_000];
+        write(&path, KIND, 1, &[&section]).unwrap();
+        let SideFound::Whole(file) = SideFile::of_limited(Blob::open(&path).unwrap(), KIND, 0).unwrap() else {
+            panic!("a whole file")
+        };
+        assert!(file.heap() < 200_000 && file.array::<3>(0, 70_000).unwrap() == [5; 3]);
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(50_000).unwrap();
+        let error = file.read(0, 60_000, 9, &mut Vec::new()).unwrap_err();
+        assert!(error.kind() == ErrorKind::Truncated && error.site().path == Some(path.clone()), "{error}");
+        assert!(file.read(0, 0, 40_000, &mut Vec::new()).unwrap() == [5; 40_000]);
+        std::fs::remove_file(path).unwrap();
+    }
+
+    proptest! {
+        #[test]
+        fn any_range_reads_as_it_was_written(
+            lens in prop::collection::vec(0_usize..10_000, 1..5),
+            asks in prop::collection::vec((0_usize..4, 0_u64..12_000, 0_usize..12_000), 1..20),
+        ) {
+            let sections: Vec<Vec<u8>> =
+                lens.iter().enumerate().map(|(salt, len)| (0..*len).map(|k| (k * 31 / 7 + salt) as u8).collect()).collect();
+            let parts: Vec<&[u8]> = sections.iter().map(Vec::as_slice).collect();
+            let bytes = file(&parts);
+            for held_max in [0, u64::MAX] {
+                let SideFound::Whole(file) = open(&bytes, KIND, held_max) else { panic!("a whole file") };
+                prop_assert_eq!(file.identity(), 77);
+                for (section, offset, len) in &asks {
+                    let mut buffer = Vec::new();
+                    let found = file.read(*section, *offset, *len, &mut buffer).ok();
+                    let own = parts.get(*section).copied().unwrap_or_default();
+                    prop_assert_eq!(found, own.get(*offset as usize..).and_then(|rest| rest.get(..*len)));
+                }
+            }
+        }
+    }
+}
