@@ -58,8 +58,8 @@ pub trait DatasetExt: Dataset + Sized {
     }
 
     /// Adds seek points to the JPEGs: a decoder of crops then begins at each row of the crop, not at the picture's
-    /// start. Pixels stay the same. The file `index` keeps the points; it takes about 1 % of the pictures' bytes, on
-    /// disk and in memory. The first call reads everything once to make it, on all cores ([`Seekable::built`] tells).
+    /// start. Pixels stay the same. The file `index` keeps the points; it takes about 1 % of the pictures' bytes on
+    /// disk, and at most 16 MiB in memory. The first call reads everything once to make it, on all cores ([`Seekable::built`] tells).
     /// Make it before many processes open it.
     ///
     /// JPEGs with restart markers need no points. Damage above and beside a crop is not detected then, unless the

@@ -5,7 +5,7 @@
 //! pages:   "feedside" │ kind 4, version 4 │ sections, one after the other │ length of each section 8 × 4, identity 8, "sidefeed"
 //! ```
 //!
-//! Integers are little-endian. Up to 16 MiB are read when the file is opened, and objects of a store whole. Anything larger is
+//! Numbers are in the machine's byte order; in the other order the version is another one. Up to 16 MiB are read when the file is opened, and objects of a store whole. Anything larger is
 //! read in place: a page at a time by `pread`, so it takes no memory, and processes share the page cache. A page is checked each
 //! time it is read. A truncated file is an error, never a signal, which a map would raise.
 //!
@@ -28,11 +28,19 @@ const END: &[u8; 8] = b"sidefeed";
 const HEAD: u64 = 16;
 /// Maximum sections of a file.
 const SECTIONS: usize = 4;
-const TAIL: u64 = 8 * (SECTIONS as u64 + 2);
+const TAIL: u64 = size_of::<Tail>() as u64;
 /// Maximum bytes that are held in memory.
 const HELD_MAX: u64 = 16 << 20;
 /// Pages read last that are kept: one sample's places are asked for several times in a row.
 const RECENT: usize = 32;
+
+#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Tail {
+    lens: [u64; SECTIONS],
+    identity: u64,
+    end: [u8; 8],
+}
 
 /// What a side file is about, and the version of its sections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +55,7 @@ pub(crate) struct SideKind {
 pub(crate) enum SideFound {
     /// No file, or an empty one.
     Nothing,
-    Whole(SideFile),
+    Whole(Sidefile),
     /// Damaged, or cut short.
     Damaged,
     /// Of another version of this crate.
@@ -57,7 +65,7 @@ pub(crate) enum SideFound {
 }
 
 /// An open side file.
-pub(crate) struct SideFile {
+pub(crate) struct Sidefile {
     identity: u64,
     sections: [Range<u64>; SECTIONS],
     pages: Pages,
@@ -76,7 +84,7 @@ struct Recent {
     bytes: Vec<u8>,
 }
 
-impl SideFile {
+impl Sidefile {
     /// Opens the file at a path or URL. Errors: those of opening and reading.
     pub(crate) fn open(path: &Path, kind: SideKind) -> Result<SideFound> {
         match Blob::open(path) {
@@ -105,7 +113,7 @@ impl SideFile {
             return Ok(SideFound::Foreign);
         }
         if let Some((found, version)) = start.get(8..).and_then(<[u8]>::split_first_chunk) {
-            let version = version.try_into().map_or(0, u32::from_le_bytes);
+            let version = version.try_into().map_or(0, u32::from_ne_bytes);
             match (*found == kind.name, version == kind.version) {
                 (true, true) => {}
                 // Damage of the head looks the same, unless its page is right.
@@ -131,17 +139,16 @@ impl SideFile {
             true => Pages::Held(all_pages(&blob, len)?),
             false => Pages::InPlace(blob, (0..RECENT).map(|_| Mutex::default()).collect()),
         };
-        let mut tail = [0; TAIL as usize];
-        pages.copy(end, &mut tail)?;
-        let number = |at: usize| tail[8 * at..8 * at + 8].try_into().map_or(0, u64::from_le_bytes);
+        let mut tail = Tail::default();
+        pages.copy(end, bytemuck::bytes_of_mut(&mut tail))?;
         let mut sections = [const { 0..0 }; SECTIONS];
         let mut at = HEAD;
-        for (section, number) in sections.iter_mut().zip((0..).map(number)) {
-            let Some(next) = at.checked_add(number) else { return Ok(None) };
+        for (section, len) in sections.iter_mut().zip(tail.lens) {
+            let Some(next) = at.checked_add(len) else { return Ok(None) };
             (*section, at) = (at..next, next);
         }
-        let whole = at == end && tail.ends_with(END);
-        Ok(whole.then(|| Self { identity: number(SECTIONS), sections, pages }))
+        let whole = at == end && tail.end == *END;
+        Ok(whole.then_some(Self { identity: tail.identity, sections, pages }))
     }
 
     /// A side file that exists in memory alone.
@@ -194,20 +201,17 @@ impl SideFile {
         Ok(buffer)
     }
 
-    /// `N` bytes of a section. Errors: as [`read`](Self::read).
-    pub(crate) fn array<const N: usize>(&self, section: usize, offset: u64) -> Result<[u8; N]> {
-        let at = self.at(section, offset, N)?;
-        let mut out = [0; N];
-        match &self.pages {
-            Pages::Held(bytes) => out.copy_from_slice(&bytes[at as usize..at as usize + N]),
-            pages => pages.copy(at, &mut out)?,
-        }
+    /// A value that lies at `offset` of a section. Errors: as [`read`](Self::read).
+    pub(crate) fn value<T: bytemuck::Pod>(&self, section: usize, offset: u64) -> Result<T> {
+        let at = self.at(section, offset, size_of::<T>())?;
+        let mut out = T::zeroed();
+        self.pages.copy(at, bytemuck::bytes_of_mut(&mut out))?;
         Ok(out)
     }
 
     /// The number at a place of a section of numbers. Errors: as [`read`](Self::read).
     pub(crate) fn number(&self, section: usize, place: u64) -> Result<u64> {
-        self.array(section, place.saturating_mul(8)).map(u64::from_le_bytes)
+        self.value(section, place.saturating_mul(8))
     }
 
     fn at(&self, section: usize, offset: u64, len: usize) -> Result<u64> {
@@ -323,7 +327,7 @@ impl SideWriter {
         let mut writer = Self { out, page: Vec::with_capacity(ROOM as usize), pages: 0, at: 0, ends: vec![HEAD] };
         writer.put(MAGIC)?;
         writer.put(&kind.name)?;
-        writer.put(&kind.version.to_le_bytes())?;
+        writer.put(&kind.version.to_ne_bytes())?;
         Ok(writer)
     }
 
@@ -358,11 +362,8 @@ impl SideWriter {
     /// Ends the file, which the caller gives its name.
     pub(crate) fn finish(mut self, identity: u64) -> io::Result<Pending> {
         self.ends.resize(SECTIONS + 1, self.at);
-        let lens: Vec<u64> = self.ends.windows(2).map(|ends| ends[1] - ends[0]).collect();
-        for number in lens.into_iter().chain([identity]) {
-            self.put(&number.to_le_bytes())?;
-        }
-        self.put(END)?;
+        let lens = std::array::from_fn(|section| self.ends[section + 1] - self.ends[section]);
+        self.put(bytemuck::bytes_of(&Tail { lens, identity, end: *END }))?;
         if !self.page.is_empty() {
             self.end_page()?;
         }
@@ -406,13 +407,14 @@ mod tests {
     }
 
     fn open(bytes: &[u8], kind: SideKind, held_max: u64) -> SideFound {
-        SideFile::of_limited(Blob::memory(Bytes::copy_from_slice(bytes)), kind, held_max).unwrap()
+        Sidefile::of_limited(Blob::memory(Bytes::copy_from_slice(bytes)), kind, held_max).unwrap()
     }
 
     /// All that can be read: sections, or `None` for one with an error.
     fn read(bytes: &[u8], held_max: u64) -> Option<Vec<Option<Vec<u8>>>> {
         let SideFound::Whole(file) = open(bytes, KIND, held_max) else { return None };
-        let section = |number| file.read(number, 0, file.len(number) as usize, &mut Vec::new()).ok().map(<[u8]>::to_vec);
+        let section =
+            |number| file.read(number, 0, file.len(number) as usize, &mut Vec::new()).ok().map(<[u8]>::to_vec);
         Some((0..SECTIONS).map(section).collect())
     }
 
@@ -474,10 +476,10 @@ mod tests {
         let path = std::env::temp_dir().join(format!("feedline-side-cut-{}", std::process::id()));
         let section = vec![5; 100_000];
         write(&path, KIND, 1, &[&section]).unwrap();
-        let SideFound::Whole(file) = SideFile::of_limited(Blob::open(&path).unwrap(), KIND, 0).unwrap() else {
+        let SideFound::Whole(file) = Sidefile::of_limited(Blob::open(&path).unwrap(), KIND, 0).unwrap() else {
             panic!("a whole file")
         };
-        assert!(file.heap() < 200_000 && file.array::<3>(0, 70_000).unwrap() == [5; 3]);
+        assert!(file.heap() < 200_000 && file.value::<[u8; 3]>(0, 70_000).unwrap() == [5; 3]);
         std::fs::File::options().write(true).open(&path).unwrap().set_len(50_000).unwrap();
         let error = file.read(0, 60_000, 9, &mut Vec::new()).unwrap_err();
         assert!(error.kind() == ErrorKind::Truncated && error.site().path == Some(path.clone()), "{error}");

@@ -1,7 +1,12 @@
-//! Memory stays within the plan, and does not grow with the dataset. One test: memory belongs to the whole process.
+//! Memory stays within the plan, and does not grow with the dataset. Each test is a process: memory belongs to the whole of it.
 
 use crate::common::*;
-use feedline::{Loader, Order};
+use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Records, Sizes};
+use feedline::decode::Bytes;
+use feedline::storage::Sources;
+use feedline::tensor::EncodedField;
+use feedline::{Loader, Order, Result};
+use std::sync::Arc;
 
 const RECORD: usize = 512;
 const MIB: usize = 1 << 20;
@@ -42,4 +47,86 @@ fn memory_stays_within_the_plan_for_any_number_of_records() {
         }
         assert!(used[1] <= used[0] + 4 * MIB, "{mode:?} {direct:?}: {used:?} bytes");
     }
+}
+
+/// Records in place of pictures, with seek points of 1 kB each if they are asked for them.
+#[cfg(feature = "image")]
+struct Pictures(Records, [EncodedField; 1], Vec<u8>);
+
+#[cfg(feature = "image")]
+impl Dataset for Pictures {
+    fn schema(&self) -> &[EncodedField] {
+        &self.1
+    }
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+    fn sources(&self) -> &Arc<Sources> {
+        self.0.sources()
+    }
+    fn sizes(&self) -> Sizes {
+        self.0.sizes()
+    }
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        self.0.extents(sample, parts)
+    }
+    fn framed(&self) -> Option<&dyn Framed> {
+        Some(self)
+    }
+}
+
+#[cfg(feature = "image")]
+impl Framed for Pictures {
+    fn seek_points<'a>(&'a self, sample: u64, _: usize, buffer: &'a mut Vec<u8>) -> &'a [u8] {
+        buffer.clear();
+        buffer.extend_from_slice(&self.2);
+        buffer[..8].copy_from_slice(&sample.to_le_bytes());
+        buffer
+    }
+}
+
+/// `FEEDLINE_PICTURES=1280000` has the size of ImageNet: a side file of 1.3 GB.
+#[cfg(feature = "image")]
+#[test]
+fn a_large_side_file_takes_no_memory() {
+    if !alone(&here!()) {
+        return;
+    }
+    let pictures = std::env::var("FEEDLINE_PICTURES").map_or(100_000, |count| count.parse().unwrap());
+    let dir = Dir::new();
+    let path = dir.path("data.bin");
+    std::fs::File::create(&path).unwrap().set_len(pictures * 64).unwrap();
+    let open = || {
+        let records = Records::builder(64).open(&path).unwrap();
+        Pictures(records, [EncodedField::bytes("picture")], vec![7; 1000])
+    };
+    let side = dir.path("points");
+    drop(open().seekable_from(&side, [Ok(open())]).unwrap());
+    let first = |dataset: Arc<dyn Dataset>| {
+        let (before, started) = (anonymous(), std::time::Instant::now());
+        let loader = build(
+            Loader::builder(dataset)
+                .decode_field("picture", Bytes::up_to(64))
+                .order(Order::shuffled(3))
+                .batch_size(256)
+                .workers(1),
+        );
+        let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+        assert_eq!(batch.len(), 256);
+        (anonymous().saturating_sub(before), started.elapsed())
+    };
+    let plain = first(Arc::new(open()));
+    let (before, started) = (anonymous(), std::time::Instant::now());
+    let seekable = Arc::new(open().seekable(&side).unwrap());
+    assert!(!seekable.built() && seekable.bytes() == pictures * 1000);
+    let opened = (anonymous().saturating_sub(before), started.elapsed());
+    let with = first(seekable.clone());
+    for sample in (0..pictures).step_by(101) {
+        let mut buffer = Vec::new();
+        assert_eq!(seekable.seek_points(sample, 0, &mut buffer)[..9], [&sample.to_le_bytes()[..], &[7]].concat());
+    }
+    let bytes = std::fs::metadata(side).unwrap().len();
+    println!("{bytes} bytes beside {pictures} pictures: opened {opened:?}, first batch {with:?}, without {plain:?}");
+    let more = (opened.0 + with.0).saturating_sub(plain.0);
+    assert!(more <= 20 * MIB, "{more} bytes more than without");
 }

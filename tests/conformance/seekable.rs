@@ -121,7 +121,11 @@ fn rows_of_every_format_are_the_same_with_seek_points() {
         assert!(seekable.built() && seekable.bytes() > 0, "{name}");
         let field = picture_field(&*plain);
         for id in 0..COUNT as u64 {
-            assert_eq!(!seekable.seek_points(id, field, &mut Vec::new()).is_empty(), has_points(id), "{name}: sample {id}");
+            assert_eq!(
+                !seekable.seek_points(id, field, &mut Vec::new()).is_empty(),
+                has_points(id),
+                "{name}: sample {id}"
+            );
         }
         let again = open(&dir.path("")).unwrap().seekable(&index).unwrap();
         assert!(!again.built() && again.describe().contains("seek points of 0.0"), "{name}: {}", again.describe());
@@ -200,7 +204,8 @@ fn a_replaced_picture_is_decoded_as_it_is() {
     let pad = |bytes: &[u8], to: usize| [bytes, &vec![0; to - bytes.len()][..]].concat();
     let longest = old.len().max(new.len());
     dir.write("images/a.jpg", &pad(&old, longest));
-    let points = images(&dir.path("")).unwrap().seekable(dir.path("seek")).unwrap().seek_points(0, 0, &mut Vec::new()).to_vec();
+    let points =
+        images(&dir.path("")).unwrap().seekable(dir.path("seek")).unwrap().seek_points(0, 0, &mut Vec::new()).to_vec();
     assert!(!points.is_empty());
     let new = pad(&new, longest);
     let mut single = Single::new(Image::random_resized_crop(20).scale(0.01, 0.3), &EncodedField::image("x")).unwrap();

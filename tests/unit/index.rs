@@ -1,6 +1,7 @@
 //! Index files: used, refused, made again.
 
-use super::file::{ENDING, NOTES_MAX, ShardRecord};
+use super::file::{ENDING, NOTES_MAX};
+use super::table::ShardRecord;
 use super::*;
 use crate::dataset::DamageKind;
 use crate::dataset::Part;
@@ -14,13 +15,13 @@ const VERSION: Version = Version { len: 1 << 20, modified: 1, ends: 2 };
 
 /// Loads a file of these sections as the index of a shard.
 fn load(record: ShardRecord, entries: &[u8], notes: &[u8]) -> Option<Table> {
-    let side = Arc::new(SideFile::held(&[&record.to_bytes(), entries, notes]));
+    let side = Arc::new(Sidefile::held(&[bytemuck::bytes_of(&record), entries, notes]));
     file::load(&side, Path::new("shard"), true, &VERSION, (7, 2))
 }
 
 fn record() -> ShardRecord {
     let mut record = ShardRecord { fields: 2, ..ShardRecord::default() };
-    record.seal(&VERSION, 7);
+    file::seal(&mut record, &VERSION, 7);
     record
 }
 
@@ -194,12 +195,12 @@ fn a_flipped_or_cut_index_file_is_made_again() {
 #[test]
 fn a_forged_index_file_takes_no_memory_and_never_panics() {
     let bytes: Vec<u8> = (0..200_u8).collect();
-    let right = ShardRecord { rows: 8, bytes_max: 20, ..record() }.to_bytes();
-    for at in 0..right.len() / 8 {
+    let right: [u64; 14] = bytemuck::cast(ShardRecord { rows: 8, bytes_max: 20, ..record() });
+    for at in 0..right.len() {
         for value in [0, 1, 7, 0x7fff_ffff, u64::from(u32::MAX), 1 << 40, u64::MAX - 1, u64::MAX] {
             let mut numbers = right;
-            numbers[8 * at..8 * at + 8].copy_from_slice(&value.to_le_bytes());
-            if let Some(table) = load(ShardRecord::of(numbers), &bytes, &bytes) {
+            numbers[at] = value;
+            if let Some(table) = load(bytemuck::cast(numbers), &bytes, &bytes) {
                 (0..table.rows() as usize).for_each(|row| drop(table.row(row)));
             }
         }
@@ -211,7 +212,8 @@ fn a_large_index_file_is_read_in_place() {
     let dir = Dir::new();
     let files = [dir.shard("s", &[])];
     File::options().write(true).open(&files[0]).unwrap().set_len(1 << 30).unwrap();
-    let entry = |row: u64, field: u64| Some(Entry { offset: row * 999 + field * 500, len: 400 + row % 7, crc: row as u32 });
+    let entry =
+        |row: u64, field: u64| Some(Entry { offset: row * 999 + field * 500, len: 400 + row % 7, crc: row as u32 });
     let rows = 1_000_000;
     let all = settings(Place::File(dir.0.join("all.fdx")));
     for (settings, scanned) in [(settings(Place::Beside), 1), (all.clone(), 0), (all, 0)] {

@@ -2,11 +2,11 @@
 //!
 //! Sections: a record of each shard, by ascending hash of its path; the entries of all; the ledgers of all.
 
-use super::table::{Form, Notes, Table};
+use super::table::{ENTRIES, Form, Notes, ShardRecord, Table};
 use super::{Place, Settings};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::publish::{Pending, make_folder};
-use crate::storage::sidefile::{SideFile, SideFound, SideKind, SideWriter};
+use crate::storage::sidefile::{SideFound, SideKind, SideWriter, Sidefile};
 use crate::storage::{Blob, fnv, is_url};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use std::sync::Arc;
 /// Ending of index files.
 pub(super) use crate::storage::listing::INDEX as ENDING;
 pub(super) const KIND: SideKind = SideKind { name: *b"indx", version: 2, older: b"feedpak1" };
-pub(super) const SHARDS: usize = 0;
-pub(super) const ENTRIES: usize = 1;
-pub(super) const NOTES: usize = 2;
+const SHARDS: usize = 0;
+const NOTES: usize = 2;
 /// Bytes at each end of a shard that belong to its version.
 const ENDS: u64 = 4096;
 /// Maximum bytes of the ledger in an index file: JSON, which takes many times its length while it is parsed. A file
 /// with a larger ledger is ignored.
 pub(super) const NOTES_MAX: u64 = 8 << 20;
+const RECORD: u64 = size_of::<ShardRecord>() as u64;
 /// Bytes of entries that are copied at a time.
 const COPY: u64 = 64 << 10;
 
@@ -52,82 +52,10 @@ impl Version {
     }
 }
 
-/// What a file knows of a shard.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct ShardRecord {
-    /// Hash of the shard's path, in a file of several shards; else 0.
-    pub(super) hash: u64,
-    pub(super) purpose: u64,
-    /// The shard's version.
-    pub(super) len: u64,
-    pub(super) modified: u64,
-    pub(super) ends: u64,
-    pub(super) rows: u64,
-    pub(super) fields: u64,
-    pub(super) form: u64,
-    /// Most bytes of a sample, and that sample's row.
-    pub(super) bytes_max: u64,
-    pub(super) largest: u64,
-    /// Hash of all places.
-    pub(super) places: u64,
-    /// Starts in their sections.
-    pub(super) entries: u64,
-    pub(super) notes: u64,
-    pub(super) notes_bytes: u64,
-}
-
-impl ShardRecord {
-    pub(super) const BYTES: usize = 14 * 8;
-
-    pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
-        let Self { hash, purpose, len, modified, ends, rows, fields, form, bytes_max, largest, places, .. } = self;
-        let (entries, notes, notes_bytes) = (self.entries, self.notes, self.notes_bytes);
-        let numbers = [
-            hash, purpose, len, modified, ends, rows, fields, form, bytes_max, largest, places, entries, notes,
-            notes_bytes,
-        ];
-        let mut out = [0; Self::BYTES];
-        out.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(out, number)| *out = number.to_le_bytes());
-        out
-    }
-
-    pub(super) fn of(bytes: [u8; Self::BYTES]) -> Self {
-        let mut numbers = bytes.as_chunks().0.iter().map(|number| u64::from_le_bytes(*number));
-        // Fields are evaluated in this order.
-        let mut next = || numbers.next().unwrap_or(0);
-        Self {
-            hash: next(),
-            purpose: next(),
-            len: next(),
-            modified: next(),
-            ends: next(),
-            rows: next(),
-            fields: next(),
-            form: next(),
-            bytes_max: next(),
-            largest: next(),
-            places: next(),
-            entries: next(),
-            notes: next(),
-            notes_bytes: next(),
-        }
-    }
-
-    /// Names the shard's version and the purpose.
-    pub(super) fn seal(&mut self, version: &Version, purpose: u64) {
-        (self.purpose, self.len, self.modified) = (purpose, version.len, version.modified);
-        self.ends = version.ends.into();
-    }
-
-    /// Bytes of the entries, if the numbers are possible.
-    fn entries_bytes(&self) -> Option<u64> {
-        let form = Form::from_code(self.form)?;
-        // A shard has no more samples than bytes.
-        let possible = (self.largest < self.rows || self.rows == 0)
-            && self.rows <= self.len.min(u32::MAX.into())
-            && self.notes_bytes <= NOTES_MAX;
-        self.rows.checked_mul(self.fields)?.checked_mul(form.bytes() as u64).filter(|_| possible)
-    }
+/// Completes a record for a shard of this version.
+pub(super) fn seal(record: &mut ShardRecord, version: &Version, purpose: u64) {
+    (record.purpose, record.len, record.modified) = (purpose, version.len, version.modified);
+    record.ends = version.ends.into();
 }
 
 pub(super) fn purpose(settings: &Settings<'_>) -> u64 {
@@ -167,8 +95,8 @@ fn hash_of(shard: &Path) -> Option<u64> {
 }
 
 /// Opens the index file of one shard, whatever is there.
-pub(super) fn open(path: &Path) -> Option<Arc<SideFile>> {
-    match SideFile::open(path, KIND) {
+pub(super) fn open(path: &Path) -> Option<Arc<Sidefile>> {
+    match Sidefile::open(path, KIND) {
         Ok(SideFound::Whole(side)) => Some(Arc::new(side)),
         _ => None,
     }
@@ -177,8 +105,8 @@ pub(super) fn open(path: &Path) -> Option<Arc<SideFile>> {
 /// Opens a file for all shards. `None` if it is missing, damaged or older; then it is written anew.
 ///
 /// Errors: a missing or damaged file in a store, which is not written to; another file; errors of reading.
-pub(super) fn open_all(path: &Path) -> Result<Option<Arc<SideFile>>> {
-    match SideFile::open(path, KIND)? {
+pub(super) fn open_all(path: &Path) -> Result<Option<Arc<Sidefile>>> {
+    match Sidefile::open(path, KIND)? {
         SideFound::Whole(side) => Ok(Some(Arc::new(side))),
         SideFound::Nothing if is_url(path) => {
             let message = "no such object: make the index file on a local disk first, and upload it";
@@ -199,7 +127,7 @@ pub(super) fn open_all(path: &Path) -> Result<Option<Arc<SideFile>>> {
 /// The table of the only shard of a file, or that of `path` in a file for all. `None` if it is missing, damaged, or
 /// belongs to another version of the shard.
 pub(super) fn load(
-    side: &Arc<SideFile>,
+    side: &Arc<Sidefile>,
     path: &Path,
     is_alone: bool,
     version: &Version,
@@ -214,7 +142,7 @@ pub(super) fn load(
         fields: fields as u64,
         ..record
     };
-    let entries = record.entries_bytes().filter(|_| record == same)?;
+    let entries = record.entries_bytes().filter(|_| record == same && record.notes_bytes <= NOTES_MAX)?;
     if record.entries.checked_add(entries)? > side.len(ENTRIES) {
         return None;
     }
@@ -224,12 +152,12 @@ pub(super) fn load(
     Some(Table { side: side.clone(), record, form: Form::from_code(record.form)?, notes })
 }
 
-fn record(side: &SideFile, number: u64) -> Option<ShardRecord> {
-    side.array(SHARDS, number.checked_mul(ShardRecord::BYTES as u64)?).ok().map(ShardRecord::of)
+fn record(side: &Sidefile, number: u64) -> Option<ShardRecord> {
+    side.value(SHARDS, number.checked_mul(RECORD)?).ok()
 }
 
-fn find(side: &SideFile, hash: u64) -> Option<ShardRecord> {
-    let (mut start, mut end) = (0, side.len(SHARDS) / ShardRecord::BYTES as u64);
+fn find(side: &Sidefile, hash: u64) -> Option<ShardRecord> {
+    let (mut start, mut end) = (0, side.len(SHARDS) / RECORD);
     while start < end {
         let middle = start + (end - start) / 2;
         let record = record(side, middle)?;
@@ -270,7 +198,7 @@ fn write_tables(target: &Path, tables: &mut [(u64, &Table)], sync: bool) -> std:
         let record = ShardRecord { hash: *hash, entries, notes, ..table.record };
         entries += table.record.entries_bytes().unwrap_or(0);
         notes += record.notes_bytes;
-        out.put(&record.to_bytes())?;
+        out.put(bytemuck::bytes_of(&record))?;
     }
     out.end_section();
     let mut buffer = Vec::new();
@@ -297,11 +225,11 @@ fn write_tables(target: &Path, tables: &mut [(u64, &Table)], sync: bool) -> std:
 /// numbers count, and reads every entry. True if the file is accepted.
 #[cfg(feature = "unstable")]
 pub(crate) fn fuzz(bytes: &[u8]) -> bool {
-    let Some((numbers, rest)) = bytes.split_first_chunk::<{ ShardRecord::BYTES }>() else { return false };
+    let Some((numbers, rest)) = bytes.split_first_chunk::<{ RECORD as usize }>() else { return false };
     let version = Version { len: 1 << 20, modified: 1, ends: 2 };
-    let mut record = ShardRecord { fields: 2, ..ShardRecord::of(*numbers) };
-    record.seal(&version, 7);
-    let side = Arc::new(SideFile::held(&[&record.to_bytes(), rest, rest]));
+    let mut record = ShardRecord { fields: 2, ..bytemuck::pod_read_unaligned(numbers) };
+    seal(&mut record, &version, 7);
+    let side = Arc::new(Sidefile::held(&[bytemuck::bytes_of(&record), rest, rest]));
     let Some(table) = load(&side, Path::new("shard"), true, &version, (7, 2)) else { return false };
     for row in 0..table.rows() as usize {
         let _ = table.row(row);

@@ -103,7 +103,7 @@ use super::starts::Starts;
 use super::{Framed, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
 use crate::storage::listing::Meta;
-use crate::storage::sidefile::SideFile;
+use crate::storage::sidefile::Sidefile;
 use crate::storage::{Blob, Extent, SourceId, Sources};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -510,7 +510,7 @@ enum IndexOrigin {
 fn open_shard(
     path: &Path,
     settings: &Settings<'_>,
-    all: Option<&Arc<SideFile>>,
+    all: Option<&Arc<Sidefile>>,
     scan: impl Fn(&mut Scan<'_>, &mut Rows) -> Result<()>,
 ) -> Result<Shard> {
     let shard = Blob::open(path)?;
@@ -535,7 +535,7 @@ fn open_shard(
     if Version::of(&shard)? != version {
         return Err(Error::new(ErrorKind::Changed, Stage::Index, "the shard was written to while it was indexed"));
     }
-    let mut table = rows.finish(path, |record| record.seal(&version, purpose))?;
+    let mut table = rows.finish(path, |record| file::seal(record, &version, purpose))?;
     let unsaved = place.and_then(|place| match file::write(&place, &table) {
         Ok(()) => {
             // From now on in place, if it is large.

@@ -1,15 +1,16 @@
 //! Table of one shard: rows × fields of (offset, length, CRC32C), packed, in a side file; and its rows during the scan.
 
-use super::file::{ENTRIES, ShardRecord};
 use crate::dataset::damage::{Damage, DamageKind};
 use crate::dataset::digest::Digest;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::sidefile::SideFile;
+use crate::storage::sidefile::Sidefile;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+/// Section of the entries in a side file.
+pub(super) const ENTRIES: usize = 1;
 /// Maximum fields of a row.
 pub const FIELDS_MAX: usize = 16;
 /// Maximum bytes between two parts of a sample that share one read.
@@ -159,7 +160,7 @@ impl Rows {
         }
         seal(&mut record);
         drop(self.entries);
-        let side = Arc::new(SideFile::held(&[&record.to_bytes(), &bytes, &notes]));
+        let side = Arc::new(Sidefile::held(&[bytemuck::bytes_of(&record), &bytes, &notes]));
         Ok(Table { side, record, form, notes: self.notes })
     }
 }
@@ -172,6 +173,41 @@ fn places(entries: &[Option<Entry>], fields: usize) -> u64 {
         digest = digest.word(offset).word(len);
     }
     digest.end()
+}
+
+/// What a file knows of a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(super) struct ShardRecord {
+    /// Hash of the shard's path, in a file of several shards; else 0.
+    pub(super) hash: u64,
+    pub(super) purpose: u64,
+    /// The shard's version.
+    pub(super) len: u64,
+    pub(super) modified: u64,
+    pub(super) ends: u64,
+    pub(super) rows: u64,
+    pub(super) fields: u64,
+    pub(super) form: u64,
+    /// Most bytes of a sample, and that sample's row.
+    pub(super) bytes_max: u64,
+    pub(super) largest: u64,
+    /// Hash of all places.
+    pub(super) places: u64,
+    /// Starts in their sections.
+    pub(super) entries: u64,
+    pub(super) notes: u64,
+    pub(super) notes_bytes: u64,
+}
+
+impl ShardRecord {
+    /// Bytes of the entries, if the numbers are possible.
+    pub(super) fn entries_bytes(&self) -> Option<u64> {
+        let form = Form::from_code(self.form)?;
+        // A shard has no more samples than bytes.
+        let possible = (self.largest < self.rows || self.rows == 0) && self.rows <= self.len.min(u32::MAX.into());
+        self.rows.checked_mul(self.fields)?.checked_mul(form.bytes() as u64).filter(|_| possible)
+    }
 }
 
 /// Packed form of an entry.
@@ -227,37 +263,28 @@ impl Form {
         let Entry { offset, len, crc } = entry.unwrap_or(Entry { offset: 0, len: u64::MAX, crc: 0 });
         match self {
             Self::Compact { shift } => {
-                let words = [(offset >> shift) as u32, len as u32, crc];
-                words.iter().for_each(|word| out.extend(word.to_le_bytes()));
+                out.extend_from_slice(bytemuck::bytes_of(&[(offset >> shift) as u32, len as u32, crc]));
             }
             Self::Wide => {
-                out.extend(offset.to_le_bytes());
-                out.extend(len.to_le_bytes());
-                out.extend(crc.to_le_bytes());
+                out.extend_from_slice(bytemuck::bytes_of(&[offset, len]));
+                out.extend_from_slice(bytemuck::bytes_of(&crc));
             }
         }
     }
 
-    fn read(self, side: &SideFile, at: u64) -> Result<Option<Entry>> {
+    fn read(self, side: &Sidefile, at: u64) -> Result<Option<Entry>> {
         let (entry, absent) = match self {
             Self::Compact { shift } => {
-                let [offset, len, crc] = words(side.array::<12>(ENTRIES, at)?);
+                let [offset, len, crc]: [u32; 3] = side.value(ENTRIES, at)?;
                 (Entry { offset: u64::from(offset) << shift, len: len.into(), crc }, len == ABSENT)
             }
             Self::Wide => {
-                let [offset, high, len, len_high, crc] = words(side.array::<20>(ENTRIES, at)?);
-                let wide = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-                let len = wide(len, len_high);
-                (Entry { offset: wide(offset, high), len, crc }, len == u64::MAX)
+                let [offset, len]: [u64; 2] = side.value(ENTRIES, at)?;
+                (Entry { offset, len, crc: side.value(ENTRIES, at + 16)? }, len == u64::MAX)
             }
         };
         Ok((!absent).then_some(entry))
     }
-}
-
-fn words<const B: usize, const N: usize>(bytes: [u8; B]) -> [u32; N] {
-    let (words, _) = bytes.as_chunks::<4>();
-    std::array::from_fn(|index| u32::from_le_bytes(words[index]))
 }
 
 /// Reads of a sample's parts.
@@ -297,7 +324,7 @@ pub(super) type Row = [Option<Entry>; FIELDS_MAX];
 
 /// Table of one shard, in a side file.
 pub(super) struct Table {
-    pub(super) side: Arc<SideFile>,
+    pub(super) side: Arc<Sidefile>,
     pub(super) record: ShardRecord,
     pub(super) form: Form,
     pub(super) notes: Notes,

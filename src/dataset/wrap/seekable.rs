@@ -24,7 +24,7 @@ use crate::dataset::{Dataset, Framed, Sizes, frames};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::jpeg;
 use crate::storage::publish::{Pending, make_folder};
-use crate::storage::sidefile::{SideFile, SideFound, SideKind, SideWriter};
+use crate::storage::sidefile::{SideFound, SideKind, SideWriter, Sidefile};
 use crate::tensor::Encoding;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub struct Seekable<D> {
     columns: Vec<Option<usize>>,
     /// Fields with points.
     width: usize,
-    file: SideFile,
+    file: Sidefile,
     place: PathBuf,
     origin: PointsOrigin,
     /// Lookups that met a damaged page.
@@ -85,7 +85,9 @@ impl<D: Dataset> Seekable<D> {
                     return Err(refused("a part has other fields".into()));
                 }
                 let fields = (0..columns.len()).filter(|field| columns[*field].is_some());
-                for (sample, field) in (0..part.len()).flat_map(|sample| fields.clone().map(move |field| (sample, field))) {
+                for (sample, field) in
+                    (0..part.len()).flat_map(|sample| fields.clone().map(move |field| (sample, field)))
+                {
                     out.push(frames(&part).seek_points(sample, field, &mut buffer))?;
                 }
                 samples += part.len();
@@ -94,7 +96,9 @@ impl<D: Dataset> Seekable<D> {
             let sources = inner.sources();
             if samples != inner.len() || !sources.ids().map(|id| sources.len_of(id)).eq(lens) {
                 let all = inner.len();
-                return Err(refused(format!("the parts have {samples} samples, in other files than the dataset's {all}")));
+                return Err(refused(format!(
+                    "the parts have {samples} samples, in other files than the dataset's {all}"
+                )));
             }
             Ok(())
         };
@@ -202,13 +206,12 @@ fn open_or_make(
     place: &Path,
     width: usize,
     fill: impl FnOnce(&mut PointsWriter<'_>) -> Result<()>,
-) -> Result<(SideFile, PointsOrigin)> {
+) -> Result<(Sidefile, PointsOrigin)> {
     let (identity, entries) = (identity(dataset), dataset.len() * width as u64);
     let refused = |kind, message: &str| Err(Error::new(kind, Stage::Index, message).with_path(place));
-    let unwritable = |error| {
-        Error::os(Stage::Index, "cannot write the seek points here: name another file", error).with_path(place)
-    };
-    let open = || SideFile::open(place, KIND).map_err(|error| error.with_path(place));
+    let unwritable =
+        |error| Error::os(Stage::Index, "cannot write the seek points here: name another file", error).with_path(place);
+    let open = || Sidefile::open(place, KIND).map_err(|error| error.with_path(place));
     let origin = match open()? {
         SideFound::Whole(file) if file.identity() == identity && file.len(ENDS) == 8 * entries => {
             return Ok((file, PointsOrigin::Kept));
@@ -237,14 +240,16 @@ fn open_or_make(
     writer.finish(identity).map_err(unwritable)?;
     match open()? {
         SideFound::Whole(file) => Ok((file, origin)),
-        _ => refused(ErrorKind::Changed, "the file of seek points changed while it was written: name a file of its own"),
+        _ => {
+            refused(ErrorKind::Changed, "the file of seek points changed while it was written: name a file of its own")
+        }
     }
 }
 
 /// Writes the entries.
 struct PointsWriter<'a> {
     out: SideWriter,
-    ends: Vec<u8>,
+    ends: Vec<u64>,
     end: u64,
     place: &'a Path,
 }
@@ -252,15 +257,15 @@ struct PointsWriter<'a> {
 impl PointsWriter<'_> {
     fn push(&mut self, points: &[u8]) -> Result<()> {
         self.end += points.len() as u64;
-        self.ends.extend(self.end.to_le_bytes());
-        self.out.put(points).map_err(|error| {
-            Error::os(Stage::Index, "cannot write the seek points", error).with_path(self.place)
-        })
+        self.ends.push(self.end);
+        self.out
+            .put(points)
+            .map_err(|error| Error::os(Stage::Index, "cannot write the seek points", error).with_path(self.place))
     }
 
     fn finish(mut self, identity: u64) -> std::io::Result<()> {
         self.out.end_section();
-        self.out.put(&self.ends)?;
+        self.out.put(bytemuck::cast_slice(&self.ends))?;
         self.out.end_section();
         self.out.finish(identity)?.commit(false)
     }

@@ -12,7 +12,7 @@ use super::super::output;
 use crate::dataset::Digest;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::Blob;
-use crate::storage::sidefile::{SideFile, SideFound, SideKind, SideWriter};
+use crate::storage::sidefile::{SideFound, SideKind, SideWriter, Sidefile};
 use crate::sync::Hold;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -44,7 +44,7 @@ pub(super) struct Writer {
     out: SideWriter,
     block: Vec<u8>,
     /// Ends of the blocks so far.
-    ends: Vec<u8>,
+    ends: Vec<u64>,
     end: u64,
     inputs: u64,
     bytes: u64,
@@ -84,7 +84,7 @@ impl Writer {
         let block = std::mem::take(&mut self.block);
         self.put(&block)?;
         self.end += block.len() as u64;
-        self.ends.extend(self.end.to_le_bytes());
+        self.ends.push(self.end);
         self.id = self.id.bytes(&block);
         self.block = block;
         self.block.clear();
@@ -96,8 +96,8 @@ impl Writer {
         if !self.block.is_empty() {
             self.end_block()?;
         }
-        let (ends, sums) = (std::mem::take(&mut self.ends), [self.inputs, self.bytes].map(u64::to_le_bytes));
-        for section in [&ends[..], settings.as_bytes(), sums.as_flattened()] {
+        let (ends, sums) = (std::mem::take(&mut self.ends), [self.inputs, self.bytes]);
+        for section in [bytemuck::cast_slice(&ends), settings.as_bytes(), bytemuck::cast_slice(&sums)] {
             self.out.end_section();
             self.put(section)?;
         }
@@ -109,7 +109,7 @@ impl Writer {
 
 /// An open file of a plan.
 pub(super) struct Reader {
-    file: SideFile,
+    file: Sidefile,
     path: PathBuf,
     pub(super) settings: String,
     pub(super) inputs: u64,
@@ -124,7 +124,7 @@ impl Reader {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let wrong = |what: &str| Error::new(ErrorKind::Decode, Stage::Index, what).with_path(path);
         let damaged = || wrong("the plan is damaged or cut short");
-        let file = match SideFile::of(Blob::open(path)?, KIND)? {
+        let file = match Sidefile::of(Blob::open(path)?, KIND)? {
             SideFound::Whole(file) => file,
             SideFound::Damaged => return Err(damaged()),
             SideFound::Older => return Err(wrong("a plan of another version of this program: make the plan again")),

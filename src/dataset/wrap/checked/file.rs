@@ -5,7 +5,7 @@ use crate::dataset::parallel::parallel;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::storage::listing::look;
-use crate::storage::sidefile::{self, SideFile, SideFound, SideKind};
+use crate::storage::sidefile::{self, SideFound, SideKind, Sidefile};
 use crate::storage::{SourceId, Sources};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -18,7 +18,8 @@ const CRCS: usize = 1;
 const RUN: u64 = 4096;
 
 /// Identity of the data that has checksums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
 pub(super) struct Head {
     /// Hash of the sources' number and lengths: the same for a copy, another for other data.
     pub(super) lengths: u64,
@@ -33,20 +34,6 @@ pub(super) struct Head {
 }
 
 impl Head {
-    fn to_bytes(self) -> [u8; 24] {
-        let Self { state, count, fields, shape, .. } = self;
-        let mut out = [0; 24];
-        let numbers = [state, count, u64::from(fields) | u64::from(shape) << 32];
-        out.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(out, number)| *out = number.to_le_bytes());
-        out
-    }
-
-    fn of(file: &SideFile) -> Result<Self> {
-        let number = |place| file.number(HEAD, place);
-        let (state, count, both) = (number(0)?, number(1)?, number(2)?);
-        Ok(Self { lengths: file.identity(), state, count, fields: both as u32, shape: (both >> 32) as u32 })
-    }
-
     /// Bytes of the checksums.
     fn bytes(self) -> Option<u64> {
         self.count.checked_mul(self.fields.into())?.checked_mul(4)
@@ -54,19 +41,15 @@ impl Head {
 
     /// Writes the file. Errors: the system's.
     pub(super) fn write(self, place: &Path, crcs: &[u32]) -> Result<()> {
-        // Files are little-endian.
-        let crcs: std::borrow::Cow<'_, [u8]> = match cfg!(target_endian = "little") {
-            true => bytemuck::cast_slice(crcs).into(),
-            false => crcs.iter().flat_map(|crc| crc.to_le_bytes()).collect(),
-        };
-        let written = sidefile::write(place, KIND, self.lengths, &[&self.to_bytes(), &crcs]);
+        let sections = [bytemuck::bytes_of(&self), bytemuck::cast_slice(crcs)];
+        let written = sidefile::write(place, KIND, self.lengths, &sections);
         written.map_err(|error| Error::os(Stage::Index, "cannot write the checksums", error).with_path(place))
     }
 }
 
 /// The checksums of a dataset.
 pub(super) struct Sums {
-    file: SideFile,
+    file: Sidefile,
     pub(super) head: Head,
 }
 
@@ -78,7 +61,7 @@ impl Sums {
 
     /// Errors: of reading the file in place.
     pub(super) fn get(&self, at: usize) -> Result<u32> {
-        self.file.array(CRCS, 4 * at as u64).map(u32::from_le_bytes)
+        self.file.value(CRCS, 4 * at as u64)
     }
 
     /// Heap bytes.
@@ -139,7 +122,7 @@ pub(super) fn load(place: &Path, lengths: u64) -> Result<Found> {
         let message = format!("{what}; if the change is intended, make the checksums again{anew}");
         Ok(Found::Useless(Error::new(kind, Stage::Index, message)))
     };
-    let file = match SideFile::open(place, KIND)? {
+    let file = match Sidefile::open(place, KIND)? {
         SideFound::Nothing => return Ok(Found::Nothing),
         SideFound::Foreign => {
             let message = "not a file of checksums; it is not overwritten: name another file";
@@ -149,7 +132,7 @@ pub(super) fn load(place: &Path, lengths: u64) -> Result<Found> {
         SideFound::Older => return useless(ErrorKind::Decode, "the file of checksums is of another version"),
         SideFound::Whole(file) => file,
     };
-    let head = Head::of(&file)?;
+    let head: Head = file.value(HEAD, 0)?;
     if head.bytes() != Some(file.len(CRCS)) {
         return useless(ErrorKind::Decode, "the file of checksums is damaged");
     }
