@@ -5,9 +5,11 @@
 //! pages:   "feedside" │ kind 4, version 4 │ sections, one after the other │ length of each section 8 × 4, identity 8, "sidefeed"
 //! ```
 //!
-//! Numbers are in the machine's byte order; in the other order the version is another one. Up to 16 MiB are read when the file is opened, and objects of a store whole. Anything larger is
-//! read in place: a page at a time by `pread`, so it takes no memory, and processes share the page cache. A page is checked each
-//! time it is read. A truncated file is an error, never a signal, which a map would raise.
+//! Numbers are in the machine's byte order; in the other order the version is another one.
+//!
+//! A file of up to 16 MiB, and an object of a store, is read whole when it is opened. A larger file is read in place, a page at a
+//! time by `pread`: it takes no memory, and processes share the page cache. A page is checked each time it is read. A truncated
+//! file is an error, never a signal, which a map would raise.
 //!
 //! Invariants: a file appears whole, by a rename. No byte is used before its page was checked. A file of another kind is never
 //! taken for damage. Lengths in the file are compared with its size before memory is allocated.
@@ -130,9 +132,11 @@ impl Sidefile {
     }
 
     fn read_tail(blob: Blob, held_max: u64) -> Result<Option<Self>> {
-        let (whole, rest) = (blob.len() / PAGE, blob.len() % PAGE);
-        let Some(len) = rest.checked_sub(4).or((rest == 0).then_some(0)).map(|rest| whole * ROOM + rest) else {
-            return Ok(None);
+        let whole = blob.len() / PAGE * ROOM;
+        let len = match blob.len() % PAGE {
+            0 => whole,
+            rest @ 5.. => whole + rest - 4,
+            _ => return Ok(None),
         };
         let Some(end) = len.checked_sub(TAIL).filter(|end| *end >= HEAD) else { return Ok(None) };
         let pages = match blob.is_object() || len <= held_max {
@@ -306,7 +310,7 @@ fn damaged(message: impl Into<String>) -> Error {
 
 #[cold]
 fn wrong(blob: &Blob, number: u64) -> Error {
-    blob.wrong("the side file is damaged: a page has another CRC32C", number * PAGE, PAGE)
+    blob.wrong("the side file is damaged: a page has another CRC32C; delete the file to make it again", number * PAGE, PAGE)
 }
 
 /// Writes a side file, section by section.
@@ -442,7 +446,9 @@ mod tests {
             let mut swapped = whole.clone();
             swapped.copy_within(PAGE as usize..2 * PAGE as usize, 0);
             check(&swapped, "a page at another place");
-            check(&[&whole[..], &[0; 4096]].concat(), "zeros behind the file");
+            for zeros in [1, 4, 5, 4096] {
+                assert!(read(&[&whole[..], &vec![0; zeros]].concat(), held_max).is_none(), "{zeros} zeros behind the file");
+            }
         }
     }
 
