@@ -21,8 +21,8 @@
 //! * Points take about 1 % of the picture's bytes, and fit a segment: N follows from the bytes per MCU.
 //! * Pictures with restart markers have no points, nor have damaged ones and those of several scans.
 //! * Pixels do not depend on points. Other codes have another CRC: then the picture is decoded without points. So it is if
-//!   a point that the walk passes after each jump does not agree. Neither metadata nor bytes behind the coded data matter.
-//! * Reading all coded data for the CRC costs less than reading them from memory into a decoder.
+//!   a point that the walk passes after each jump does not agree. Metadata and bytes behind the coded data do not matter.
+//! * The CRC reads all coded data. Without that, decoding a crop takes as long.
 //! * Points made to deceive, with the right CRC, make wrong pixels at worst.
 
 use super::bits::Place;

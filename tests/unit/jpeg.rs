@@ -325,7 +325,7 @@ fn seek_points_stay_with_their_codes() {
 }
 
 #[test]
-fn seek_points_follow_the_first_segments_and_are_replaced_if_they_are_wrong() {
+fn seek_points_follow_the_first_segments_and_replace_wrong_ones() {
     let plain = encoded(40, (300, 200), 3, 3, 0);
     let jfif = Segment::next(&plain, 2).unwrap();
     assert_eq!(jfif.marker, 0xE0);
@@ -404,7 +404,7 @@ fn some_pictures_have_no_seek_points_for_a_reason() {
 }
 
 #[test]
-fn damaged_pictures_get_no_seek_points_but_the_error_of_strict_decoding() {
+fn damaged_pictures_get_no_points_but_strict_decodings_error() {
     let input = encoded(9, (64, 64), 3, 3, 0);
     let scan = Header::parse(&input).unwrap().scan;
     let mut code = input.clone();
