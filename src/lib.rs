@@ -261,6 +261,7 @@ pub mod unstable {
     pub use crate::device::cuda::driver::devices;
     pub use crate::device::cuda::found::{Absent, Found};
     pub use crate::dlpack::raw::{DLDataType, DLTensor};
+    pub use crate::jpeg::embed_seek_points;
     pub use crate::memory::{ByteRing, IoBuf, RingSpan};
     pub use crate::order::key::{Key, Permutation};
     pub use crate::storage::choice::{Choice, Opened, open};

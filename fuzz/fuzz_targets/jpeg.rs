@@ -1,5 +1,5 @@
-//! A JPEG of any scans: whole, at a part of its size and cut from its middle, with and without seek points, its
-//! pixels are libjpeg-turbo's to the bit, if both take it.
+//! A JPEG of any scans: whole, at a part of its size and cut from its middle, without seek points, with those beside it
+//! and in it, its pixels are libjpeg-turbo's to the bit, if both take it.
 //!
 //! An input is a JPEG file, or (any other first bytes) a recipe of one, which both take or neither, unless the recipe damages
 //! it. `FEEDLINE_JPEG=out.jpg` keeps the picture of a recipe.
@@ -7,19 +7,20 @@
 //! `cargo +nightly fuzz run jpeg --features turbojpeg tests/fixtures/images tests/fixtures/jpeg -- -rss_limit_mb=512`
 #![no_main]
 
-#[path = "jpeg/points.rs"]
-mod points;
 #[path = "jpeg/recipe.rs"]
 mod recipe;
 #[path = "../../tests/common/turbojpeg.rs"]
 mod turbo;
 
 use feedline::decode::Image;
-use feedline::unstable::Single;
 use feedline::tensor::EncodedField;
+use feedline::unstable::{Single, embed_seek_points};
 use libfuzzer_sys::fuzz_target;
 
 const PIXELS_MAX: usize = 1 << 18;
+
+/// Start of seek points in a picture.
+const NAME: &[u8] = b"feedseek\0";
 
 fuzz_target!(|bytes: &[u8]| {
     if bytes.starts_with(&[0xFF, 0xD8]) {
@@ -35,24 +36,28 @@ fuzz_target!(|bytes: &[u8]| {
 
 /// Compares what can be compared. If `both`, one must not refuse what the other takes.
 fn compare(picture: &[u8], both: bool) {
+    // Points made to deceive may change pixels.
+    if picture.windows(NAME.len()).any(|name| name == NAME) {
+        return;
+    }
     let Some((width, height)) = turbo::size(picture) else { return };
     // The longer side first: a size that the library does not know is the largest of all numbers.
     if width.max(height) > 16_384 || width * height > PIXELS_MAX {
         return;
     }
     let draw = picture.iter().fold(7_usize, |sum, byte| sum.wrapping_mul(31).wrapping_add((*byte).into()));
-    let points = points::of(picture);
+    let seekable = embed_seek_points(picture).ok();
     for scale in [1, [2, 4, 8][draw % 3]] {
         // Otherwise the last pixel's width is a fraction, and the picture is resampled.
         if width % scale == 0 && height % scale == 0 {
-            compare_scaled((picture, &points), (width / scale, height / scale), scale, (draw / 3, both));
+            compare_scaled((picture, seekable.as_deref()), (width / scale, height / scale), scale, (draw / 3, both));
         }
     }
 }
 
 /// Compares the picture at 1 / `scale` of its size, which is `width` × `height` then.
 fn compare_scaled(
-    (picture, points): (&[u8], &[u8]),
+    (picture, seekable): (&[u8], Option<&[u8]>),
     (width, height): (usize, usize),
     scale: usize,
     (draw, both): (usize, bool),
@@ -77,11 +82,21 @@ fn compare_scaled(
     let size = 1 + draw % shorter;
     let cut = cut(right, (width, height), size);
     let mut single = self::single(Image::center_crop(shorter as u32, size as u32), scale);
-    for points in [&[], points] {
-        let what = format!("cut of {size} at 1/{scale} of {width}x{height} pixels, points: {}", points.len());
+    let seekable = seekable.expect("what is decoded whole gets seek points, or stays as it is");
+    assert!(turbo::pixels(seekable, scale).is_some_and(|(_, pixels)| pixels == *right), "libjpeg-turbo, seek points");
+    let points = points_of(seekable);
+    for (place, picture, points) in [("none", picture, &[][..]), ("beside", picture, points), ("inside", seekable, &[])] {
+        let what = format!("cut of {size} at 1/{scale} of {width}x{height} pixels, seek points: {place}");
         let found = decode(&mut single, picture, points).expect("the whole was decoded");
         check(&cut, &found, size, &what);
     }
+}
+
+/// The seek points in a picture; empty without any.
+fn points_of(picture: &[u8]) -> &[u8] {
+    let Some(at) = picture.windows(NAME.len()).position(|name| name == NAME) else { return &[] };
+    let length = usize::from(u16::from_be_bytes([picture[at - 2], picture[at - 1]]));
+    &picture[at + NAME.len()..at - 2 + length]
 }
 
 fn single(image: Image, scale: usize) -> Single {

@@ -62,8 +62,7 @@ pub trait DatasetExt: Dataset + Sized {
     /// disk, and at most 16 MiB in memory. The first call reads everything once to make it, on all cores ([`Seekable::built`] tells).
     /// Make it before many processes open it.
     ///
-    /// JPEGs with restart markers need no points. Damage above and beside a crop is not detected then, unless the
-    /// dataset is [`checked`](Self::checked), too.
+    /// JPEGs with restart markers, and those with seek points in them, need no file.
     ///
     /// Errors: file system errors; an `index` that is another kind of file ([`ErrorKind::Config`]), or has the points of
     /// another dataset, also of this one with other samples or lengths of files ([`ErrorKind::Changed`]).

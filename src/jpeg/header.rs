@@ -8,6 +8,7 @@
 
 use super::huffman::{STANDARD, Table, ZIGZAG};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use std::fmt::Display;
 
 /// Limit of blocks in an interleaved MCU (B.2.3 of the standard).
@@ -15,6 +16,10 @@ pub(super) const BLOCKS_MAX: usize = 10;
 
 /// Start of the body of a segment with EXIF data.
 pub(crate) const EXIF: &[u8] = b"Exif\0\0";
+
+/// Marker of a segment with seek points, APP15, and the start of its body.
+pub(super) const SEEK_MARKER: u8 = 0xEF;
+pub(super) const SEEK: &[u8] = b"feedseek\0";
 
 /// Prefix of messages about damage that only strict decoding refuses.
 pub(crate) const DAMAGED: &str = "damaged JPEG";
@@ -61,6 +66,8 @@ pub(crate) struct Header {
     pub(crate) scan: usize,
     /// Start and end of the first EXIF body in an APP1 segment; 0, 0 without one.
     pub(crate) exif: (usize, usize),
+    /// Start and end of the first seek points, behind their name; 0, 0 without any.
+    points: (usize, usize),
     /// Number of bytes outside segments before the first scan, and the offset of the first.
     pub(crate) stray: (usize, usize),
     /// Offset of the body of a too short Adobe segment; 0 without one.
@@ -83,11 +90,28 @@ impl Header {
         }
     }
 
+    /// Whether this is a kind of JPEG that the engine does not decode, by its frame header.
+    pub(super) fn is_unsupported(input: &[u8]) -> bool {
+        let mut at = 2;
+        while let Ok(Segment { marker, start, end }) = Segment::next(input, at) {
+            match (marker, &input[start..end]) {
+                // 12 bits; the height comes after the scan; no colours.
+                (0xC0..=0xC2, [bits, h1, h0, _, _, components, ..]) => {
+                    return *bits != 8 || [*h1, *h0] == [0, 0] || *components == 2;
+                }
+                (0xC3 | 0xC5..=0xC7 | 0xC9..=0xCB | 0xCD..=0xCF | 0xF7, _) => return true,
+                (0xDA, _) => return false,
+                _ => at = end,
+            }
+        }
+        false
+    }
+
     /// Reads the segments up to the first scan.
     pub(crate) fn read(input: &[u8]) -> Result<Self> {
         let mut header: Option<Self> = None;
         let mut restart = 0;
-        let (mut exif, mut stray, mut short_adobe) = ((0, 0), (0, 0), 0);
+        let (mut exif, mut points, mut stray, mut short_adobe) = ((0, 0), (0, 0), (0, 0), 0);
         let (mut at, mut jfif, mut adobe) = (2, false, None);
         loop {
             let segment = Segment::next(input, at)?;
@@ -114,11 +138,12 @@ impl Header {
                     let one_scan = !header.progressive && whole && in_order;
                     let colours = colours(&header.ids[..usize::from(header.components)], jfif, adobe);
                     let header = Self { one_scan, colours, restart, ..header };
-                    return Ok(Self { scan: end, exif, stray, short_adobe, ..header });
+                    return Ok(Self { scan: end, exif, points, stray, short_adobe, ..header });
                 }
                 0xDD => restart = restart_interval(body)?,
                 0xE0 if body.len() >= 14 && body.starts_with(b"JFIF\0") => jfif = true,
                 0xE1 if exif == (0, 0) && body.starts_with(EXIF) => exif = (start, end),
+                SEEK_MARKER if points == (0, 0) && body.starts_with(SEEK) => points = (start + SEEK.len(), end),
                 0xEE if body.starts_with(b"Adobe") => match body.get(ADOBE - 1) {
                     Some(transform) => adobe = Some(*transform),
                     None => short_adobe = start,
@@ -126,6 +151,17 @@ impl Header {
                 _ => {}
             }
             at = end;
+        }
+    }
+
+    /// Refuses bytes between the segments of the header.
+    pub(crate) fn check_stray(&self) -> Result<()> {
+        match self.stray {
+            (0, _) => Ok(()),
+            (count, at) => {
+                let message = format!("JPEG with {count} stray bytes between the segments of its header, at byte {at}");
+                Err(Error::decode(message + &Setting::Strict.hint(|strict| format!("; {strict} skips them"))))
+            }
         }
     }
 
@@ -163,9 +199,15 @@ impl Header {
             height_at: at + 1,
             scan: 0,
             exif: (0, 0),
+            points: (0, 0),
             stray: (0, 0),
             short_adobe: 0,
         })
+    }
+
+    /// The seek points in `input`, to which this header belongs; empty without any.
+    pub(super) fn points_of<'a>(&self, input: &'a [u8]) -> &'a [u8] {
+        &input[self.points.0..self.points.1]
     }
 
     pub(super) fn factors(&self) -> &[Factors] {
@@ -222,7 +264,7 @@ impl Header {
     }
 
     /// The header's segments: marker, start of the body, body.
-    fn segments<'a>(&self, input: &'a [u8]) -> impl Iterator<Item = (u8, usize, &'a [u8])> + use<'a> {
+    pub(super) fn segments<'a>(&self, input: &'a [u8]) -> impl Iterator<Item = (u8, usize, &'a [u8])> + use<'a> {
         let (mut at, end) = (2, self.scan);
         std::iter::from_fn(move || {
             let segment = Segment::next(&input[..end], at).ok()?;
@@ -283,7 +325,7 @@ impl Segment {
         }
     }
 
-    fn marker_at(&self) -> usize {
+    pub(super) fn marker_at(&self) -> usize {
         self.start - if is_alone(self.marker) { 2 } else { 4 }
     }
 }

@@ -18,8 +18,8 @@
 //! upsampling), and with it Pillow and torchvision. At 1/2, 1/4 and 1/8 of the size they equal its scaled pictures. The
 //! kernels for an instruction set equal the scalar ones.
 //!
-//! With [seek points](seek), a row of the crop begins near its left edge. [`codes`] hands on every code of a scan, for
-//! `prepare`, which writes them anew.
+//! With [seek points](seek), in the picture or beside it, a row of the crop begins near its left edge. [`codes`] hands on
+//! every code of a scan, for `prepare`, which writes them anew.
 //!
 //! # Limits and invariants
 //!
@@ -50,7 +50,7 @@ pub(crate) use header::{Colours, DAMAGED, EXIF, Header, Input, Scan, Segment};
 pub(crate) use huffman::{CODE_MAX, Table};
 pub(crate) use region::Region;
 
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result, Stage};
 use header::Component;
 use kernels::Kernels;
 use region::Layout;
@@ -99,6 +99,37 @@ impl<'a> Scans<'a> {
     }
 }
 
+/// What became of a picture that was to get seek points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "unstable"), allow(dead_code, reason = "for `prepare`"))]
+pub(crate) enum Embedded {
+    /// The output is the picture with this many bytes of points.
+    Points(u32),
+    /// The output is the input.
+    Unchanged(WithoutPoints),
+}
+
+/// Why a picture gets no seek points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WithoutPoints {
+    NotJpeg,
+    /// A kind that is not decoded: lossless, hierarchical or arithmetic coding, 12 bits, 2 components, no height.
+    Unsupported,
+    /// Progressive, or sequential with components apart.
+    SeveralScans,
+    /// They serve the same purpose.
+    RestartMarkers,
+    /// It has them.
+    Present,
+}
+
+/// The picture with its seek points, or as it is. Errors: damage.
+#[cfg(feature = "unstable")]
+pub fn embed_seek_points(input: &[u8]) -> Result<Vec<u8>> {
+    let mut out = Vec::new();
+    Decoder::default().embed(input, &mut out).map(|_| out)
+}
+
 /// A worker's tables and rows, kept from picture to picture.
 pub(crate) struct Decoder {
     kernels: Kernels,
@@ -140,7 +171,7 @@ impl Decoder {
     ///
     /// If `picture` is not `strict`, damage ends the restart interval, or the scan: in a picture of one scan its MCUs are grey, one
     /// of several scans adds nothing more. Otherwise damage is an error, with its byte and MCU. `points` are those of
-    /// [`seek_points`](Self::seek_points), or empty.
+    /// [`seek_points`](Self::seek_points), or empty. Those in the picture come second.
     pub(crate) fn decode(
         &mut self,
         picture: Input<'_>,
@@ -156,8 +187,9 @@ impl Decoder {
             Scans::Several(script) => return self.run_script(picture, script, &layout, to),
         };
         self.tables.update(scan);
+        let mut tables = [points, header.points_of(input)].into_iter();
         // Whatever is wrong with the points, the picture decides.
-        let points = Points::new(points, input, header);
+        let points = tables.find_map(|table| Points::new(table, input, header));
         if points.is_some() && self.run(Input { strict: true, ..picture }, scan, points, &layout, to).is_ok() {
             return Ok(());
         }
@@ -189,22 +221,63 @@ impl Decoder {
 
     /// Seek points of a JPEG, for [`decode`](Self::decode). Empty if it can have none: see [`seek`].
     pub(crate) fn seek_points(&mut self, input: &[u8]) -> Vec<u8> {
-        self.survey(input).unwrap_or_default()
+        match self.survey(input, seek::BYTES_MAX) {
+            Ok(Ok((_, points))) => points,
+            Ok(Err(_)) | Err(_) => Vec::new(),
+        }
     }
 
-    fn survey(&mut self, input: &[u8]) -> Result<Vec<u8>> {
+    /// Clears `out` and writes `input` into it with its seek points in a segment, or as it is. Lossless: any decoder gets the
+    /// same pixels. A second pass changes nothing. Wrong points are replaced.
+    ///
+    /// Other bytes stay, those behind the picture too; an index there that counts bytes from the start of the file is not adapted.
+    ///
+    /// Errors: those of strict decoding, for a damaged picture that could have points. `out` is then empty.
+    #[cfg_attr(not(feature = "unstable"), allow(dead_code, reason = "for `prepare`"))]
+    pub(crate) fn embed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Embedded> {
+        out.clear();
+        let why = match self.survey(input, seek::BYTES_MAX)? {
+            Ok((header, points)) => {
+                header.check_stray()?;
+                if points != header.points_of(input) {
+                    seek::embed(input, &header, &points, out);
+                    return Ok(Embedded::Points(points.len() as u32));
+                }
+                WithoutPoints::Present
+            }
+            Err(why) => why,
+        };
+        out.extend_from_slice(input);
+        Ok(Embedded::Unchanged(why))
+    }
+
+    /// Walks through a picture; gives its header and at most `most` bytes of seek points, or why it has none.
+    fn survey(&mut self, input: &[u8], most: usize) -> Result<std::result::Result<(Header, Vec<u8>), WithoutPoints>> {
         if !input.starts_with(&[0xFF, 0xD8, 0xFF]) {
-            return Ok(Vec::new());
+            return Ok(Err(WithoutPoints::NotJpeg));
         }
-        let header = Header::parse(input)?;
-        if !header.one_scan || header.restart > 0 {
-            return Ok(Vec::new());
-        }
-        header.end_marker(input)?;
+        let header = match Header::parse(input) {
+            Ok(header) if !header.one_scan => return Ok(Err(WithoutPoints::SeveralScans)),
+            Ok(header) if header.restart > 0 => return Ok(Err(WithoutPoints::RestartMarkers)),
+            Err(_) if Header::is_unsupported(input) => return Ok(Err(WithoutPoints::Unsupported)),
+            header => header?,
+        };
+        header.end_marker(input).map_err(|error| {
+            Error::new(ErrorKind::Truncated, Stage::Decode, error.message()).with_range(input.len() as u64, 0)
+        })?;
         let scan = Scan::parse(input, &header)?;
         self.tables.update(&scan);
-        Walk::new(Input { bytes: input, header: &header, strict: true }, &scan, &self.tables, &[], None)?
-            .survey(Writer::new(input, &header))
+        // So that points which are there stay, also when bytes follow the picture.
+        let there = Points::new(header.points_of(input), input, &header).map(|points| points.step);
+        let mut step = there.unwrap_or_else(|| seek::step(input, &header, most));
+        loop {
+            let picture = Input { bytes: input, header: &header, strict: true };
+            let points = Walk::new(picture, &scan, &self.tables, &[], None)?.survey(Writer::new(&header, step))?;
+            if points.len() <= most || step >= header.mcus() {
+                return Ok(Ok((header, points)));
+            }
+            step = step.saturating_mul(2);
+        }
     }
 
     fn run(

@@ -1,4 +1,4 @@
-//! Seek points: places in a scan where decoding may begin, kept beside the picture.
+//! Seek points: places in a scan where decoding may begin, kept in the picture or beside it.
 //!
 //! ```text
 //! scan:    MCU 0 ……… N ………… 2N ……… 3N ………
@@ -10,22 +10,29 @@
 //!
 //! # Format
 //!
-//! CRC32C of all bytes before the coded data (4 bytes, little-endian); then LEB128 numbers: length of the picture, N, and
-//! the points. Signed numbers are in zigzag.
+//! A CRC32C (4 bytes, little-endian); then LEB128 numbers: bytes of coded data, N, and the points. Signed numbers are in
+//! zigzag. The CRC is that of the segments that the codes depend on (frame, Huffman tables, restart interval, scan) from
+//! the marker's second byte on, then of the coded data, then of the numbers.
+//!
+//! In a picture they follow the name `feedseek\0` in an APP15 segment, which other decoders skip.
 //!
 //! # Limits and invariants
 //!
-//! * Points take about 1 % of the picture's bytes: N follows from the bytes per MCU.
+//! * Points take about 1 % of the picture's bytes, and fit a segment: N follows from the bytes per MCU.
 //! * Pictures with restart markers have no points, nor have damaged ones and those of several scans.
-//! * Pixels of an intact picture do not depend on points. Header and length must agree, and so must a point that the walk
-//!   passes after each jump. Otherwise the picture is decoded without points.
-//! * The file of the points has a checksum. Points that are wrong nevertheless make wrong pixels at worst.
+//! * Pixels do not depend on points. Other codes have another CRC: then the picture is decoded without points. So it is if
+//!   a point that the walk passes after each jump does not agree. Metadata and bytes behind the coded data do not matter.
+//! * The CRC reads all coded data. Without that, decoding a crop takes as long.
+//! * Points made to deceive, with the right CRC, make wrong pixels at worst.
 
 use super::bits::Place;
-use super::header::Header;
+use super::header::{Header, SEEK, SEEK_MARKER, Segment};
 
 /// Bytes of a picture for each byte of its points.
 const SHARE: usize = 100;
+
+/// Most bytes of points that fit a segment, whose length counts itself.
+pub(super) const BYTES_MAX: usize = 0xFFFF - 2 - SEEK.len();
 
 /// A place in a scan, before an MCU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,11 +46,11 @@ pub(super) struct Point {
 pub(super) struct Points<'a> {
     rest: &'a [u8],
     /// MCUs from point to point.
-    step: u32,
+    pub(super) step: u32,
     components: usize,
-    /// MCUs and bytes of the picture.
+    /// MCUs of the picture, and the end of its coded data.
     total: u32,
-    len: usize,
+    end: usize,
     /// The next point, if any.
     ahead: Option<Point>,
 }
@@ -51,21 +58,20 @@ pub(super) struct Points<'a> {
 impl<'a> Points<'a> {
     /// Gives nothing if the points belong to another picture.
     pub(super) fn new(table: &'a [u8], input: &[u8], header: &Header) -> Option<Self> {
-        let (crc, mut rest) = table.split_first_chunk()?;
-        let len = number(&mut rest)?;
+        let (crc, numbers) = table.split_first_chunk()?;
+        let mut rest = numbers;
+        let end = header.scan.checked_add(number(&mut rest)?.try_into().ok()?)?;
         let step = u32::try_from(number(&mut rest)?).ok().filter(|step| *step > 0)?;
-        let same = len == input.len() as u64 && u32::from_le_bytes(*crc) == crc32c::crc32c(&input[..header.scan]);
-        let start = Point { place: Place { byte: header.scan, bit: 0 }, ..Point::default() };
-        let mut points = Self {
-            rest,
-            step,
-            components: header.components.into(),
-            total: header.mcus(),
-            len: input.len(),
-            ahead: None,
-        };
-        points.ahead = points.after(start);
-        (same && header.restart == 0 && header.one_scan).then_some(points)
+        if header.restart > 0 || !header.one_scan || end > input.len() {
+            return None;
+        }
+        if u32::from_le_bytes(*crc) != identity(input, header, end, numbers) {
+            return None;
+        }
+        let (components, total) = (header.components.into(), header.mcus());
+        let mut points = Self { rest, step, components, total, end, ahead: None };
+        points.ahead = points.after(start(header));
+        Some(points)
     }
 
     /// MCU of the next point, if any.
@@ -97,7 +103,7 @@ impl<'a> Points<'a> {
         let mut point = Point {
             mcu: before.mcu.saturating_add(self.step).min(self.total),
             place: Place {
-                byte: usize::try_from(bits / 8).ok().filter(|byte| *byte <= self.len)?,
+                byte: usize::try_from(bits / 8).ok().filter(|byte| *byte <= self.end)?,
                 bit: (bits % 8) as u8,
             },
             predictors: before.predictors,
@@ -112,37 +118,86 @@ impl<'a> Points<'a> {
 
 /// Writes the points of a picture.
 pub(super) struct Writer {
-    table: Vec<u8>,
+    points: Vec<u8>,
     components: usize,
     before: Point,
     pub(super) step: u32,
 }
 
 impl Writer {
-    pub(super) fn new(input: &[u8], header: &Header) -> Self {
-        // A point takes some 2 bytes, and 3 for two components.
-        let components = usize::from(header.components);
-        let room = (input.len() - header.scan) / SHARE / (2 + components * 3 / 2);
-        let step = header.mcus().div_ceil(room.try_into().unwrap_or(u32::MAX).max(1));
-        let before = Point { place: Place { byte: header.scan, bit: 0 }, ..Point::default() };
-        let mut table = crc32c::crc32c(&input[..header.scan]).to_le_bytes().to_vec();
-        push(&mut table, input.len() as u64);
-        push(&mut table, step.into());
-        Self { table, components, before, step }
+    /// Writes a point every `step` MCUs.
+    pub(super) fn new(header: &Header, step: u32) -> Self {
+        Self { points: Vec::new(), components: header.components.into(), before: start(header), step }
     }
 
     pub(super) fn push(&mut self, point: Point) {
-        push(&mut self.table, point.place.bits() - self.before.place.bits());
+        push(&mut self.points, point.place.bits() - self.before.place.bits());
         for index in 0..self.components {
             let change = point.predictors[index].wrapping_sub(self.before.predictors[index]);
-            push(&mut self.table, u64::from((change << 1 ^ change >> 31) as u32));
+            push(&mut self.points, u64::from((change << 1 ^ change >> 31) as u32));
         }
         self.before = point;
     }
 
-    pub(super) fn finish(self) -> Vec<u8> {
-        self.table
+    /// The points of a picture whose coded data end at `end`.
+    pub(super) fn finish(self, input: &[u8], header: &Header, end: usize) -> Vec<u8> {
+        let mut numbers = Vec::with_capacity(self.points.len() + 16);
+        push(&mut numbers, (end - header.scan) as u64);
+        push(&mut numbers, self.step.into());
+        numbers.extend(self.points);
+        [&identity(input, header, end, &numbers).to_le_bytes()[..], &numbers].concat()
     }
+}
+
+/// MCUs from point to point, so that the points take at most about `most` bytes.
+pub(super) fn step(input: &[u8], header: &Header, most: usize) -> u32 {
+    // A point takes some 2 bytes, and 3 for two components.
+    let point = 2 + usize::from(header.components) * 3 / 2;
+    let room = ((input.len() - header.scan) / SHARE).min(most) / point;
+    header.mcus().div_ceil(room.try_into().unwrap_or(u32::MAX).max(1))
+}
+
+/// CRC32C of what points depend on, and of their numbers. The coded data end at `end`.
+pub(super) fn identity(input: &[u8], header: &Header, end: usize, numbers: &[u8]) -> u32 {
+    let of_codes = |marker| matches!(marker, 0xC0..=0xCF | 0xDA | 0xDD);
+    let segments = header.segments(input).filter(|(marker, ..)| of_codes(*marker));
+    // From the marker's second byte on: before the body come 2 bytes of length.
+    let crc =
+        segments.fold(0, |crc, (_, start, body)| crc32c::crc32c_append(crc, &input[start - 3..start + body.len()]));
+    crc32c::crc32c_append(crc32c::crc32c_append(crc, &input[header.scan..end]), numbers)
+}
+
+/// Before the first point.
+fn start(header: &Header) -> Point {
+    Point { place: Place { byte: header.scan, bit: 0 }, ..Point::default() }
+}
+
+/// Whether a segment holds seek points.
+pub(super) fn is_segment(input: &[u8], segment: &Segment) -> bool {
+    segment.marker == SEEK_MARKER && input[segment.start..segment.end].starts_with(SEEK)
+}
+
+/// Writes the picture into `out` with these points, in place of others. They follow the first segments, which some programs
+/// expect at the start: JFIF, EXIF, comments.
+pub(super) fn embed(input: &[u8], header: &Header, points: &[u8], out: &mut Vec<u8>) {
+    out.reserve_exact(input.len() + 4 + SEEK.len() + points.len());
+    let (mut at, mut copied, mut inside) = (2, 0, false);
+    while let Ok(segment) = Segment::next(&input[..header.scan], at) {
+        if !inside && !matches!(segment.marker, 0xE0..=0xEF | 0xFE) {
+            out.extend_from_slice(&input[copied..at]);
+            out.extend([0xFF, SEEK_MARKER]);
+            out.extend(((2 + SEEK.len() + points.len()) as u16).to_be_bytes());
+            out.extend_from_slice(SEEK);
+            out.extend_from_slice(points);
+            (copied, inside) = (at, true);
+        }
+        if is_segment(input, &segment) {
+            out.extend_from_slice(&input[copied..segment.marker_at()]);
+            copied = segment.end;
+        }
+        at = segment.end;
+    }
+    out.extend_from_slice(&input[copied..]);
 }
 
 /// Cuts a LEB128 number off the front.

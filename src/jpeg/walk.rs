@@ -239,7 +239,7 @@ impl<'a> Walk<'a> {
             points.push(self.point());
         }
         self.finish()?;
-        Ok(points.finish())
+        Ok(points.finish(self.input, self.header, self.bits.next_byte()))
     }
 
     /// Starts the restart interval that holds `mcu`.

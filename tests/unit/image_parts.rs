@@ -454,18 +454,27 @@ mod turbo {
         (Size::new(width as u32, height as u32), pixels)
     }
 
+    /// The picture with its seek points, or as it is.
+    fn embedded(input: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        jpeg::Decoder::default().embed(input, &mut out).unwrap();
+        out
+    }
+
     fn fixtures() -> Vec<(String, Vec<u8>)> {
-        let files = ["jpeg", "images"].into_iter().flat_map(|name| std::fs::read_dir(folder(name)).unwrap());
+        let files = ["jpeg", "images", "scans"].into_iter().flat_map(|name| std::fs::read_dir(folder(name)).unwrap());
         let mut paths: Vec<_> = files.map(|entry| entry.unwrap().path()).collect();
         paths.retain(|path| path.extension().is_some_and(|end| end == "jpg"));
         paths.sort();
         paths.iter().map(|path| (path.display().to_string(), std::fs::read(path).unwrap())).collect()
     }
 
-    /// Every fixture, CMYK and progressive among them: parts are those of the whole picture.
+    /// Every fixture, CMYK and progressive among them: parts are those of the whole picture, also with seek points.
     #[test]
     fn a_part_of_every_kind_of_picture_is_that_of_the_whole() {
-        for (_, input) in fixtures() {
+        for (_, input) in
+            fixtures().into_iter().flat_map(|(name, input)| [(name.clone(), embedded(&input)), (name, input)])
+        {
             let whole = right(&input);
             for seed in 0..30 {
                 let image = Image::random_resized_crop(5).scale(0.01, 1.0);
@@ -535,7 +544,11 @@ mod turbo {
             let expected = right(&input);
             prop_assert!(whole(&input) == expected, "whole");
             let image = Image::random_resized_crop(5).scale(0.01, 1.0).ratio(0.2, 5.0);
-            (0..4).for_each(|turn| compare(&input, &image, seed ^ turn, &mut Workspace::default(), &expected));
+            let seekable = embedded(&input);
+            prop_assert!(right(&seekable) == expected, "libjpeg-turbo's with seek points");
+            for (turn, picture) in [&input, &seekable, &input, &seekable].into_iter().enumerate() {
+                compare(picture, &image, seed ^ turn as u64, &mut Workspace::default(), &expected);
+            }
             let [own, turbo] = scaled(&input, scale);
             prop_assert!(turbo.is_some() && own == turbo, "1/{scale}");
         }

@@ -1,5 +1,6 @@
-//! The kernels against each other, regions against the whole picture, and damage.
+//! The kernels against each other, regions against the whole picture, seek points, and damage.
 
+use super::header::SEEK;
 use super::*;
 use crate::order::Draws;
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
@@ -165,7 +166,7 @@ proptest! {
         }
     }
 
-    /// Whole and cut ones do not; damaged ones, and those of another picture with its header and length, make no error.
+    /// Beside the picture and in it: their own, damaged and cut ones, and those of other codes.
     #[test]
     fn seek_points_change_no_pixel(
         (width, height) in (1_u16..300, 1_u16..200),
@@ -182,21 +183,28 @@ proptest! {
         });
         let region = Region { left, top, width: wide, height: high };
         let right = decode(&mut Decoder::default(), &input, Some(region), true).unwrap();
-        prop_assert!(decode_with(&points, &input, region).unwrap() == right, "{region:?} of {width}x{height}");
         let mut damaged = points.clone();
         for (at, value) in &flips {
             damaged[at.index(points.len())] = *value;
         }
-        prop_assert!(decode_with(&damaged, &input, region).is_ok());
-        prop_assert!(decode_with(&points[..flips[0].0.index(points.len())], &input, region).unwrap() == right);
+        let cut = &points[..flips[0].0.index(points.len())];
+        for points in [&points, &damaged, cut] {
+            prop_assert!(decode_with(points, &input, region).unwrap() == right, "{region:?} of {width}x{height}");
+            prop_assert!(decode_with(&[], &with_segment(&input, points), region).unwrap() == right);
+            // Of points in both places, those beside the picture come first.
+            prop_assert!(decode_with(points, &embedded(&input).1, region).unwrap() == right);
+        }
+        // Made to deceive.
+        prop_assert!(decode_with(&resealed(&damaged, &input), &input, region).is_ok());
         // The same header and length, other coded data.
         let mut other = input.clone();
         let scan = Header::parse(&input).unwrap().scan;
         for (at, value) in flips {
             other[scan + at.index(input.len() - scan - 2)] = value;
         }
-        let found = decode_with(&points, &other, region);
-        prop_assert!(found.is_ok() || decode(&mut Decoder::default(), &other, Some(region), true).is_err());
+        let right = decode(&mut Decoder::default(), &other, Some(region), true).ok();
+        prop_assert!(decode_with(&points, &other, region).ok() == right);
+        prop_assert!(decode_with(&[], &with_segment(&other, &points), region).ok() == right);
     }
 
     /// Any bytes: pixels or an error. What it makes of them depends on them alone.
@@ -243,16 +251,126 @@ proptest! {
     }
 }
 
+/// The picture with these points in it.
+fn with_segment(input: &[u8], points: &[u8]) -> Vec<u8> {
+    let length = (points.len() + 2 + SEEK.len()) as u16;
+    [&input[..2], &[0xFF, 0xEF], &length.to_be_bytes(), SEEK, points, &input[2..]].concat()
+}
+
+fn embedded(input: &[u8]) -> (Embedded, Vec<u8>) {
+    let mut out = vec![1, 2, 3];
+    let done = Decoder::default().embed(input, &mut out).unwrap();
+    (done, out)
+}
+
+/// The points with the CRC that this picture asks for.
+fn resealed(points: &[u8], input: &[u8]) -> Vec<u8> {
+    let header = Header::parse(input).unwrap();
+    let numbers = &points[4..];
+    let crc = seek::identity(input, &header, header.end_marker(input).unwrap(), numbers);
+    [&crc.to_le_bytes(), numbers].concat()
+}
+
+/// Whether the points in a picture belong to it.
+fn fit(picture: &[u8]) -> bool {
+    let header = Header::parse(picture).unwrap();
+    Points::new(header.points_of(picture), picture, &header).is_some()
+}
+
 #[test]
-fn a_crop_with_seek_points_does_not_read_what_is_above_and_beside_it() {
+fn a_crop_with_seek_points_does_not_decode_what_is_above_and_beside_it() {
     let input = encoded(40, (400, 300), 3, 3, 0);
     let points = Decoder::default().seek_points(&input);
     let (scan, region) = (Header::parse(&input).unwrap().scan, Region { left: 200, top: 200, width: 90, height: 60 });
     let right = decode(&mut Decoder::default(), &input, Some(region), true).unwrap();
     let mut holed = input.clone();
     holed[scan..scan + (input.len() - scan) / 2].fill(0);
+    let points = resealed(&points, &holed);
     assert!(decode_with(&points, &holed, region).unwrap() == right);
+    assert!(decode_with(&[], &with_segment(&holed, &points), region).unwrap() == right);
     assert!(decode(&mut Decoder::default(), &holed, Some(region), true).ok() != Some(right));
+}
+
+#[test]
+fn seek_points_stay_with_their_codes() {
+    let (_, picture) = embedded(&encoded(40, (300, 200), 3, 3, 0));
+    assert!(fit(&picture));
+    let comment = [0xFF, 0xFE, 0, 6, b't', b'e', b'x', b't'];
+    let app15 = picture.windows(2).position(|pair| pair == [0xFF, 0xEF]).unwrap();
+    let next = Segment::next(&picture, app15).unwrap().end;
+    // Metadata, quantisation, and bytes behind the picture.
+    for at in [2, app15, next, Header::parse(&picture).unwrap().height_at - 5] {
+        assert!(fit(&[&picture[..at], &comment, &picture[at..]].concat()), "{at}");
+    }
+    let quants = picture.windows(2).position(|pair| pair == [0xFF, 0xDB]).unwrap();
+    let changed = |at: usize| {
+        let mut picture = picture.clone();
+        picture[at] ^= 1;
+        picture
+    };
+    assert!(fit(&changed(quants + 20)));
+    assert!(fit(&[&picture[..], &[0; 1000], &picture].concat()));
+    // Points, size, tables, codes, and a cut end.
+    let (header, tables) =
+        (Header::parse(&picture).unwrap(), picture.windows(2).position(|pair| pair == [0xFF, 0xC4]).unwrap());
+    let end = header.end_marker(&picture).unwrap();
+    for at in
+        [app15 + 4 + SEEK.len(), next - 1, header.height_at + 1, tables + 6, header.scan, header.scan + 1000, end - 1]
+    {
+        assert!(!fit(&changed(at)), "{at}");
+    }
+    assert!(!fit(&picture[..end - 1]));
+    // A restart interval.
+    assert!(!fit(&[&picture[..2], &[0xFF, 0xDD, 0, 4, 0, 9], &picture[2..]].concat()));
+}
+
+#[test]
+fn seek_points_follow_the_first_segments_and_replace_wrong_ones() {
+    let plain = encoded(40, (300, 200), 3, 3, 0);
+    let jfif = Segment::next(&plain, 2).unwrap();
+    assert_eq!(jfif.marker, 0xE0);
+    let exif = [0xFF, 0xE1, 0, 8, b'E', b'x', b'i', b'f', 0, 0];
+    let input = [&plain[..jfif.end], &exif, &plain[jfif.end..], b"behind"].concat();
+    let (Embedded::Points(bytes), picture) = embedded(&input) else { panic!("no points") };
+    let (at, points) = (jfif.end + exif.len(), Decoder::default().seek_points(&input));
+    assert_eq!(bytes as usize, points.len());
+    let segment = &with_segment(&input, &points)[2..][..4 + SEEK.len() + points.len()];
+    assert!(picture == [&input[..at], segment, &input[at..]].concat());
+    assert!(Decoder::default().seek_points(&picture) == points);
+    let present = |picture: &[u8]| (Embedded::Unchanged(WithoutPoints::Present), picture.to_vec());
+    assert!(embedded(&picture) == present(&picture));
+    // Also where other programs put them, and before other bytes.
+    let moved = with_segment(&[&input[..], &[7; 9999]].concat(), &points);
+    assert!(embedded(&moved) == present(&moved));
+    // Wrong ones and more than one.
+    for wrong in [&[][..], &[1, 2, 3], &points[..points.len() - 1], &[&points[..], &[0]].concat()] {
+        let wrong = with_segment(&with_segment(&input, &points), wrong);
+        assert!(embedded(&wrong) == (Embedded::Points(bytes), picture.clone()));
+    }
+    // Right by their CRC alone.
+    let mut points = points;
+    points[9] ^= 1;
+    let wrong = with_segment(&input, &resealed(&points, &input));
+    let mut found = Vec::new();
+    assert!(!matches!(Decoder::default().embed(&wrong, &mut found).unwrap(), Embedded::Unchanged(_)));
+    assert!(
+        decode(&mut Decoder::default(), &found, None, true).unwrap()
+            == decode(&mut Decoder::default(), &input, None, true).unwrap()
+    );
+}
+
+#[test]
+fn seek_points_fit_their_segment() {
+    for (seed, factor, channels) in [(98, 0, 4), (41, 3, 3), (99, 0, 1)] {
+        let input = encoded(seed, (200, 160), factor, channels, 0);
+        let region = Region { left: 50, top: 90, width: 60, height: 40 };
+        let right = decode(&mut Decoder::default(), &input, Some(region), true).unwrap();
+        for most in 45..200 {
+            let (_, points) = Decoder::default().survey(&input, most).unwrap().unwrap();
+            assert!(points.len() <= most, "{} of {most} bytes", points.len());
+            assert!(decode_with(&points, &input, region).unwrap() == right);
+        }
+    }
 }
 
 #[test]
@@ -266,13 +384,44 @@ fn seek_points_take_about_a_hundredth_of_the_picture() {
 }
 
 #[test]
-fn pictures_with_restart_markers_and_damaged_ones_have_no_seek_points() {
-    let points = |input: &[u8]| Decoder::default().seek_points(input);
+fn some_pictures_have_no_seek_points_for_a_reason() {
     let input = encoded(9, (64, 64), 3, 3, 0);
-    assert!(!points(&input).is_empty());
-    assert!(points(&encoded(9, (64, 64), 3, 3, 2)).is_empty());
-    assert!(points(&input[..input.len() - 40]).is_empty());
-    assert!(points(b"text").is_empty());
+    let frame = Header::parse(&input).unwrap().height_at - 5;
+    let with = |at: usize, bytes: &[u8]| [&input[..frame + at], bytes, &input[frame + at + bytes.len()..]].concat();
+    for (input, why) in [
+        (b"text".to_vec(), WithoutPoints::NotJpeg),
+        (encoded_as(9, (64, 64), 3, 3, 0, true), WithoutPoints::SeveralScans),
+        (encoded(9, (64, 64), 3, 3, 2), WithoutPoints::RestartMarkers),
+        // Lossless, arithmetic, 12 bits, no height.
+        (with(1, &[0xC3]), WithoutPoints::Unsupported),
+        (with(1, &[0xC9]), WithoutPoints::Unsupported),
+        (with(4, &[12]), WithoutPoints::Unsupported),
+        (with(5, &[0, 0]), WithoutPoints::Unsupported),
+    ] {
+        assert!(embedded(&input) == (Embedded::Unchanged(why), input.clone()), "{why:?}");
+        assert!(Decoder::default().seek_points(&input).is_empty());
+    }
+}
+
+#[test]
+fn damaged_pictures_get_no_points_but_strict_decodings_error() {
+    let input = encoded(9, (64, 64), 3, 3, 0);
+    let scan = Header::parse(&input).unwrap().scan;
+    let mut code = input.clone();
+    code[scan + 40..scan + 48].copy_from_slice(&[0xFF, 0, 0xFF, 0, 0xFF, 0, 0xFF, 0]);
+    let surplus = [&input[..input.len() - 2], &[0; 9], &[0xFF, 0xD9]].concat();
+    let short = [&input[..input.len() - 60], &[0xFF, 0xD9]].concat();
+    for damaged in [&input[..input.len() - 2], &input[..300], &input[..4], &code, &surplus, &short] {
+        let mut out = vec![1];
+        let error = Decoder::default().embed(damaged, &mut out).unwrap_err();
+        let strict = decode(&mut Decoder::default(), damaged, None, true).unwrap_err();
+        assert_eq!(error.message(), strict.message());
+        assert!(matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated) && out.is_empty());
+        assert!(Decoder::default().seek_points(damaged).is_empty());
+    }
+    let jfif = Segment::next(&input, 2).unwrap().end;
+    let stray = [&input[..jfif], &[1, 2], &input[jfif..]].concat();
+    assert!(Decoder::default().embed(&stray, &mut Vec::new()).unwrap_err().message().contains("2 stray bytes"));
 }
 
 #[test]

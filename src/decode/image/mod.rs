@@ -39,7 +39,8 @@
 //! complete. Other damage is detected if it puts the codes out of step.
 //!
 //! Rows below the crop of a JPEG are not decoded. So only a crop that reaches the damage there detects it,
-//! except for a cut. With seek points, the same holds for damage above and beside the crop, if it is newer than the points.
+//! except for a cut. With seek points, also damage above and beside the crop is found as without them, if it is newer than the
+//! points: they have a checksum of the coded data.
 //! Restart markers of a picture of one scan are all checked for order and number, their intervals only under the crop; those of
 //! several scans down to the crop's last row. A checksum in the dataset covers all bytes, decoded or not.
 

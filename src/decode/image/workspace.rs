@@ -83,17 +83,6 @@ impl Header {
         Size::new(self.width, self.height)
     }
 
-    /// Refuses bytes between the segments of the header.
-    fn check_stray(&self) -> Result<()> {
-        match self.stray {
-            (0, _) => Ok(()),
-            (count, at) => {
-                let message = format!("JPEG with {count} stray bytes between the segments of its header, at byte {at}");
-                Err(Error::decode(message + &Setting::Strict.hint(|strict| format!("; {strict} skips them"))))
-            }
-        }
-    }
-
     /// The EXIF orientation of `input`, to which this header belongs.
     fn orientation(&self, input: &[u8]) -> Orientation {
         input.get(self.exif.0..self.exif.1).map(Orientation::of_exif).unwrap_or_default()
