@@ -18,8 +18,7 @@
 //! upsampling), and with it Pillow and torchvision. At 1/2, 1/4 and 1/8 of the size they equal its scaled pictures. The
 //! kernels for an instruction set equal the scalar ones.
 //!
-//! With [seek points](seek), a row of the crop begins near its left edge. [`codes`] hands on every code of a scan, for
-//! `prepare`, which writes them anew.
+//! With [seek points](seek), a row of the crop begins near its left edge.
 //!
 //! # Limits and invariants
 //!
@@ -31,7 +30,6 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod bits;
-mod codes;
 mod header;
 mod huffman;
 mod kernels;
@@ -45,9 +43,7 @@ mod seek;
 mod tests;
 mod walk;
 
-pub(crate) use codes::{Sink, walk};
-pub(crate) use header::{Colours, DAMAGED, EXIF, Header, Input, Scan, Segment};
-pub(crate) use huffman::{CODE_MAX, Table};
+pub(crate) use header::{Colours, DAMAGED, EXIF, Header, Input, Scan};
 pub(crate) use region::Region;
 
 use crate::error::Result;
@@ -207,6 +203,38 @@ impl Decoder {
             .survey(Writer::new(input, &header))
     }
 
+    /// Writes `input` into `out`, with its seek points in segments that other decoders skip; or as it is.
+    ///
+    /// Errors: a damaged sequential picture.
+    pub(crate) fn embed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Embedded> {
+        out.clear();
+        let unchanged = |out: &mut Vec<u8>, why| {
+            out.extend_from_slice(input);
+            Ok(Embedded::Unchanged(why))
+        };
+        if !input.starts_with(&[0xFF, 0xD8, 0xFF]) {
+            return unchanged(out, WithoutPoints::NotJpeg);
+        }
+        let header = Header::parse(input)?;
+        match header {
+            Header { restart: 1.., .. } => return unchanged(out, WithoutPoints::RestartMarkers),
+            Header { one_scan: false, .. } => return unchanged(out, WithoutPoints::SeveralScans),
+            _ if input[2..].starts_with(&[0xFF, 0xEF]) && input[6..].starts_with(POINTS) => {
+                return unchanged(out, WithoutPoints::Present);
+            }
+            _ => {}
+        }
+        let points = self.survey(input)?;
+        out.extend_from_slice(&input[..2]);
+        for part in points.chunks(65_000) {
+            out.extend([0xFF, 0xEF]);
+            out.extend(((2 + POINTS.len() + part.len()) as u16).to_be_bytes());
+            out.extend(POINTS.iter().chain(part));
+        }
+        out.extend_from_slice(&input[2..]);
+        Ok(Embedded::Points((out.len() - input.len()) as u32))
+    }
+
     fn run(
         &mut self,
         picture: Input<'_>,
@@ -224,6 +252,36 @@ impl Decoder {
             next = write(layout, (row, next), scan.colours, (&mut self.rows, &self.kernels), to);
         }
         walk.finish()
+    }
+}
+
+/// Start of the body of a segment with seek points.
+const POINTS: &[u8] = b"feedseek\0";
+
+/// What [`Decoder::embed`] wrote.
+pub(crate) enum Embedded {
+    /// The picture with this many bytes of points.
+    Points(u32),
+    /// The input.
+    Unchanged(WithoutPoints),
+}
+
+/// Why a picture gets no seek points.
+pub(crate) enum WithoutPoints {
+    NotJpeg,
+    SeveralScans,
+    RestartMarkers,
+    Present,
+}
+
+impl std::fmt::Display for WithoutPoints {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::NotJpeg => "not a JPEG",
+            Self::SeveralScans => "several scans",
+            Self::RestartMarkers => "restart markers",
+            Self::Present => "has seek points",
+        })
     }
 }
 
