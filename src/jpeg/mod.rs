@@ -43,6 +43,8 @@ mod seek;
 mod tests;
 mod walk;
 
+#[cfg(test)]
+pub(crate) use header::Segment;
 pub(crate) use header::{Colours, DAMAGED, EXIF, Header, Input, Scan};
 pub(crate) use region::Region;
 
