@@ -1,6 +1,7 @@
 //! Settings of shards, and the names of the files in their folder.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use serde::{Deserialize, Serialize};
 
 pub(super) const MANIFEST: &str = "manifest.tsv";
 pub(super) const MANIFEST_HEADING: &str = "#key\tshard\tlabel\tsource\toutcome\tbytes before\tbytes after\n";
@@ -24,14 +25,15 @@ pub enum Format {
 impl Format {
     /// Name of a shard.
     pub(super) fn shard(self, number: u64) -> String {
-        format!("shard-{number:06}{}", self.ending())
+        format!("shard-{number:06}.{}", self.ending())
     }
 
+    /// Ending of the name of a shard.
     pub(super) fn ending(self) -> &'static str {
         match self {
-            Self::Tar => ".tar",
+            Self::Tar => "tar",
             #[cfg(feature = "parquet")]
-            Self::Parquet => ".parquet",
+            Self::Parquet => "parquet",
         }
     }
 }
@@ -53,13 +55,36 @@ impl Format {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Shards {
-    pub(super) format: Format,
+    pub(super) settings: Settings,
+    pub(super) workers: usize,
+    size: Size,
+}
+
+/// Settings that decide the output, as a plan keeps them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Settings {
+    /// The ending of a shard.
+    format: String,
     pub(super) seek_points: bool,
     pub(super) bytes_max: u64,
     pub(super) seed: Option<u64>,
     pub(super) skip_damaged: bool,
-    pub(super) workers: usize,
-    size: Size,
+}
+
+impl Settings {
+    /// Errors: a format that this program lacks.
+    pub(super) fn format(&self) -> Result<Format> {
+        match &*self.format {
+            "tar" => Ok(Format::Tar),
+            #[cfg(feature = "parquet")]
+            "parquet" => Ok(Format::Parquet),
+            other => Err(bad(format!("the plan writes {other}; this program was built without it"))),
+        }
+    }
+}
+
+fn bad(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Config, Stage::Build, message)
 }
 
 /// Limit of a shard.
@@ -72,28 +97,22 @@ enum Size {
 impl Shards {
     /// Defaults: shards of 256 MiB in the order of the folder, with seek points, one worker per core, damage refused.
     pub fn new(format: Format) -> Self {
-        Self {
-            format,
-            seek_points: true,
-            bytes_max: 256 << 20,
-            seed: None,
-            skip_damaged: false,
-            workers: 0,
-            size: Size::Bytes(256 << 20),
-        }
+        let (format, size) = (format.ending().into(), Size::Bytes(256 << 20));
+        let settings = Settings { format, seek_points: true, bytes_max: 256 << 20, seed: None, skip_damaged: false };
+        Self { settings, workers: 0, size }
     }
 
     /// Sets whether sequential JPEGs get seek points. Without them, all pictures are copied unread.
     #[must_use]
     pub fn seek_points(mut self, points: bool) -> Self {
-        self.seek_points = points;
+        self.settings.seek_points = points;
         self
     }
 
     /// Limits the bytes of a picture; one with more counts as damaged.
     #[must_use]
     pub fn bytes_max(mut self, bytes: u64) -> Self {
-        self.bytes_max = bytes;
+        self.settings.bytes_max = bytes;
         self
     }
 
@@ -117,7 +136,7 @@ impl Shards {
     /// Shuffles the samples over all shards, so that shards read from front to back are random enough.
     #[must_use]
     pub fn shuffle(mut self, seed: u64) -> Self {
-        self.seed = Some(seed);
+        self.settings.seed = Some(seed);
         self
     }
 
@@ -125,7 +144,7 @@ impl Shards {
     /// fails its task of a plan.
     #[must_use]
     pub fn skip_damaged(mut self, skip: bool) -> Self {
-        self.skip_damaged = skip;
+        self.settings.skip_damaged = skip;
         self
     }
 
@@ -143,8 +162,7 @@ impl Shards {
             Size::Bytes(each) => (bytes, each),
         };
         if each == 0 {
-            let message = "a shard of at most 0 samples or bytes: allow at least 1";
-            return Err(Error::new(ErrorKind::Config, Stage::Build, message));
+            return Err(bad("a shard of at most 0 samples or bytes: allow at least 1"));
         }
         Ok(all.div_ceil(each).clamp(1, samples.max(1)))
     }

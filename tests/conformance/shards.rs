@@ -376,7 +376,7 @@ fn a_folder_of_something_else_is_refused_and_kept() {
         assert!(write(&shards, &from, &to).unwrap_err().to_string().contains("overlap"));
     }
     assert_eq!(std::fs::read_dir(&from).unwrap().count(), 3, "a refused write leaves no folder in its input");
-    for to in [Path::new("/proc/feedline"), &dir.write("file", b"x")] {
+    for to in [Path::new("/proc/feedline"), Path::new("s3://bucket/out"), &dir.write("file", b"x")] {
         let error = write(&shards, &from, to).unwrap_err();
         assert!(error.to_string().contains(to.to_str().unwrap()), "{error}");
     }

@@ -133,7 +133,7 @@ impl Plan {
 
     fn format(&self) -> Result<Option<Format>> {
         match &self.head.work {
-            Work::Shards(kept) => Ok(Some(kept.shards()?.format)),
+            Work::Shards(settings) => settings.format().map(Some),
             Work::Files { .. } | Work::Pictures { .. } => Ok(None),
         }
     }
@@ -147,7 +147,9 @@ impl Plan {
         let mut found = 0;
         for (name, _) in names_in(&self.dir)? {
             let text = name.to_string_lossy();
-            let Some(stem) = text.strip_suffix(format.ending()) else { continue };
+            let Some(stem) = text.strip_suffix(format.ending()).and_then(|stem| stem.strip_suffix('.')) else {
+                continue;
+            };
             let number = stem.strip_prefix("shard-").and_then(|number| number.parse::<u64>().ok());
             found += 1;
             if number.is_none_or(|number| number >= self.tasks() || format.shard(number) != text) {

@@ -1,9 +1,8 @@
 //! A plan: the inputs and settings of a job, cut into tasks.
 
-use super::super::Format;
 use super::super::output;
 use super::super::pictures::Picture;
-use super::super::shards::{MANIFEST, PLAN, Shards};
+use super::super::shards::{MANIFEST, PLAN, Settings, Shards};
 use super::file::{Input, Reader, Writer};
 use super::listing::each_picture;
 use super::tasks::{bad, share};
@@ -36,7 +35,7 @@ pub(super) struct Head {
 
 #[derive(PartialEq, Serialize, Deserialize)]
 pub(super) enum Work {
-    Shards(KeptSettings),
+    Shards(Settings),
     /// Whole files, one at a time.
     Files {
         settings: String,
@@ -45,36 +44,6 @@ pub(super) enum Work {
     Pictures {
         settings: String,
     },
-}
-
-/// Settings of [`Shards`] that decide the output.
-#[derive(PartialEq, Serialize, Deserialize)]
-pub(super) struct KeptSettings {
-    format: String,
-    seek_points: bool,
-    bytes_max: u64,
-    seed: Option<u64>,
-    skip_damaged: bool,
-}
-
-impl KeptSettings {
-    pub(super) fn of(shards: &Shards) -> Self {
-        let format = shards.format.ending().trim_start_matches('.').into();
-        let Shards { seek_points, bytes_max, seed, skip_damaged, .. } = *shards;
-        Self { format, seek_points, bytes_max, seed, skip_damaged }
-    }
-
-    pub(super) fn shards(&self) -> Result<Shards> {
-        let format = match &*self.format {
-            "tar" => Format::Tar,
-            #[cfg(feature = "parquet")]
-            "parquet" => Format::Parquet,
-            other => return Err(bad(format!("the plan writes {other}; this program was built without it"))),
-        };
-        let shards = Shards::new(format).seek_points(self.seek_points).bytes_max(self.bytes_max);
-        let shards = self.seed.into_iter().fold(shards, Shards::shuffle);
-        Ok(shards.skip_damaged(self.skip_damaged))
-    }
 }
 
 impl Shards {
@@ -95,7 +64,7 @@ impl Shards {
 
     /// Writes the plan, unless an equal one is there. `tasks` gets the number of pictures and their bytes.
     pub(super) fn plan_in(&self, root: &Path, to: &Path, tasks: impl FnOnce(u64, u64) -> Result<u64>) -> Result<Plan> {
-        write_pictures(root, to, Work::Shards(KeptSettings::of(self)), tasks)
+        write_pictures(root, to, Work::Shards(self.settings.clone()), tasks)
     }
 
     /// As [`plan`](Self::plan), of so many inputs: the pictures of the folder over and over. For measurements of size.
@@ -112,7 +81,7 @@ impl Shards {
         })?;
         let root = root.to_string_lossy().into();
         let repeated = pictures.iter().cycle().take(usize::try_from(inputs).unwrap_or(usize::MAX));
-        write(to, root, Work::Shards(KeptSettings::of(self)), |writer, head| {
+        write(to, root, Work::Shards(self.settings.clone()), |writer, head| {
             head.tasks = tasks;
             repeated.into_iter().try_for_each(|input| writer.add(input))
         })
@@ -299,6 +268,7 @@ fn write_pictures(root: &Path, to: &Path, work: Work, tasks: impl FnOnce(u64, u6
 /// The folder without links. Errors: it cannot be opened; [`ErrorKind::Config`] if one of the folders contains the other, since
 /// output would be listed as input.
 pub(super) fn root_of(folder: &Path, to: &Path) -> Result<PathBuf> {
+    check_local(to)?;
     let failed = |source| Error::os(Stage::Index, "cannot open the folder", source).with_path(folder);
     let (from, to) = (real_path(folder).map_err(failed)?, real(to));
     if from.starts_with(&to) || to.starts_with(&from) {
@@ -322,15 +292,20 @@ fn real(path: &Path) -> PathBuf {
 
 /// Works in the output folder, which must be empty. An error leaves no new folder.
 pub(super) fn in_empty(to: &Path, work: impl FnOnce() -> Result<Plan>) -> Result<Plan> {
-    if is_url(to) {
-        return Err(bad("the output of a plan is a folder, not a bucket").with_path(to));
-    }
+    check_local(to)?;
     let new = look(to).is_err();
     let planned = check_empty(to).and_then(|()| work());
     if new && planned.is_err() {
         remove_folder(to);
     }
     planned
+}
+
+fn check_local(to: &Path) -> Result<()> {
+    match is_url(to) {
+        true => Err(bad("the output of a plan is a folder, not a bucket").with_path(to)),
+        false => Ok(()),
+    }
 }
 
 /// Creates the output folder, or finds it empty except for hidden files of interrupted plans.

@@ -77,12 +77,12 @@ impl Plan {
         watch: &mut (dyn FnMut(Event<'_>) + Send),
         strict: bool,
     ) -> Result<Ran> {
-        let Work::Shards(kept) = &self.head.work else {
+        let Work::Shards(settings) = &self.head.work else {
             return Err(bad("a plan of files: run it by the program that made it, such as `inspect run`"));
         };
-        let (shards, pool) = (kept.shards()?, pool(workers)?);
+        let (work, pool) = ((settings, settings.format()?), pool(workers)?);
         self.each((tasks, strict), stop, watch, &mut |task, progress| {
-            pool.install(|| Task::begin(self, &shards, task, stop)?.run(progress))
+            pool.install(|| Task::begin(self, work, task, stop)?.run(progress))
         })
     }
 

@@ -11,7 +11,7 @@ use super::super::output;
 #[cfg(feature = "parquet")]
 use super::super::parquet;
 use super::super::pictures::Picture;
-use super::super::shards::Shards;
+use super::super::shards::Settings;
 use super::super::{Format, tar};
 use super::plan::Plan;
 use super::record::{Done, List, Output, Record};
@@ -34,6 +34,7 @@ pub(super) struct Task<'a> {
     order: Option<Permutation>,
     /// Positions of the order.
     positions: Range<u64>,
+    format: Format,
     /// Name of the shard.
     name: String,
     /// Begun with the first picture that is written.
@@ -46,7 +47,7 @@ pub(super) struct Task<'a> {
 #[derive(Clone, Copy)]
 struct Maker<'a> {
     plan: &'a Plan,
-    shards: &'a Shards,
+    settings: &'a Settings,
     stop: &'a Stop,
 }
 
@@ -70,13 +71,19 @@ enum Writer {
 }
 
 impl<'a> Task<'a> {
-    pub(super) fn begin(plan: &'a Plan, shards: &'a Shards, task: u64, stop: &'a Stop) -> Result<Self> {
-        let key = shards.seed.map(|seed| Key::new(seed).named("prepare"));
+    pub(super) fn begin(
+        plan: &'a Plan,
+        (settings, format): (&'a Settings, Format),
+        task: u64,
+        stop: &'a Stop,
+    ) -> Result<Self> {
+        let key = settings.seed.map(|seed| Key::new(seed).named("prepare"));
         Ok(Self {
-            maker: Maker { plan, shards, stop },
+            maker: Maker { plan, settings, stop },
             order: key.map(|key| Permutation::new(plan.inputs(), key)),
             positions: plan.share(task),
-            name: shards.format.shard(task),
+            format,
+            name: format.shard(task),
             writer: None,
             record: Record::create(plan.record(task))?,
             done: Done { plan: plan.id_text(), task, ..Done::default() },
@@ -124,7 +131,7 @@ impl<'a> Task<'a> {
         let (outcome, bytes) = match result {
             Ok(made) => made,
             // The picture is to blame, not the machine.
-            Err(error) if self.maker.shards.skip_damaged && error.stage() == Stage::Decode => {
+            Err(error) if self.maker.settings.skip_damaged && error.stage() == Stage::Decode => {
                 self.done.damaged += 1;
                 return self.record.put(List::Ledger, &output::ledger_line(&source, &error));
             }
@@ -176,7 +183,7 @@ impl<'a> Task<'a> {
     fn begin_shard(&self) -> Result<Writer> {
         let plan = self.maker.plan;
         let pending = output::create_shared(plan.dir.join(&self.name))?;
-        match self.maker.shards.format {
+        match self.format {
             Format::Tar => Ok(Writer::Tar(pending)),
             #[cfg(feature = "parquet")]
             Format::Parquet => {
@@ -201,7 +208,7 @@ impl<'a> Task<'a> {
             output::commit_new(pending)?;
             let path = self.maker.plan.dir.join(&self.name);
             self.done.shard = Some(Output::of(&path, self.name)?);
-            if self.maker.shards.format == Format::Tar {
+            if self.format == Format::Tar {
                 // Its first open scans the shard, while it is in the page cache, and saves the index.
                 Tar::open(&path)?;
             }
@@ -224,8 +231,8 @@ impl Maker<'_> {
         if self.stop.requested() {
             return Err(Error::new(ErrorKind::Cancelled, Stage::Write, "stopped on request"));
         }
-        let input = picture.read(self.shards.bytes_max)?;
-        if !self.shards.seek_points {
+        let input = picture.read(self.settings.bytes_max)?;
+        if !self.settings.seek_points {
             return Ok((Outcome::Unchanged(None), input));
         }
         let mut out = Vec::new();

@@ -3,7 +3,7 @@
 use super::super::output::remove_if_there;
 use super::super::shards::{PLAN, Shards};
 use super::finish::{Check, Finished};
-use super::plan::{KeptSettings, Plan, Work, in_empty, root_of};
+use super::plan::{Plan, Work, in_empty, root_of};
 use super::run::Event;
 use super::tasks::{Tasks, bad};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -63,8 +63,8 @@ impl Shards {
             }
             old => old?,
         };
-        let settings = Work::Shards(KeptSettings::of(self));
-        let same = old.head.work == settings && tasks(old.inputs(), old.bytes())? == old.tasks();
+        let work = Work::Shards(self.settings.clone());
+        let same = old.head.work == work && tasks(old.inputs(), old.bytes())? == old.tasks();
         if !same || old.root() != root {
             let message = "the output folder holds a plan of other settings or of another input folder: write with those, or \
                            remove the output folder";
