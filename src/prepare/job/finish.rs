@@ -32,7 +32,7 @@ pub enum Check {
     Lengths,
 }
 
-/// The outcome of [`Plan::finish`] and [`Shards::write`](super::Shards::write).
+/// The outcome of [`Plan::finish`] and [`Shards::write`](crate::prepare::Shards::write).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finished {

@@ -28,7 +28,7 @@ pub struct Ran {
     pub stopped: bool,
 }
 
-/// A step of [`Plan::run`] or [`Shards::write`](super::Shards::write).
+/// A step of [`Plan::run`] or [`Shards::write`](crate::prepare::Shards::write).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
