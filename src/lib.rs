@@ -37,7 +37,7 @@
 //! * [`decode`]: from bytes to rows.
 //! * [`order`]: the sequence of samples.
 //! * [`storage`]: how files are read.
-//! * [`prepare`]: one-time preparation of pictures (restart markers, shards).
+//! * [`prepare`]: one-time preparation of pictures (shards, seek points).
 //! * [`device`]: host or GPU. `device::cuda` has examples for cudarc, candle, burn and PyTorch; `examples/pytorch` is a
 //!   Python package.
 //!

@@ -80,7 +80,6 @@ settings! {
     NextEpoch: "loader.next_epoch()", "loader.next_epoch", "";
     NullZero: "nulls(Nulls::Zero)", "null_zero=True", "--null-zero";
     Numa: "numa", "numa", "";
-    Overwrite: "overwrite(true)", "", "--force";
     Padding: "TarBuilder::padding", "", "";
     Raw: "MdsBuilder::raw", "raw", "--raw";
     Reader: "tuning(|t| t.reader(Mode::{}))", "reader=\"{}\"", "--reader {}";

@@ -18,8 +18,8 @@ macro_rules! tell {
 }
 pub(crate) use tell;
 
-/// Exit code of a run that was stopped by a signal: run it again ("temporary failure" in sysexits.h).
-const STOPPED: u8 = 75;
+/// Exit code of work that was stopped by a signal: run it again ("temporary failure" in sysexits.h).
+pub const STOPPED: u8 = 75;
 /// Exit code of a job with missing tasks.
 const MISSING: u8 = 3;
 

@@ -1,17 +1,16 @@
-//! Prepares data for training: pictures become shards, JPEGs with restart markers (lossless), so that a crop decodes
-//! alone, in one process or as tasks of many; objects of a store are put into a local cache.
+//! Prepares data for training: pictures become shards, JPEGs with seek points, from which a crop is decoded, in one process or
+//! as tasks of many; objects of a store are put into a local cache.
 //!
 //! ```text
 //! cargo run --release --example prepare -- train/ shards/ --format tar --shuffle 7
-//! cargo run --release --example prepare -- train/ restarts/ --format files
 //! cargo run --release --example prepare -- plan train/ shards/ --tasks 1000 --format tar --shuffle 7
 //! cargo run --release --example prepare -- run shards/ --part 0/8
 //! cargo run --release --example prepare -- finish shards/
 //! cargo run --release --features remote --example prepare -- warm --path 's3://bucket/train-{0000..1023}.tar' --cache /nvme/cache
 //! ```
 //!
-//! Exit code: 0 when everything is done, 1 for an error, 2 if bytes are missing (`warm`), 3 if tasks are (`finish`), 75 for a
-//! `run` that a signal stopped, 130 for a `warm` that was interrupted.
+//! Exit code: 0 when everything is done, 1 for an error, 2 if bytes are missing (`warm`), 3 if tasks are (`finish`), 75 for one
+//! that a signal stopped (run it again; without a verb or `run`), 130 for a `warm` that was interrupted.
 
 mod job;
 mod shards;
@@ -22,10 +21,11 @@ mod source;
 mod warm;
 
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
-use feedline::prepare::{Format, RestartOptions, Shards};
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use feedline::ErrorKind;
+use feedline::prepare::{Event, Format, Shards};
+use indicatif::{ProgressBar, ProgressStyle};
 use std::error::Error;
-use std::num::{NonZeroU16, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -52,27 +52,22 @@ enum Verb {
     Warm(Box<warm::WarmArgs>),
 }
 
-/// Writes pictures with restart markers, as shards or as files.
+/// Writes a folder of pictures as shards, JPEGs with seek points.
 ///
-/// Ctrl-C leaves complete shards, and hidden files that a run with --force removes. `manifest.tsv` is written last.
+/// Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP end it after the pictures in work, with exit code 75. Run again with the same arguments,
+/// it goes on from there; so it does after a crash. `manifest.tsv` is written last.
 #[derive(clap::Args)]
 struct ShardArgs {
     /// Folder of pictures: a folder per class, or flat
     input: PathBuf,
-    /// Folder to write to
+    /// Folder to write to: new, empty, or left by an earlier run with the same arguments
     output: PathBuf,
-    /// Samples per shard [default: those that fit 256 MiB]
+    /// Maximum samples per shard [default: as many as have 256 MiB on average]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     samples_per_shard: Option<u64>,
     /// Threads [default: one per core]
     #[arg(long)]
     workers: Option<NonZeroUsize>,
-    /// Write into a non-empty folder, and remove earlier shards there
-    #[arg(long)]
-    force: bool,
-    /// Flush each file to the device before it gets its name
-    #[arg(long)]
-    sync: bool,
 }
 
 /// Settings that decide the content of the output.
@@ -81,12 +76,9 @@ struct Options {
     /// Output format
     #[arg(long, value_enum)]
     format: Kind,
-    /// MCUs per restart interval [default: the divisor of a row nearest to 4]
+    /// Copy JPEGs as they are, without seek points
     #[arg(long)]
-    interval: Option<NonZeroU16>,
-    /// Maximum megapixels (of 2^20) of a picture
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
-    megapixels: u32,
+    no_seek_points: bool,
     /// Shuffle the samples over all shards with this seed [default: in the order of the folder]
     #[arg(long)]
     shuffle: Option<u64>,
@@ -102,8 +94,6 @@ enum Kind {
     /// Parquet shards
     #[cfg(feature = "parquet")]
     Parquet,
-    /// The same tree of files; not in a plan
-    Files,
 }
 
 fn main() -> ExitCode {
@@ -122,7 +112,7 @@ fn main() -> ExitCode {
         (Some(Verb::Finish(args)), _) => shards::finish(&args),
         #[cfg(feature = "remote")]
         (Some(Verb::Warm(args)), _) => warm::run(&args),
-        (None, Some((args, options))) => run(&args, &options).map(|()| ExitCode::SUCCESS),
+        (None, Some((args, options))) => run(&args, &options),
         (None, None) => Err("name a folder of pictures and a folder to write to; --help says more".into()),
     };
     done.unwrap_or_else(|error| {
@@ -132,40 +122,40 @@ fn main() -> ExitCode {
 }
 
 impl Options {
-    /// The settings, for this format.
-    fn shards(&self, format: Kind) -> Shards {
-        let restarts = RestartOptions::default().pixels_max(u64::from(self.megapixels) << 20);
-        let restarts = self.interval.into_iter().fold(restarts, RestartOptions::interval);
-        let shards = Shards::new(match format {
+    fn shards(&self) -> Shards {
+        let shards = Shards::new(match self.format {
             Kind::Tar => Format::Tar,
             #[cfg(feature = "parquet")]
             Kind::Parquet => Format::Parquet,
-            Kind::Files => Format::Files,
         });
-        let shards = shards.restarts(restarts).skip_damaged(self.skip_damaged);
+        let shards = shards.seek_points(!self.no_seek_points).skip_damaged(self.skip_damaged);
         self.shuffle.into_iter().fold(shards, Shards::shuffle)
     }
 }
 
-fn run(args: &ShardArgs, options: &Options) -> Result<(), Box<dyn Error>> {
-    let shards = options.shards(options.format);
-    let shards = shards.workers(args.workers.map_or(0, NonZeroUsize::get)).overwrite(args.force).sync(args.sync);
+fn run(args: &ShardArgs, options: &Options) -> Result<ExitCode, Box<dyn Error>> {
+    let stop = job::stop()?;
+    let shards = options.shards().workers(args.workers.map_or(0, NonZeroUsize::get));
     let shards = args.samples_per_shard.into_iter().fold(shards, Shards::samples_per_shard);
-    let bar = bar()?;
-    let summary = shards.write(&args.input, &args.output, |progress| {
-        bar.set_length(progress.total);
-        bar.set_position(progress.pictures);
-        let (before, after) = (progress.bytes_before, progress.bytes_after);
-        bar.set_message(format!("{} to {}", HumanBytes(before), HumanBytes(after)));
-        ControlFlow::Continue(())
+    let bar = progress("{elapsed_precise} {wide_bar} {pos}/{len} pictures ({eta})")?;
+    let finished = shards.write(&args.input, &args.output, |event| {
+        if let Event::Inputs { done, total, .. } = event {
+            bar.set_length(total);
+            bar.set_position(done);
+        }
+        if stop.requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
-    println!("{}", summary?);
-    Ok(())
-}
-
-fn bar() -> Result<ProgressBar, Box<dyn Error>> {
-    progress("{elapsed_precise} {wide_bar} {pos}/{len} pictures, {msg} ({eta})")
+    match finished {
+        Err(error) if error.kind() == ErrorKind::Cancelled => {
+            eprintln!("{error}");
+            Ok(ExitCode::from(job::STOPPED))
+        }
+        finished => {
+            println!("{}", finished?);
+            Ok(ExitCode::SUCCESS)
+        }
+    }
 }
 
 /// A line on standard error, drawn on terminals only.

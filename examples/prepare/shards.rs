@@ -1,7 +1,7 @@
 //! `plan` and `run`: shards by any number of processes.
 
+use super::Options;
 use super::job::{self, FinishArgs, RunArgs};
-use super::{Kind, Options};
 use clap::Args;
 use feedline::prepare::Plan;
 use indicatif::HumanBytes;
@@ -25,11 +25,7 @@ pub struct PlanArgs {
 }
 
 pub fn plan(args: &PlanArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let shards = args.options.shards(match args.options.format {
-        Kind::Files => return Err("a plan writes shards: choose --format tar or parquet".into()),
-        format => format,
-    });
-    let plan = shards.plan(&args.input, &args.output, args.tasks)?;
+    let plan = args.options.shards().plan(&args.input, &args.output, args.tasks)?;
     job::tell!("pictures    {}, {}", plan.inputs(), HumanBytes(plan.bytes()));
     for (ending, count) in plan.left_out() {
         job::tell!("left out    {count}: {ending}, not pictures");

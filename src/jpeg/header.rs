@@ -7,7 +7,7 @@
 //! factors that libjpeg-turbo takes.
 
 use super::huffman::{STANDARD, Table, ZIGZAG};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, Result};
 use crate::setting::Setting;
 use std::fmt::Display;
 
@@ -311,20 +311,6 @@ impl Segment {
         Ok(Self { marker, start: at + 4, end })
     }
 
-    /// The segment at `at`, behind nothing but fill bytes. Errors have their offset.
-    pub(crate) fn at(input: &[u8], at: usize) -> Result<Self> {
-        let segment = Self::next(input, at).map_err(|error| {
-            Error::new(ErrorKind::Truncated, Stage::Decode, error.message()).with_range(input.len() as u64, 0)
-        })?;
-        match (at..segment.marker_at()).find(|at| input[*at] != 0xFF) {
-            Some(at) => {
-                let message = format!("a marker expected, 0x{:02x} found", input[at]);
-                Err(Error::decode(message).with_range(at as u64, 1))
-            }
-            None => Ok(segment),
-        }
-    }
-
     pub(super) fn marker_at(&self) -> usize {
         self.start - if is_alone(self.marker) { 2 } else { 4 }
     }
@@ -420,11 +406,6 @@ impl<'a> Scan<'a> {
 
     pub(super) fn all_components(&self) -> [Component; 4] {
         self.components
-    }
-
-    /// DC tables 0 to 3, then AC tables 0 to 3.
-    pub(crate) fn tables(&self) -> [Option<Table<'a>>; 8] {
-        std::array::from_fn(|index| if index < 4 { self.dc[index] } else { self.ac[index - 4] })
     }
 
     pub(super) fn read_frame(&mut self, body: &[u8]) {

@@ -42,8 +42,6 @@ pub(super) enum Fault {
     Long,
     /// The data end.
     End,
-    /// A DC value is beyond those of 8-bit samples.
-    Range,
 }
 
 impl Fault {
@@ -52,7 +50,6 @@ impl Fault {
             Self::Code => "no code begins with these bits",
             Self::Long => "a block of more than 64 coefficients",
             Self::End => "its data ends before the picture is complete",
-            Self::Range => "a DC coefficient beyond 2047",
         }
     }
 }
@@ -175,45 +172,6 @@ impl Canonical {
         bits.skip(length as u32);
         let index = (word >> (CODE_MAX - length)) as i32 + self.bases[length];
         self.symbols.get(index as usize).copied().ok_or(Fault::Code)
-    }
-}
-
-/// Symbols as they are, without their values.
-pub(super) struct Symbols {
-    /// The symbol in bits 8 to 15, the length in bits 0 to 7; 0 for what is longer.
-    fast: [u16; 1 << DECODE_BITS],
-    any: Canonical,
-}
-
-impl Symbols {
-    pub(super) fn new(table: Table<'_>) -> Self {
-        let mut fast = [0; 1 << DECODE_BITS];
-        for (symbol, code, length) in table.codes().filter(|(_, _, length)| *length <= DECODE_BITS) {
-            let free = DECODE_BITS - length;
-            let start = (code << free) as usize;
-            fast[start..start + (1 << free)].fill(u16::from(symbol) << 8 | length as u16);
-        }
-        Self { fast, any: Canonical::new(table) }
-    }
-
-    /// Reads a symbol, with a refill before it: at least 40 bits are left behind it.
-    #[inline(always)]
-    pub(super) fn read(&self, bits: &mut Bits<'_>) -> Result<u8, Fault> {
-        bits.refill();
-        let entry = self.fast[bits.peek(DECODE_BITS)];
-        if entry != 0 {
-            bits.skip(u32::from(entry & 0xFF));
-            return Ok((entry >> 8) as u8);
-        }
-        let (symbol, after) = self.long(bits.clone())?;
-        *bits = after;
-        Ok(symbol)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn long<'a>(&self, mut bits: Bits<'a>) -> Result<(u8, Bits<'a>), Fault> {
-        Ok((self.any.symbol(&mut bits)?, bits))
     }
 }
 
@@ -653,47 +611,7 @@ impl Ac {
 
 #[cfg(test)]
 mod tests {
-    use super::super::bits::Place;
     use super::*;
-    use crate::order::Draws;
-
-    /// Counts of codes, which use up no more than the code space, and symbols.
-    fn any_table(seed: u64) -> ([u8; CODE_MAX], Vec<u8>) {
-        let mut draws = Draws::new(seed, 0, 0, "table");
-        let (mut counts, mut free, mut total) = ([0; CODE_MAX], 1_u64, 0);
-        for count in &mut counts {
-            free *= 2;
-            // One code stays free: the one of all ones.
-            *count = draws.below((free - 1).min(256 - total).min(40) / 2 + 1) as u8;
-            (free, total) = (free - u64::from(*count), total + u64::from(*count));
-        }
-        (counts, (0..total).map(|_| draws.below(256) as u8).collect())
-    }
-
-    #[test]
-    fn only_codes_of_the_table_are_symbols() {
-        for seed in 0..60 {
-            let (counts, symbols) = any_table(seed);
-            let table = Table { counts: &counts, symbols: &symbols };
-            let lookup = Symbols::new(table);
-            for (symbol, code, length) in table.codes() {
-                let word = code << (31 - length);
-                for bytes in [word, word | ((1 << (31 - length)) - 1)].map(|word| (word << 1).to_be_bytes()) {
-                    let stuffed = bytes.map(|byte| [byte, 0]);
-                    let input: Vec<u8> =
-                        stuffed.iter().flat_map(|both| &both[..1 + usize::from(both[0] == 0xFF)]).copied().collect();
-                    let (mut bits, mut rest) =
-                        (Bits::new(&input, Place::default()), Bits::new(&input, Place::default()));
-                    assert_eq!(lookup.read(&mut bits), Ok(symbol), "seed {seed}");
-                    rest.skip(length);
-                    assert_eq!(bits.place(), rest.place(), "seed {seed}");
-                }
-            }
-            let ones = [0xFF, 0].repeat(8);
-            let read = lookup.read(&mut Bits::new(&ones, Place::default()));
-            assert_eq!(read, Err(Fault::Code), "seed {seed}: all ones are a code");
-        }
-    }
 
     #[test]
     fn impossible_tables_are_refused() {

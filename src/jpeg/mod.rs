@@ -18,8 +18,7 @@
 //! upsampling), and with it Pillow and torchvision. At 1/2, 1/4 and 1/8 of the size they equal its scaled pictures. The
 //! kernels for an instruction set equal the scalar ones.
 //!
-//! With [seek points](seek), in the picture or beside it, a row of the crop begins near its left edge. [`codes`] hands on
-//! every code of a scan, for `prepare`, which writes them anew.
+//! With [seek points](seek), in the picture or beside it, a row of the crop begins near its left edge.
 //!
 //! # Limits and invariants
 //!
@@ -31,7 +30,6 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod bits;
-mod codes;
 mod header;
 mod huffman;
 mod kernels;
@@ -45,9 +43,9 @@ mod seek;
 mod tests;
 mod walk;
 
-pub(crate) use codes::{Sink, walk};
-pub(crate) use header::{Colours, DAMAGED, EXIF, Header, Input, Scan, Segment};
-pub(crate) use huffman::{CODE_MAX, Table};
+#[cfg(test)]
+pub(crate) use header::Segment;
+pub(crate) use header::{Colours, DAMAGED, EXIF, Header, Input, Scan};
 pub(crate) use region::Region;
 
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -121,6 +119,18 @@ pub(crate) enum WithoutPoints {
     RestartMarkers,
     /// It has them.
     Present,
+}
+
+impl std::fmt::Display for WithoutPoints {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::NotJpeg => "not a JPEG",
+            Self::Unsupported => "a kind of JPEG that is not decoded",
+            Self::SeveralScans => "several scans",
+            Self::RestartMarkers => "restart markers",
+            Self::Present => "has seek points",
+        })
+    }
 }
 
 /// The picture with its seek points, or as it is. Errors: damage.
@@ -233,7 +243,6 @@ impl Decoder {
     /// Other bytes stay, those behind the picture too; an index there that counts bytes from the start of the file is not adapted.
     ///
     /// Errors: those of strict decoding, for a damaged picture that could have points. `out` is then empty.
-    #[cfg_attr(not(feature = "unstable"), allow(dead_code, reason = "for `prepare`"))]
     pub(crate) fn embed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Embedded> {
         out.clear();
         let why = match self.survey(input, seek::BYTES_MAX)? {

@@ -1,17 +1,12 @@
 //! Files of the output: lines of lists, and errors that name the file.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::publish::{Folder, Pending};
+use crate::storage::publish::{Folder, Pending, remove};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Begins `target`. Errors name it.
-pub(super) fn create(target: PathBuf) -> Result<Pending> {
-    Pending::create_alone(&target).map_err(|source| failed(source, &target))
-}
-
-/// As [`create`], where another process may write the same target. Errors name it.
+/// Begins `target`, which another process may write, too. Errors name it.
 pub(super) fn create_shared(target: PathBuf) -> Result<Pending> {
     Pending::create(&target).map_err(|source| failed(source, &target))
 }
@@ -38,11 +33,18 @@ pub(super) fn ledger_line(source: &str, error: &Error) -> String {
     format!("{source}\t{}\n", error.to_string().replace(['\t', '\n', '\r'], " "))
 }
 
-/// Gives the file its name. With `sync`, only after its bytes are on the device; then syncs the name, too.
-pub(super) fn commit(pending: Pending, sync: bool) -> Result<()> {
+/// Gives the file its name, and syncs both. Replaces a file of this name.
+pub(super) fn commit(pending: Pending) -> Result<()> {
     let target = pending.target().to_path_buf();
-    let named = pending.commit(sync).and_then(|()| if sync { Folder::of(&target)?.sync() } else { Ok(()) });
-    named.map_err(|source| failed(source, &target))
+    pending.commit(true).and_then(|()| Folder::of(&target)?.sync()).map_err(|source| failed(source, &target))
+}
+
+/// Removes a file; another process may have done so.
+pub(super) fn remove_if_there(path: &Path) -> Result<()> {
+    match remove(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.map_err(|source| failed(source, path)),
+    }
 }
 
 /// The error of an output that could not be written.
@@ -60,7 +62,7 @@ pub(super) fn append_line(list: &mut Option<Pending>, path: &Path, heading: &str
     let begun = list.is_some();
     let pending = match list {
         Some(pending) => pending,
-        None => list.insert(create(path.to_path_buf())?),
+        None => list.insert(create_shared(path.to_path_buf())?),
     };
     let heading = if begun { "" } else { heading };
     let written = pending.write_all(heading.as_bytes()).and_then(|()| pending.write_all(line.as_bytes()));

@@ -1,9 +1,8 @@
-//! The pictures of a folder, one at a time: from a dataset in memory, or from a plan.
+//! A picture of a plan: found as it was listed, or refused.
 
-use crate::dataset::{Dataset, Images};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{Blob, SourceId};
-use std::path::{Path, PathBuf};
+use crate::storage::Blob;
+use std::path::PathBuf;
 
 /// A picture as it was listed.
 pub(super) struct Picture {
@@ -11,46 +10,9 @@ pub(super) struct Picture {
     pub(super) path: PathBuf,
     /// Bytes of the file.
     pub(super) len: u64,
-    /// Version of the file, where the list has it.
-    pub(super) version: Option<u64>,
+    /// Version of the file.
+    pub(super) version: u64,
     pub(super) class: Option<u32>,
-}
-
-/// A list of pictures.
-pub(super) trait Pictures: Sync {
-    /// The folder of all.
-    fn root(&self) -> &Path;
-    /// Number of pictures.
-    fn count(&self) -> u64;
-    /// Whether each picture has a class.
-    #[cfg(feature = "parquet")]
-    fn labelled(&self) -> bool;
-    /// The picture of a sample below `count`. Errors: those of reading the list.
-    fn get(&self, sample: u64) -> Result<Picture>;
-}
-
-/// The pictures of a dataset, with its root as the user gave it.
-pub(super) struct Listed<'a>(pub(super) &'a Images, pub(super) &'a Path);
-
-impl Pictures for Listed<'_> {
-    fn root(&self) -> &Path {
-        self.1
-    }
-
-    fn count(&self) -> u64 {
-        self.0.len()
-    }
-
-    #[cfg(feature = "parquet")]
-    fn labelled(&self) -> bool {
-        !self.0.classes().is_empty()
-    }
-
-    fn get(&self, sample: u64) -> Result<Picture> {
-        let len = self.0.sources().len_of(SourceId::at(sample as usize));
-        let class = self.0.class_of(sample).map(|class| class as u32);
-        Ok(Picture { sample, path: self.0.path_of(sample), len, version: None, class })
-    }
 }
 
 impl Picture {
@@ -78,9 +40,7 @@ impl Picture {
         if file.len() != self.len {
             return Err(self.changed());
         }
-        if let Some(version) = self.version
-            && file.look()?.version != version
-        {
+        if file.look()?.version != self.version {
             let message = "the file has the length that was listed, and was modified since";
             return Err(Error::new(ErrorKind::Changed, Stage::Read, message));
         }

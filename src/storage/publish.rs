@@ -8,8 +8,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const SUFFIX: &str = ".partial";
-const SHARED_SUFFIX: &str = ".tmp";
+const SUFFIX: &str = ".tmp";
 const BUFFER: usize = 1 << 20;
 /// Bytes of the target's name in the hidden name. File systems limit names to 255 bytes.
 const NAME_MAX: usize = 200;
@@ -29,7 +28,7 @@ impl Pending {
         let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?.as_bytes();
         let name = &name[..name.len().min(NAME_MAX)];
         loop {
-            let end = format!(".{}.{}{SHARED_SUFFIX}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+            let end = format!(".{}.{}{SUFFIX}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
             let hidden = target.with_file_name(OsString::from_vec([b".", name, end.as_bytes()].concat()));
             // A container on another machine may have the same process id. Then take the next number.
             match File::options().write(true).create_new(true).open(&hidden) {
@@ -37,14 +36,6 @@ impl Pending {
                 file => return Ok(Self::of(file?, hidden, target)),
             }
         }
-    }
-
-    /// Begins `target` for a single writer: `.NAME.partial`, which replaces the leftover of an interrupted run.
-    pub(crate) fn create_alone(target: impl Into<PathBuf>) -> io::Result<Self> {
-        let target = target.into();
-        let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?.as_bytes();
-        let hidden = target.with_file_name(OsString::from_vec([b".", name, SUFFIX.as_bytes()].concat()));
-        Ok(Self::of(File::create(&hidden)?, hidden, target))
     }
 
     fn of(file: File, hidden: PathBuf, target: PathBuf) -> Self {
@@ -140,14 +131,9 @@ fn equal(one: &Path, other: &Path) -> io::Result<bool> {
     }
 }
 
-/// Whether the file name comes from [`Pending::create_alone`].
-pub(crate) fn is_partial(name: &str) -> bool {
-    name.starts_with('.') && name.ends_with(SUFFIX)
-}
-
 /// The target of a hidden file of [`Pending::create`], by its name; its end is cut off if it is long.
 pub(crate) fn target_of(name: &str) -> Option<&str> {
-    let (name, number) = name.strip_prefix('.')?.strip_suffix(SHARED_SUFFIX)?.rsplit_once('.')?;
+    let (name, number) = name.strip_prefix('.')?.strip_suffix(SUFFIX)?.rsplit_once('.')?;
     let (target, process) = name.rsplit_once('.')?;
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     (digits(number) && digits(process)).then_some(target)

@@ -13,7 +13,6 @@ pub mod got;
 pub mod kernels;
 #[cfg(feature = "remote")]
 pub mod lie;
-pub mod naive_jpeg;
 pub mod numeric;
 pub mod runs;
 #[cfg(feature = "remote")]

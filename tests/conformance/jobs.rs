@@ -1,56 +1,16 @@
 //! A plan's tasks in any order, by any processes: the bytes of one process, or a clear error.
 
 use crate::common::Dir;
+use crate::shards::{content, fixture, folder, formats, write};
 use feedline::dataset::{Dataset, DatasetExt, Images, Tar, Verified, Verify};
 use feedline::prepare::{Check, Event, Format, Plan, Ran, Shards, Tasks};
 use feedline::{Error, ErrorKind, Result, Stop};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
-
-fn fixture(name: &str) -> Vec<u8> {
-    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images").join(name)).unwrap()
-}
-
-/// Three classes with `count` JPEGs each; every JPEG has its own comment.
-fn folder(dir: &Dir, count: usize) -> PathBuf {
-    for class in 0..3 {
-        for k in 0..count {
-            let mut bytes = fixture(["420.jpg", "422.jpg", "gray.jpg"][(class + k) % 3]);
-            let number = (class * count + k) as u32;
-            bytes.splice(2..2, [&[0xFF, 0xFE, 0, 6][..], &number.to_be_bytes()].concat());
-            dir.write(&format!("in/class{class}/{k:04}.jpg"), &bytes);
-        }
-    }
-    dir.path("in")
-}
+use std::path::PathBuf;
 
 fn run(plan: &Plan, tasks: &Tasks) -> Result<Ran> {
     plan.run(tasks, 1, &Stop::new(), |_| {})
-}
-
-/// Every file of the output except the indexes, which contain modification times.
-fn content(dir: &Path) -> BTreeMap<String, Vec<u8>> {
-    let mut out = BTreeMap::new();
-    for folder in [dir.to_path_buf(), dir.join("tasks")] {
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            let name = path.strip_prefix(dir).unwrap().to_str().unwrap().to_string();
-            if path.is_file() && !name.ends_with(".fdx") {
-                out.insert(name, std::fs::read(&path).unwrap());
-            }
-        }
-    }
-    out
-}
-
-fn formats() -> Vec<Format> {
-    vec![
-        Format::Tar,
-        #[cfg(feature = "parquet")]
-        Format::Parquet,
-    ]
 }
 
 #[test]
@@ -80,21 +40,23 @@ fn any_split_among_processes_gives_the_bytes_of_one() {
 }
 
 #[test]
-fn shards_of_a_plan_equal_those_of_one_call() {
+fn write_goes_on_with_a_plan_and_leaves_what_finish_does() {
     let dir = Dir::new();
     let from = folder(&dir, 30);
     for format in formats() {
         let shards = Shards::new(format).shuffle(3);
         let (call, job) = (dir.path(&format!("call-{format:?}")), dir.path(&format!("job-{format:?}")));
-        let whole = shards.clone().samples_per_shard(15);
-        whole.write(&from, &call, |_| ControlFlow::Continue(())).unwrap();
-        let plan = shards.plan(&from, &job, 6).unwrap();
+        for to in [&call, &job] {
+            let plan = shards.plan(&from, to, 6).unwrap();
+            run(&plan, &Tasks::list("1,4").unwrap()).unwrap();
+        }
+        write(&shards.clone().samples_per_shard(15), &from, &call).unwrap();
+        let plan = Plan::open(&job).unwrap();
         run(&plan, &Tasks::all()).unwrap();
         plan.finish(Check::Bytes).unwrap();
-        for entry in std::fs::read_dir(&call).unwrap() {
-            let name = entry.unwrap().file_name();
-            assert!(std::fs::read(call.join(&name)).unwrap() == std::fs::read(job.join(&name)).unwrap(), "{name:?}");
-        }
+        let mut expected = content(&job);
+        expected.retain(|name, _| name != "plan.fdp" && !name.starts_with("tasks/"));
+        assert!(content(&call) == expected);
     }
 }
 
@@ -115,22 +77,6 @@ fn finish_names_the_missing_tasks_and_merges_nothing() {
     assert_eq!(manifest.lines().count(), 31);
     let again = plan.finish(Check::Bytes).unwrap();
     assert_eq!((again.samples, again.missing.len()), (30, 0), "a second call does the same");
-}
-
-#[test]
-fn the_index_of_all_shards_needs_no_scan() {
-    let dir = Dir::new();
-    let plan = Shards::new(Format::Tar).plan(folder(&dir, 10), dir.path("out"), 4).unwrap();
-    run(&plan, &Tasks::all()).unwrap();
-    let index = plan.finish(Check::Bytes).unwrap().index.unwrap();
-    for entry in std::fs::read_dir(dir.path("out")).unwrap() {
-        let path = entry.unwrap().path();
-        if path.to_str().unwrap().ends_with(".fdx") && path != index {
-            std::fs::remove_file(path).unwrap();
-        }
-    }
-    let tar = Tar::builder().index_file(&index).open(dir.path("out")).unwrap();
-    assert_eq!((tar.shards_scanned(), tar.len()), (0, 30));
 }
 
 #[test]
@@ -272,7 +218,7 @@ fn a_stop_leaves_nothing_of_the_unfinished_task() {
     };
     let ran = plan.run(&Tasks::all(), 2, &stop, watch).unwrap();
     assert_eq!((ran.done, ran.stopped), (1, true));
-    let names = content(&dir.path("out")).into_keys().collect::<Vec<_>>();
+    let names = content(&dir.path("out")).into_keys().filter(|name| !name.ends_with(".fdx")).collect::<Vec<_>>();
     assert_eq!(names, ["plan.fdp", "shard-000000.tar", "tasks/000000.tsv"]);
     let ran = run(&plan, &Tasks::all()).unwrap();
     assert_eq!((ran.done, ran.skipped, ran.stopped), (1, 1, false));
@@ -291,15 +237,11 @@ fn wrong_plans_are_refused() {
     };
     refused(shards.plan(&from, dir.path("out"), 13), "13 tasks for 12 inputs");
     refused(shards.plan(&from, dir.path("out"), 0), "at least 1");
-    refused(Shards::new(Format::Files).plan(&from, dir.path("out"), 1), "files need no plan");
     refused(shards.plan(&from, from.join("out"), 1), "overlap");
     refused(shards.plan(&from, "s3://bucket/out", 1), "a folder, not a bucket");
     assert!(!dir.path("out").exists(), "a refused plan leaves no folder");
     shards.plan(&from, dir.path("out"), 12).unwrap();
     refused(shards.plan(&from, dir.path("out"), 12), "holds a plan");
-    refused(shards.clone().overwrite(true).plan(&from, dir.path("out"), 12), "holds a plan");
-    let over = shards.clone().overwrite(true).write(&from, dir.path("out"), |_| ControlFlow::Continue(()));
-    assert_eq!(over.unwrap_err().kind(), ErrorKind::Config);
     refused(Plan::of_pictures(&from, "", dir.path("out"), 1), "holds a plan");
     dir.write("used/notes", b"x");
     refused(shards.plan(&from, dir.path("used"), 1), "not empty");
@@ -411,7 +353,7 @@ fn two_calls_of_finish_do_not_mix() {
     let held = std::fs::File::open(dir.path("out/plan.fdp")).unwrap();
     held.lock().unwrap();
     let error = plan.finish(Check::Bytes).unwrap_err();
-    assert!(error.to_string().contains("another process finishes this plan"), "{error}");
+    assert!(error.to_string().contains("another process writes or finishes this plan"), "{error}");
     drop(held);
     plan.finish(Check::Bytes).unwrap();
 }

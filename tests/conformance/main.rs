@@ -19,7 +19,6 @@ mod mds;
 mod mounts;
 mod npy;
 mod parquet;
-mod prepare;
 mod readers;
 #[cfg(feature = "remote")]
 mod remote;

@@ -2,18 +2,18 @@
 
 use super::super::Format;
 use super::super::output;
-use super::super::shards::{
-    LEDGER, LEDGER_HEADING, MANIFEST, MANIFEST_HEADING, PLAN, TaskLists, is_ours, pool, shard_name,
-};
+use super::super::shards::{LEDGER, LEDGER_HEADING, MANIFEST, MANIFEST_HEADING, is_ours};
 use super::listing::NAMES;
 use super::plan::{Plan, Work};
-use super::record::{self, Done, Found};
+use super::record::{self, Done, Found, List};
+use super::run::pool;
 use super::tasks::Numbers;
 use crate::dataset::Tar;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::listing::{FileKind, names_in};
-use crate::storage::publish::{Folder, Lock, Pending, remove, target_of};
+use crate::storage::publish::{Folder, Lock, target_of};
 use rayon::prelude::*;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub enum Check {
     Lengths,
 }
 
-/// The outcome of [`Plan::finish`].
+/// The outcome of [`Plan::finish`] and [`Shards::write`](crate::prepare::Shards::write).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finished {
@@ -46,6 +46,12 @@ pub struct Finished {
     pub damaged: u64,
     /// Bytes of the samples, before and after.
     pub bytes: (u64, u64),
+    /// Number of pictures that got seek points.
+    pub with_points: u64,
+    /// Number of pictures that got none, by reason; empty if none were asked for.
+    pub unchanged: BTreeMap<String, u64>,
+    /// Number of files in the input folder that are no inputs, by ending.
+    pub left_out: BTreeMap<String, u64>,
     /// One file with the indexes of all tar shards, for [`TarBuilder::index_file`](crate::dataset::TarBuilder::index_file).
     pub index: Option<PathBuf>,
 }
@@ -59,12 +65,24 @@ impl Plan {
     /// another call at work; [`ErrorKind::Empty`] for shards without a sample, after the ledger is written; those of the
     /// system.
     pub fn finish(&self, check: Check) -> Result<Finished> {
+        let _lock = self.lock()?;
+        self.finish_alone(check)
+    }
+
+    /// Keeps others from finishing the plan. Errors: [`ErrorKind::Config`] if another call does.
+    pub(super) fn lock(&self) -> Result<Lock> {
         let path = self.reader.path();
-        let Some(_lock) = Lock::try_of(path).map_err(|source| output::failed(source, path))? else {
-            let message = "another process finishes this plan: wait for its end";
-            return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(path));
-        };
-        let mut finished = Finished { tasks: self.tasks(), ..Finished::default() };
+        Lock::try_of(path).map_err(|source| output::failed(source, path))?.ok_or_else(|| {
+            let message = "another process writes or finishes this plan: wait for its end";
+            Error::new(ErrorKind::Config, Stage::Write, message).with_path(path)
+        })
+    }
+
+    /// [`finish`](Self::finish), under a [lock](Self::lock).
+    pub(super) fn finish_alone(&self, check: Check) -> Result<Finished> {
+        let path = self.reader.path();
+        let left_out = self.left_out().clone();
+        let mut finished = Finished { tasks: self.tasks(), left_out, ..Finished::default() };
         let mut shards = 0;
         let pool = pool(0)?;
         for start in (0..self.tasks()).step_by(TOGETHER as usize) {
@@ -74,8 +92,8 @@ impl Plan {
             for (task, done) in tasks.zip(done?) {
                 match done {
                     Some(done) => {
-                        finished.add(&done);
                         shards += u64::from(done.shard.is_some());
+                        finished.add(done);
                     }
                     None => finished.miss(task),
                 }
@@ -115,26 +133,26 @@ impl Plan {
 
     fn format(&self) -> Result<Option<Format>> {
         match &self.head.work {
-            Work::Shards(kept) => Ok(Some(kept.shards()?.format)),
+            Work::Shards(settings) => settings.format().map(Some),
             Work::Files { .. } | Work::Pictures { .. } => Ok(None),
         }
     }
 
     /// Removes hidden files of killed processes, and refuses shards that are not of this plan.
     fn clean(&self, shards: u64) -> Result<()> {
-        let ours = |name: &str| is_ours(name) || [PLAN, NAMES, INDEX].contains(&name);
+        let ours = |name: &str| is_ours(name) || [NAMES, INDEX].contains(&name);
         sweep(&self.dir, ours)?;
         sweep(&self.records(), |name| name.ends_with(".tsv"))?;
-        let format = self.format()?;
-        let ending = format.map(|format| shard_name(format, 0).replace("shard-000000", ""));
+        let Some(format) = self.format()? else { return Ok(()) };
         let mut found = 0;
         for (name, _) in names_in(&self.dir)? {
             let text = name.to_string_lossy();
-            let (Some(format), Some(ending)) = (format, &ending) else { continue };
-            let Some(stem) = text.strip_suffix(ending.as_str()) else { continue };
+            let Some(stem) = text.strip_suffix(format.ending()).and_then(|stem| stem.strip_suffix('.')) else {
+                continue;
+            };
             let number = stem.strip_prefix("shard-").and_then(|number| number.parse::<u64>().ok());
             found += 1;
-            if number.is_none_or(|number| number >= self.tasks() || shard_name(format, number) != text) {
+            if number.is_none_or(|number| number >= self.tasks() || format.shard(number) != text) {
                 let message =
                     "the plan writes no such shard: move it away, or a dataset of the folder would contain it";
                 return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(self.dir.join(name)));
@@ -162,11 +180,16 @@ impl Plan {
 
     fn merge(&self) -> Result<()> {
         let heading = if self.settings().is_some() { FILES_HEADING } else { MANIFEST_HEADING };
-        let mut lists = Lists { dir: &self.dir, heading, manifest: None, ledger: None };
+        let (mut manifest, mut ledger) = (None, None);
+        let (manifest_at, ledger_at) = (self.dir.join(MANIFEST), self.dir.join(LEDGER));
+        let mut add = |list: List, line: &str| match list {
+            List::Manifest => output::append_line(&mut manifest, &manifest_at, heading, line),
+            List::Ledger => output::append_line(&mut ledger, &ledger_at, LEDGER_HEADING, line),
+        };
         for task in 0..self.tasks() {
             let path = self.record(task);
             match record::read(&path, &self.id_text(), task)? {
-                Found::Done(done) => record::copy(&path, &done, &mut lists)?,
+                Found::Done(done) => record::each_line(&path, &done, &mut add)?,
                 _ => {
                     let message = "the record of the task is gone: run the task again";
                     return Err(Error::new(ErrorKind::Changed, Stage::Write, message).with_path(path));
@@ -174,7 +197,7 @@ impl Plan {
             }
         }
         // The manifest last: a folder with one is complete.
-        [lists.ledger, lists.manifest].into_iter().flatten().try_for_each(|list| output::commit(list, true))
+        [ledger, manifest].into_iter().flatten().try_for_each(output::commit)
     }
 }
 
@@ -182,41 +205,22 @@ impl Plan {
 fn sweep(dir: &Path, ours: impl Fn(&str) -> bool) -> Result<()> {
     for (name, kind) in names_in(dir)? {
         if kind == FileKind::File && target_of(&name.to_string_lossy()).is_some_and(&ours) {
-            let path = dir.join(name);
-            match remove(&path) {
-                // Its process has just ended.
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                removed => removed.map_err(|source| output::failed(source, &path))?,
-            }
+            output::remove_if_there(&dir.join(name))?;
         }
     }
     Ok(())
 }
 
-/// The merged lists.
-struct Lists<'a> {
-    dir: &'a Path,
-    heading: &'a str,
-    manifest: Option<Pending>,
-    ledger: Option<Pending>,
-}
-
-impl TaskLists for Lists<'_> {
-    fn written(&mut self, line: &str) -> Result<()> {
-        output::append_line(&mut self.manifest, &self.dir.join(MANIFEST), self.heading, line)
-    }
-
-    fn damaged(&mut self, line: &str) -> Result<()> {
-        output::append_line(&mut self.ledger, &self.dir.join(LEDGER), LEDGER_HEADING, line)
-    }
-}
-
 impl Finished {
-    fn add(&mut self, done: &Done) {
+    fn add(&mut self, done: Done) {
         self.samples += done.samples;
         self.damaged += done.damaged;
         self.bytes.0 += done.bytes.0;
         self.bytes.1 += done.bytes.1;
+        self.with_points += done.with_points;
+        for (reason, count) in done.unchanged {
+            *self.unchanged.entry(reason).or_default() += count;
+        }
     }
 
     fn miss(&mut self, task: u64) {
@@ -236,9 +240,20 @@ impl fmt::Display for Finished {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let missing: u64 = self.missing.iter().map(|range| range.end - range.start).sum();
         writeln!(f, "tasks       {} of {} done", self.tasks - missing, self.tasks)?;
-        write!(f, "samples     {}, {:.3} GB", self.samples, self.bytes.1 as f64 / 1e9)?;
+        let (before, after) = self.bytes;
+        write!(f, "samples     {}, {:.3} GB", self.samples, after as f64 / 1e9)?;
+        if self.with_points > 0 {
+            let more = 100.0 * (after as f64 / before.max(1) as f64 - 1.0);
+            write!(f, "\nseek points {}, {more:+.2} % bytes", self.with_points)?;
+        }
+        for (reason, count) in &self.unchanged {
+            write!(f, "\nunchanged   {count}: {reason}")?;
+        }
         if self.damaged > 0 {
-            write!(f, "\ndamaged     {}", self.damaged)?;
+            write!(f, "\ndamaged     {}, listed in {LEDGER}", self.damaged)?;
+        }
+        for (ending, count) in &self.left_out {
+            write!(f, "\nleft out    {count}: {ending}, not inputs")?;
         }
         if missing > 0 {
             write!(f, "\nmissing     --array={}", self.missing_list())?;

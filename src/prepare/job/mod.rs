@@ -1,9 +1,10 @@
-//! Jobs for many machines: a plan is cut into tasks, processes run them in any order, and one call finishes the job.
+//! Plans: inputs are cut into tasks, processes run them in any order, and one call finishes the job.
 //!
 //! ```text
 //! plan    inputs ──listed once──► OUT/plan.fdp: settings, inputs, n tasks
 //! run     plan.fdp, task k ──► OUT/shard-00000k.tar, its index ──► OUT/tasks/00000k.tsv: manifest, ledger, checksums
 //! finish  all records, all shards read ──► OUT/index.fdx, OUT/damaged.tsv, OUT/manifest.tsv
+//! write   plan, or the plan that is there; run all tasks; finish; remove plan.fdp and tasks/
 //! ```
 //!
 //! No process talks to another: a launcher starts them, and the folder holds all state. The output of a task follows
@@ -14,8 +15,8 @@
 //! record is done. A second run reads the output of such a task, and does it again only if the bytes differ from the
 //! record. A file that no record covers is never replaced. An input that changed since the plan fails its task.
 //!
-//! Limits: the folders are reached by the same paths on every machine; the output folder is not a bucket. Memory: as of
-//! one call of [`Shards::write`](super::Shards::write) without its list of pictures, whatever the number of inputs.
+//! Limits: the folders are reached by the same paths on every machine; the output folder is not a bucket. Memory: two windows of
+//! pictures, whatever the number of inputs.
 
 mod file;
 mod finish;
@@ -23,7 +24,9 @@ mod listing;
 mod plan;
 mod record;
 mod run;
+mod shard;
 mod tasks;
+mod write;
 
 pub use finish::{Check, Finished};
 pub use plan::Plan;

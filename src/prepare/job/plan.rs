@@ -1,9 +1,8 @@
 //! A plan: the inputs and settings of a job, cut into tasks.
 
 use super::super::output;
-use super::super::pictures::{Picture, Pictures};
-use super::super::shards::{PLAN, Shards, check_apart};
-use super::super::{Format, RestartOptions};
+use super::super::pictures::Picture;
+use super::super::shards::{MANIFEST, PLAN, Settings, Shards};
 use super::file::{Input, Reader, Writer};
 use super::listing::each_picture;
 use super::tasks::{bad, share};
@@ -13,7 +12,6 @@ use crate::storage::listing::{expand, look, names_in, real_path, regular};
 use crate::storage::publish::{make_folder, remove_folder, target_of};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::num::NonZeroU16;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -35,9 +33,9 @@ pub(super) struct Head {
     pub(super) left_out: BTreeMap<String, u64>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(PartialEq, Serialize, Deserialize)]
 pub(super) enum Work {
-    Shards(KeptSettings),
+    Shards(Settings),
     /// Whole files, one at a time.
     Files {
         settings: String,
@@ -46,50 +44,6 @@ pub(super) enum Work {
     Pictures {
         settings: String,
     },
-}
-
-impl Head {
-    fn new(root: String, tasks: u64, work: Work) -> Self {
-        Self { root, tasks, work, left_out: BTreeMap::new() }
-    }
-}
-
-/// Settings of [`Shards`] that decide the output.
-#[derive(Serialize, Deserialize)]
-pub(super) struct KeptSettings {
-    format: String,
-    interval: Option<NonZeroU16>,
-    pixels: u64,
-    bytes: usize,
-    seed: Option<u64>,
-    skip_damaged: bool,
-}
-
-impl KeptSettings {
-    fn of(shards: &Shards) -> Result<Self> {
-        let format = match shards.format {
-            Format::Tar => "tar",
-            #[cfg(feature = "parquet")]
-            Format::Parquet => "parquet",
-            Format::Files => return Err(bad("a plan writes shards: choose tar or parquet; files need no plan")),
-        };
-        let RestartOptions { interval, pixels, bytes } = shards.restarts;
-        let (seed, skip_damaged) = (shards.seed, shards.skip_damaged);
-        Ok(Self { format: format.into(), interval, pixels, bytes, seed, skip_damaged })
-    }
-
-    pub(super) fn shards(&self) -> Result<Shards> {
-        let format = match &*self.format {
-            "tar" => Format::Tar,
-            #[cfg(feature = "parquet")]
-            "parquet" => Format::Parquet,
-            other => return Err(bad(format!("the plan writes {other}; this program was built without it"))),
-        };
-        let Self { interval, pixels, bytes, .. } = *self;
-        let shards = Shards::new(format).restarts(RestartOptions { interval, pixels, bytes });
-        let shards = self.seed.into_iter().fold(shards, Shards::shuffle);
-        Ok(shards.skip_damaged(self.skip_damaged))
-    }
 }
 
 impl Shards {
@@ -104,26 +58,33 @@ impl Shards {
     /// folder contains the other, or for more tasks than pictures.
     pub fn plan(&self, from: impl AsRef<Path>, to: impl AsRef<Path>, tasks: u64) -> Result<Plan> {
         let (from, to) = (from.as_ref(), to.as_ref());
-        let work = Work::Shards(KeptSettings::of(self)?);
-        check_apart(from, to)?;
-        let root = root_of(from)?;
-        in_empty(to, || write_pictures(&root, to, tasks, work))
+        let root = root_of(from, to)?;
+        in_empty(to, || self.plan_in(&root, to, |_, _| Ok(tasks)))
+    }
+
+    /// Writes the plan, unless an equal one is there. `tasks` gets the number of pictures and their bytes.
+    pub(super) fn plan_in(&self, root: &Path, to: &Path, tasks: impl FnOnce(u64, u64) -> Result<u64>) -> Result<Plan> {
+        write_pictures(root, to, Work::Shards(self.settings.clone()), tasks)
     }
 
     /// As [`plan`](Self::plan), of so many inputs: the pictures of the folder over and over. For measurements of size.
     #[cfg(feature = "unstable")]
     #[doc(hidden)]
     pub fn plan_repeated(&self, from: impl AsRef<Path>, to: impl AsRef<Path>, tasks: u64, inputs: u64) -> Result<Plan> {
-        let (root, to) = (root_of(from.as_ref())?, to.as_ref());
+        let to = to.as_ref();
+        let root = root_of(from.as_ref(), to)?;
         check_empty(to)?;
         let mut pictures = Vec::new();
         each_picture(&root, to, &mut |input| {
             pictures.push(input);
             Ok(())
         })?;
-        let head = Head::new(root.to_string_lossy().into(), tasks, Work::Shards(KeptSettings::of(self)?));
+        let root = root.to_string_lossy().into();
         let repeated = pictures.iter().cycle().take(usize::try_from(inputs).unwrap_or(usize::MAX));
-        write(to, head, |writer, _| repeated.into_iter().try_for_each(|input| writer.add(input)))
+        write(to, root, Work::Shards(self.settings.clone()), |writer, head| {
+            head.tasks = tasks;
+            repeated.into_iter().try_for_each(|input| writer.add(input))
+        })
     }
 }
 
@@ -166,22 +127,27 @@ impl Plan {
         tasks: u64,
     ) -> Result<Self> {
         let (files, to) = (expand(pattern, endings)?.files, to.as_ref());
-        let head = Head::new(String::new(), tasks, Work::Files { settings: settings.into() });
+        let work = Work::Files { settings: settings.into() };
         let add = |writer: &mut Writer, file: &PathBuf| {
             let name = absolute(file)?;
             let meta = regular(&name)?;
             writer.add(&Input { name, class: None, len: meta.len, version: meta.version })
         };
-        in_empty(to, || write(to, head, |writer, _| files.iter().try_for_each(|file| add(writer, file))))
+        in_empty(to, || {
+            write(to, String::new(), work, |writer, head| {
+                head.tasks = tasks;
+                files.iter().try_for_each(|file| add(writer, file))
+            })
+        })
     }
 
     /// As [`of_files`](Self::of_files), for the pictures of a folder in the order of
     /// [`Images::open`](crate::dataset::Images::open). Lists them in bounded memory. Errors: as of both.
     pub fn of_pictures(folder: impl AsRef<Path>, settings: &str, to: impl AsRef<Path>, tasks: u64) -> Result<Self> {
-        let (root, to) = (root_of(folder.as_ref())?, to.as_ref());
-        check_apart(folder.as_ref(), to)?;
+        let to = to.as_ref();
+        let root = root_of(folder.as_ref(), to)?;
         let work = Work::Pictures { settings: settings.into() };
-        in_empty(to, || write_pictures(&root, to, tasks, work))
+        in_empty(to, || write_pictures(&root, to, work, |_, _| Ok(tasks)))
     }
 
     /// Number of tasks, at least 1.
@@ -217,6 +183,21 @@ impl Plan {
         self.reader.id
     }
 
+    pub(super) fn id_text(&self) -> String {
+        format!("{:016x}", self.id())
+    }
+
+    /// The folder of the inputs.
+    pub(super) fn root(&self) -> &Path {
+        Path::new(&self.head.root)
+    }
+
+    /// The input of this number.
+    pub(super) fn picture(&self, sample: u64) -> Result<Picture> {
+        let Input { name, class, len, version } = self.reader.get(sample)?;
+        Ok(Picture { sample, path: self.root().join(name), len, version, class })
+    }
+
     /// The inputs of a task.
     pub(super) fn share(&self, task: u64) -> Range<u64> {
         share(task, self.tasks(), self.inputs())
@@ -236,52 +217,31 @@ impl Plan {
 /// The folder of the records.
 const TASKS: &str = "tasks";
 
-/// Writes the inputs that `list` adds, then the settings, and opens the plan.
-fn write(dir: &Path, mut head: Head, list: impl FnOnce(&mut Writer, &mut Head) -> Result<()>) -> Result<Plan> {
-    if head.tasks == 0 {
-        return Err(bad("a plan of 0 tasks: name at least 1"));
-    }
+/// Writes the inputs that `list` adds, then the settings with its number of tasks, and opens the plan.
+fn write(
+    dir: &Path,
+    root: String,
+    work: Work,
+    list: impl FnOnce(&mut Writer, &mut Head) -> Result<()>,
+) -> Result<Plan> {
+    let mut head = Head { root, tasks: 0, work, left_out: BTreeMap::new() };
     let mut writer = Writer::create(dir.join(PLAN))?;
     list(&mut writer, &mut head)?;
     let (tasks, inputs) = (head.tasks, writer.inputs());
+    if tasks == 0 {
+        return Err(bad("a plan of 0 tasks: name at least 1"));
+    }
     if tasks > inputs {
         return Err(bad(format!("{tasks} tasks for {inputs} inputs: name at most {inputs} tasks")));
     }
     let settings = serde_json::to_string(&head);
     let settings = settings.map_err(|source| bad("the settings cannot be kept").with_source(source))?;
     writer.finish(&settings).map_err(|error| match error.kind() {
-        ErrorKind::Config => bad("the output folder holds a plan that another process made just now").with_path(dir),
+        ErrorKind::Config => bad("the output folder holds another plan").with_path(dir.join(PLAN)),
         _ => error,
     })?;
     make_folder(&dir.join(TASKS)).map_err(|source| output::failed(source, dir))?;
     Plan::open(dir.join(PLAN))
-}
-
-/// The pictures of a plan.
-pub(super) struct Planned<'a> {
-    pub(super) reader: &'a Reader,
-    pub(super) root: &'a Path,
-}
-
-impl Pictures for Planned<'_> {
-    fn root(&self) -> &Path {
-        self.root
-    }
-
-    fn count(&self) -> u64 {
-        self.reader.inputs
-    }
-
-    #[cfg(feature = "parquet")]
-    fn labelled(&self) -> bool {
-        // Either all pictures have a class or none has.
-        self.reader.get(0).is_ok_and(|input| input.class.is_some())
-    }
-
-    fn get(&self, sample: u64) -> Result<Picture> {
-        let Input { name, class, len, version } = self.reader.get(sample)?;
-        Ok(Picture { sample, path: self.root.join(name), len, version: Some(version), class })
-    }
 }
 
 fn absolute(path: &Path) -> Result<PathBuf> {
@@ -292,25 +252,47 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     full.map_err(|source| Error::os(Stage::Index, "no path", source).with_path(path))
 }
 
-fn write_pictures(root: &Path, to: &Path, tasks: u64, work: Work) -> Result<Plan> {
+fn write_pictures(root: &Path, to: &Path, work: Work, tasks: impl FnOnce(u64, u64) -> Result<u64>) -> Result<Plan> {
     let text = root.to_str().ok_or_else(|| bad("a plan needs a folder whose path is UTF-8").with_path(root))?;
-    write(to, Head::new(text.into(), tasks, work), |writer, head| {
-        head.left_out = each_picture(root, to, &mut |input| writer.add(&input))?;
+    write(to, text.into(), work, |writer, head| {
+        let mut bytes = 0_u64;
+        head.left_out = each_picture(root, to, &mut |input| {
+            bytes = bytes.saturating_add(input.len);
+            writer.add(&input)
+        })?;
+        head.tasks = tasks(writer.inputs(), bytes)?;
         Ok(())
     })
 }
 
-/// The folder without links.
-fn root_of(folder: &Path) -> Result<PathBuf> {
+/// The folder without links. Errors: it cannot be opened; [`ErrorKind::Config`] if one of the folders contains the other, since
+/// output would be listed as input.
+pub(super) fn root_of(folder: &Path, to: &Path) -> Result<PathBuf> {
+    check_local(to)?;
     let failed = |source| Error::os(Stage::Index, "cannot open the folder", source).with_path(folder);
-    real_path(folder).map_err(failed)
+    let (from, to) = (real_path(folder).map_err(failed)?, real(to));
+    if from.starts_with(&to) || to.starts_with(&from) {
+        let message = format!("the input folder {} and the output folder overlap; use separate ones", from.display());
+        return Err(bad(message).with_path(to));
+    }
+    Ok(from)
+}
+
+/// The path without links, as far as it exists.
+fn real(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    for ancestor in absolute.ancestors() {
+        if let Ok(found) = real_path(ancestor) {
+            let rest = absolute.strip_prefix(ancestor).unwrap_or(Path::new(""));
+            return found.join(rest);
+        }
+    }
+    absolute
 }
 
 /// Works in the output folder, which must be empty. An error leaves no new folder.
-fn in_empty(to: &Path, work: impl FnOnce() -> Result<Plan>) -> Result<Plan> {
-    if is_url(to) {
-        return Err(bad("the output of a plan is a folder, not a bucket").with_path(to));
-    }
+pub(super) fn in_empty(to: &Path, work: impl FnOnce() -> Result<Plan>) -> Result<Plan> {
+    check_local(to)?;
     let new = look(to).is_err();
     let planned = check_empty(to).and_then(|()| work());
     if new && planned.is_err() {
@@ -319,15 +301,28 @@ fn in_empty(to: &Path, work: impl FnOnce() -> Result<Plan>) -> Result<Plan> {
     planned
 }
 
+fn check_local(to: &Path) -> Result<()> {
+    match is_url(to) {
+        true => Err(bad("the output of a plan is a folder, not a bucket").with_path(to)),
+        false => Ok(()),
+    }
+}
+
 /// Creates the output folder, or finds it empty except for hidden files of interrupted plans.
 fn check_empty(to: &Path) -> Result<()> {
     make_folder(to).map_err(|source| output::failed(source, to))?;
     let names = names_in(to)?.into_iter().map(|(name, _)| name);
     let others: Vec<_> = names.filter(|name| target_of(&name.to_string_lossy()).is_none()).collect();
     let Some(first) = others.first() else { return Ok(()) };
-    let (message, path) = match others.iter().any(|name| name == PLAN) {
-        true => ("the output folder holds a plan: run and finish it, or choose another folder", to.join(PLAN)),
-        false => ("the output folder is not empty: choose another folder", to.join(first)),
+    let holds = |name: &str| others.iter().any(|other| other == name);
+    let (message, path) = match () {
+        () if holds(PLAN) => {
+            ("the output folder holds a plan: run and finish it, or choose another folder", to.join(PLAN))
+        }
+        () if holds(MANIFEST) => {
+            ("the output folder holds finished output: choose another folder, or remove this one", to.join(MANIFEST))
+        }
+        () => ("the output folder is not empty: choose another folder", to.join(first)),
     };
     Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(path))
 }

@@ -5,11 +5,11 @@
 //! ```
 
 use super::super::output;
-use super::super::shards::TaskLists;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::Blob;
 use crate::storage::publish::Pending;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 const DONE_MAX: u64 = 64 << 10;
 
 /// The outcome of a task.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Done {
     /// The plan's id, in hexadecimal.
     pub(super) plan: String,
@@ -27,6 +27,9 @@ pub(super) struct Done {
     pub(super) damaged: u64,
     /// Bytes of the samples, before and after.
     pub(super) bytes: (u64, u64),
+    /// Pictures that got seek points, and the others by reason.
+    pub(super) with_points: u64,
+    pub(super) unchanged: BTreeMap<String, u64>,
     /// The output file; none if every input is damaged, or the task writes none.
     pub(super) shard: Option<Output>,
     /// CRC32C of all lines before.
@@ -73,6 +76,13 @@ impl Output {
     }
 }
 
+/// The list that a line belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum List {
+    Manifest,
+    Ledger,
+}
+
 /// A record being written.
 pub(super) struct Record {
     file: Pending,
@@ -84,7 +94,12 @@ impl Record {
         Ok(Self { file: output::create_shared(path)?, crc: 0 })
     }
 
-    fn put(&mut self, kind: &str, line: &str) -> Result<()> {
+    /// Adds a line, with its end.
+    pub(super) fn put(&mut self, list: List, line: &str) -> Result<()> {
+        let kind = match list {
+            List::Manifest => "w\t",
+            List::Ledger => "d\t",
+        };
         for part in [kind, line] {
             self.crc = crc32c::crc32c_append(self.crc, part.as_bytes());
             self.file.write_all(part.as_bytes()).map_err(|source| output::failed(source, self.file.target()))?;
@@ -92,22 +107,12 @@ impl Record {
         Ok(())
     }
 
-    /// Completes the record and gives it its name. `done`: the outcome, for the CRC of the lines.
-    pub(super) fn finish(mut self, done: impl FnOnce(u32) -> Done) -> Result<()> {
-        let json = serde_json::to_string(&done(self.crc)).map_err(std::io::Error::from);
+    /// Completes the record, whose CRC it sets, and gives it its name.
+    pub(super) fn finish(mut self, done: Done) -> Result<()> {
+        let json = serde_json::to_string(&Done { lines_crc32c: self.crc, ..done }).map_err(std::io::Error::from);
         let written = json.and_then(|json| writeln!(self.file, "{json}"));
         written.map_err(|source| output::failed(source, self.file.target()))?;
         output::commit_new(self.file)
-    }
-}
-
-impl TaskLists for Record {
-    fn written(&mut self, line: &str) -> Result<()> {
-        self.put("w\t", line)
-    }
-
-    fn damaged(&mut self, line: &str) -> Result<()> {
-        self.put("d\t", line)
     }
 }
 
@@ -144,23 +149,14 @@ pub(super) fn read(path: &Path, plan: &str, task: u64) -> Result<Found> {
 
 /// Whether the lines of a record are as they were written. Errors: those of reading.
 pub(super) fn is_sound(path: &Path, done: &Done) -> Result<bool> {
-    struct Nowhere;
-    impl TaskLists for Nowhere {
-        fn written(&mut self, _: &str) -> Result<()> {
-            Ok(())
-        }
-        fn damaged(&mut self, _: &str) -> Result<()> {
-            Ok(())
-        }
-    }
-    match copy(path, done, &mut Nowhere) {
+    match each_line(path, done, &mut |_, _| Ok(())) {
         Err(error) if error.kind() == ErrorKind::Decode => Ok(false),
-        copied => copied.map(|()| true),
+        read => read.map(|()| true),
     }
 }
 
-/// Copies the lines of a record to the lists. Errors: a line without a kind, or other lines than were written.
-pub(super) fn copy(path: &Path, done: &Done, lists: &mut dyn TaskLists) -> Result<()> {
+/// Calls `each` for the lines of a record. Errors: a line without a kind, or other lines than were written.
+pub(super) fn each_line(path: &Path, done: &Done, each: &mut dyn FnMut(List, &str) -> Result<()>) -> Result<()> {
     let mut file = BufReader::with_capacity(1 << 16, Blob::open(path)?.stream(0));
     let (mut line, mut crc) = (String::new(), 0);
     loop {
@@ -176,8 +172,8 @@ pub(super) fn copy(path: &Path, done: &Done, lists: &mut dyn TaskLists) -> Resul
             crc = crc32c::crc32c_append(crc, line.as_bytes());
         }
         match (written, damaged) {
-            (Some(line), _) => lists.written(line)?,
-            (None, Some(line)) => lists.damaged(line)?,
+            (Some(line), _) => each(List::Manifest, line)?,
+            (None, Some(line)) => each(List::Ledger, line)?,
             (None, None) if crc == done.lines_crc32c => return Ok(()),
             (None, None) => {
                 let message = "the record of the task is damaged: remove it, and run the task again";

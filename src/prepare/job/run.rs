@@ -1,18 +1,15 @@
 //! Runs tasks of a plan, one after the other, each with all workers.
 
-use super::super::Format;
 use super::super::output;
-use super::super::pictures::Pictures;
-use super::super::shards::{Maker, ShardRun, ShardTarget, Shards, TaskLists, pool, shard_name};
-use super::plan::{Plan, Planned, Work};
-use super::record::{self, Done, Found, Output, Record};
+use super::plan::{Plan, Work};
+use super::record::{self, Done, Found, List, Record};
+use super::shard::Task;
 use super::tasks::{Tasks, bad};
-use crate::dataset::{Tar, Verified};
+use crate::dataset::Verified;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::stop::Stop;
-use crate::storage::publish::{make_folder, remove};
-use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use crate::storage::publish::make_folder;
+use std::path::PathBuf;
 
 /// Pictures of a plan of pictures that are worked on together.
 const PICTURES: u64 = 1024;
@@ -31,16 +28,18 @@ pub struct Ran {
     pub stopped: bool,
 }
 
-/// A step of [`Plan::run`].
+/// A step of [`Plan::run`] or [`Shards::write`](crate::prepare::Shards::write).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// Progress within a task.
+    /// Progress within a task: after every window of up to 256 pictures, or every call of the work on files.
     Inputs {
         /// The task.
         task: u64,
-        /// Number of its inputs that are done.
+        /// Number of inputs that are done, of this task and those before it in this call.
         done: u64,
+        /// Number of inputs of all tasks of this call.
+        total: u64,
     },
     /// This task is done.
     Done(u64),
@@ -66,11 +65,25 @@ impl Plan {
         stop: &Stop,
         mut watch: impl FnMut(Event<'_>) + Send,
     ) -> Result<Ran> {
-        let Work::Shards(kept) = &self.head.work else {
+        self.run_shards(tasks, workers, stop, &mut watch, false)
+    }
+
+    /// As [`run`](Self::run). `strict`: a task that fails because of an input ends the run with its error.
+    pub(super) fn run_shards(
+        &self,
+        tasks: &Tasks,
+        workers: usize,
+        stop: &Stop,
+        watch: &mut (dyn FnMut(Event<'_>) + Send),
+        strict: bool,
+    ) -> Result<Ran> {
+        let Work::Shards(settings) = &self.head.work else {
             return Err(bad("a plan of files: run it by the program that made it, such as `inspect run`"));
         };
-        let (shards, pool) = (kept.shards()?, pool(workers)?);
-        self.each(tasks, stop, &mut watch, |task, watch| pool.install(|| self.shard(&shards, task, stop, &mut *watch)))
+        let (work, pool) = ((settings, settings.format()?), pool(workers)?);
+        self.each((tasks, strict), stop, watch, &mut |task, progress| {
+            pool.install(|| Task::begin(self, work, task, stop)?.run(progress))
+        })
     }
 
     /// Runs tasks of a plan of files or pictures. `work` gets inputs in order, with the number of the first: a file, or up
@@ -88,30 +101,42 @@ impl Plan {
             Work::Pictures { .. } => PICTURES,
             Work::Shards(_) => return Err(bad("a plan of shards: run it by `prepare run`")),
         };
-        self.each(tasks, stop, &mut watch, |task, watch| self.files(task, together, stop, watch, &mut work))
+        self.each((tasks, false), stop, &mut watch, &mut |task, progress| {
+            self.files(task, together, stop, progress, &mut work)
+        })
     }
 
-    fn each<W: FnMut(Event<'_>)>(
+    /// Runs `one` for each task that is not done. It is given the task, and where to put the number of its inputs that are done.
+    fn each(
         &self,
-        tasks: &Tasks,
+        (tasks, strict): (&Tasks, bool),
         stop: &Stop,
-        watch: &mut W,
-        mut one: impl FnMut(u64, &mut W) -> Result<()>,
+        watch: &mut (dyn FnMut(Event<'_>) + Send),
+        one: &mut dyn FnMut(u64, &mut Progress<'_>) -> Result<()>,
     ) -> Result<Ran> {
         let mut ran = Ran::default();
+        let tasks = tasks.of(self.tasks())?;
+        let total = tasks.iter().filter(|range| !range.is_empty());
+        let total = total.map(|range| self.share(range.end - 1).end - self.share(range.start).start).sum();
+        let mut before = 0;
         let records = self.records();
         make_folder(&records).map_err(|source| output::failed(source, &records))?;
-        for task in tasks.of(self.tasks())?.into_iter().flatten() {
+        for task in tasks.into_iter().flatten() {
             if stop.requested() {
                 ran.stopped = true;
                 break;
             }
+            let inputs = self.share(task);
+            let inputs = inputs.end - inputs.start;
             if self.is_done(task, watch)? {
                 ran.skipped += 1;
+                before += inputs;
                 watch(Event::Skipped(task));
                 continue;
             }
-            match one(task, watch) {
+            let worked = one(task, &mut |done| watch(Event::Inputs { task, done: before + done, total }));
+            before += inputs;
+            match worked {
                 Ok(()) => {
                     ran.done += 1;
                     watch(Event::Done(task));
@@ -121,7 +146,7 @@ impl Plan {
                     break;
                 }
                 // What cannot be written now cannot be written by the next task either.
-                Err(error) if error.stage() == Stage::Write => return Err(error),
+                Err(error) if strict || error.stage() == Stage::Write => return Err(error),
                 Err(error) => {
                     ran.failed += 1;
                     watch(Event::Failed(task, &error));
@@ -132,7 +157,7 @@ impl Plan {
     }
 
     /// Whether the output of a task is whole. Of one that is not, record and output are removed.
-    fn is_done(&self, task: u64, watch: &mut impl FnMut(Event<'_>)) -> Result<bool> {
+    fn is_done(&self, task: u64, watch: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
         let path = self.record(task);
         let output = match record::read(&path, &self.id_text(), task)? {
             Found::Nothing => return Ok(false),
@@ -146,35 +171,8 @@ impl Plan {
         };
         watch(Event::Again(task));
         // The record last: until then the output is known to be this plan's.
-        for gone in output.into_iter().chain([path]) {
-            match remove(&gone) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(output::failed(error, &gone)),
-                _ => {}
-            }
-        }
+        output.iter().chain([&path]).try_for_each(|gone| output::remove_if_there(gone))?;
         Ok(false)
-    }
-
-    fn shard(&self, shards: &Shards, task: u64, stop: &Stop, watch: &mut (impl FnMut(Event<'_>) + Send)) -> Result<()> {
-        let mut record = Record::create(self.record(task))?;
-        let pictures = Planned { reader: &self.reader, root: Path::new(&self.head.root) };
-        let maker = Maker { shards, pictures: &pictures, to: &self.dir, stop };
-        let mut run = ShardRun::new(maker, ShardTarget::Task(task, &mut record)).at(self.share(task));
-        run.all(|progress| {
-            watch(Event::Inputs { task, done: progress.pictures });
-            ControlFlow::Continue(())
-        })?;
-        let summary = run.finish()?;
-        let name = shard_name(shards.format, task);
-        let path = self.dir.join(&name);
-        let shard = (summary.files > 0).then(|| Output::of(&path, name)).transpose()?;
-        if shard.is_some() && shards.format == Format::Tar {
-            // Its first open scans the shard, while it is in the page cache, and saves the index.
-            Tar::open(&path)?;
-        }
-        let (plan, samples) = (self.id_text(), summary.pictures - summary.damaged);
-        let (damaged, bytes) = (summary.damaged, summary.bytes);
-        record.finish(|lines_crc32c| Done { plan, task, samples, damaged, bytes, shard, lines_crc32c })
     }
 
     fn files(
@@ -182,7 +180,7 @@ impl Plan {
         task: u64,
         together: u64,
         stop: &Stop,
-        watch: &mut impl FnMut(Event<'_>),
+        progress: &mut Progress<'_>,
         work: &mut impl FnMut(u64, &[PathBuf]) -> Result<(Verified, Vec<Error>)>,
     ) -> Result<()> {
         let mut record = Record::create(self.record(task))?;
@@ -198,31 +196,35 @@ impl Plan {
             let (seen, damage) = work(first, &files)?;
             let (path, count) = (output::escaped(&files[0]), files.len());
             let Verified { samples, bytes, damaged } = seen;
-            record.written(&format!("{path}\t{count}\t{samples}\t{bytes}\t{damaged}\n"))?;
+            record.put(List::Manifest, &format!("{path}\t{count}\t{samples}\t{bytes}\t{damaged}\n"))?;
             for error in &damage {
                 let place = error.site().path.as_deref().unwrap_or(&files[0]);
-                record.damaged(&output::ledger_line(&output::escaped(place), error))?;
+                record.put(List::Ledger, &output::ledger_line(&output::escaped(place), error))?;
             }
             sum.samples += samples;
             sum.bytes += bytes;
             sum.damaged += damaged;
             first = end;
-            watch(Event::Inputs { task, done: first - inputs.start });
+            progress(first - inputs.start);
         }
         let (plan, bytes) = (self.id_text(), (sum.bytes, sum.bytes));
         let Verified { samples, damaged, .. } = sum;
-        record.finish(|lines_crc32c| Done { plan, task, samples, damaged, bytes, shard: None, lines_crc32c })
+        record.finish(Done { plan, task, samples, damaged, bytes, ..Done::default() })
     }
 
     /// The path of an input, which has not changed.
     fn file(&self, input: u64) -> Result<PathBuf> {
-        let (root, sample) = (Path::new(&self.head.root), input);
-        let picture = Planned { reader: &self.reader, root }.get(sample)?;
+        let picture = self.picture(input)?;
         picture.check().map_err(|error| error.with_path(&picture.path))?;
         Ok(picture.path)
     }
+}
 
-    pub(super) fn id_text(&self) -> String {
-        format!("{:016x}", self.id())
-    }
+/// Gets the number of a task's inputs that are done.
+type Progress<'a> = dyn FnMut(u64) + Send + 'a;
+
+/// A pool of this many threads; 0: one per core.
+pub(super) fn pool(workers: usize) -> Result<rayon::ThreadPool> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(workers).build();
+    pool.map_err(|error| Error::new(ErrorKind::Io, Stage::Build, "cannot start the workers").with_source(error))
 }

@@ -249,8 +249,7 @@ impl Case<'_> {
         all.extend(self.network_advice());
         if network_share(storage) < 0.5 {
             let cached = self.model.with(&Change { cached: true, ..Change::default() });
-            let how =
-                "Faster storage (local NVMe), fewer bytes for each sample (`prepare`), or memory for the page cache";
+            let how = "Faster storage (local NVMe), fewer bytes for each sample, or memory for the page cache";
             all.extend(self.gains(&cached).then(|| self.all_cached(how, &cached).into()));
         }
         if filled && loads.headroom == Headroom::Unknown {

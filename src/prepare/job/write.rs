@@ -1,0 +1,97 @@
+//! Shards by one call: a plan is made or found, all its tasks run, and only their output stays.
+
+use super::super::output::remove_if_there;
+use super::super::shards::{PLAN, Shards};
+use super::finish::{Check, Finished};
+use super::plan::{Plan, Work, in_empty, root_of};
+use super::run::Event;
+use super::tasks::{Tasks, bad};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::stop::Stop;
+use crate::storage::publish::remove_folder;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+impl Shards {
+    /// Writes the pictures of the folder `from` into the folder `to`. `watch` gets every step. If it breaks, the work ends after
+    /// the pictures in work, with [`ErrorKind::Cancelled`].
+    ///
+    /// While it works, `to` also holds `plan.fdp` and `tasks/`. A call that was stopped, killed or failed leaves them, and the
+    /// same call goes on there: it reads the shards that are done, and writes the others. The shards then have the bytes of a call
+    /// that was not disturbed.
+    ///
+    /// Errors: those of [`plan`](Self::plan), [`Plan::run`] and [`Plan::finish`]; a damaged picture, with its path (the first in the
+    /// order of writing); [`ErrorKind::Config`] if `to` holds something else, a plan of other settings, or another call works there;
+    /// [`ErrorKind::Changed`] if pictures were added, removed or modified since the call that left the plan.
+    pub fn write(
+        &self,
+        from: impl AsRef<Path>,
+        to: impl AsRef<Path>,
+        mut watch: impl FnMut(Event<'_>) -> ControlFlow<()> + Send,
+    ) -> Result<Finished> {
+        let plan = self.planned(from.as_ref(), to.as_ref())?;
+        let _lock = plan.lock()?;
+        let stop = Stop::new();
+        let mut watch = |event: Event<'_>| {
+            if watch(event).is_break() {
+                stop.request();
+            }
+        };
+        let ran = plan.run_shards(&Tasks::all(), self.workers, &stop, &mut watch, true)?;
+        if ran.stopped {
+            let (done, tasks) = (ran.done + ran.skipped, plan.tasks());
+            let message = format!("stopped after {done} of {tasks} shards: the same call goes on from there");
+            return Err(Error::new(ErrorKind::Cancelled, Stage::Write, message).with_path(to.as_ref()));
+        }
+        // Every shard has been read by now.
+        let finished = plan.finish_alone(Check::Lengths)?;
+        if !finished.missing.is_empty() {
+            let message = format!("shards were removed meanwhile: {}; call again", finished.missing_list());
+            return Err(Error::new(ErrorKind::Changed, Stage::Write, message).with_path(to.as_ref()));
+        }
+        plan.remove()?;
+        Ok(finished)
+    }
+
+    /// The plan of the folder: the one that is there, if it is of these settings and pictures.
+    fn planned(&self, from: &Path, to: &Path) -> Result<Plan> {
+        let root = root_of(from, to)?;
+        let tasks = |samples, bytes| self.count(samples, bytes);
+        let old = match Plan::open(to.join(PLAN)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return in_empty(to, || self.plan_in(&root, to, tasks));
+            }
+            old => old?,
+        };
+        let work = Work::Shards(self.settings.clone());
+        let same = old.head.work == work && tasks(old.inputs(), old.bytes())? == old.tasks();
+        if !same || old.root() != root {
+            let message = "the output folder holds a plan of other settings or of another input folder: write with those, or \
+                           remove the output folder";
+            return Err(bad(message).with_path(old.reader.path()));
+        }
+        // Lists the pictures again. An equal plan stays.
+        self.plan_in(&root, to, tasks).map_err(|error| match error.kind() {
+            ErrorKind::Config if error.site().path.as_deref() == Some(old.reader.path()) => {
+                let message = format!(
+                    "pictures were added, removed or modified since the plan in {} was made: undo that, or remove the output \
+                     folder and begin again",
+                    to.display()
+                );
+                Error::new(ErrorKind::Changed, Stage::Write, message).with_path(&root)
+            }
+            _ => error,
+        })
+    }
+}
+
+impl Plan {
+    /// Removes records and plan. The plan is the last to go: a call that finds it makes up for what is missing.
+    fn remove(&self) -> Result<()> {
+        for task in 0..self.tasks() {
+            remove_if_there(&self.record(task))?;
+        }
+        remove_folder(&self.records());
+        remove_if_there(self.reader.path())
+    }
+}
