@@ -5,11 +5,14 @@
 
 use super::bits::{Bits, Place};
 use super::header::{DAMAGED, Factors, Header, SURPLUS, Scan, Segment};
-use super::huffman::{AC_BITS, DC_BITS, Fault, Symbols, extend};
+use super::huffman::{Fault, Symbols, extend};
 use crate::error::{Error, ErrorKind, Result, Stage};
 
 /// Limit of DC values. Those of 8-bit samples lie within -1024..=1023; rounding by encoders stays far within it.
 const DC_MAX: i32 = 2047;
+/// Most bits of a DC difference, and of an AC coefficient, of 8-bit samples.
+const DC_BITS: u32 = 11;
+const AC_BITS: u32 = 10;
 
 /// The receiver of the codes. Tables have their numbers in [`Scan::tables`].
 pub(crate) trait Sink {
