@@ -11,7 +11,7 @@ pub(crate) const CODE_MAX: usize = 16;
 const DECODE_BITS: u32 = 11;
 /// Bits of the index of a lookup that skips.
 const SKIP_BITS: u32 = 12;
-/// Most bits of a value. Of 8-bit samples they are 11 for DC differences and 10 for AC coefficients, but libjpeg-turbo takes more.
+/// Most bits of a value. 8-bit samples need 11 for DC differences and 10 for AC coefficients; libjpeg-turbo takes more.
 const VALUE_BITS: u32 = 15;
 
 /// Natural index of each coefficient in the order of the file.

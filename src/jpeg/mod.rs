@@ -140,9 +140,9 @@ impl Decoder {
     /// Decodes the pixels of `region` to RGB. The region lies in the picture at 1 / `scale` of its size, each side rounded up:
     /// 1, 2, 4 or 8. After an error, some rows were written.
     ///
-    /// If `picture` is not `strict`, damage ends the restart interval, or the scan: in a sequential picture of one scan its MCUs are
-    /// grey, one of several scans adds nothing more. A progressive one shows what libjpeg-turbo does. Otherwise damage is an error, with its byte and MCU. `points` are those of
-    /// [`seek_points`](Self::seek_points), or empty.
+    /// If `picture` is not `strict`, damage ends the restart interval, or the scan: in a sequential picture of one scan its MCUs
+    /// are grey, one of several scans adds nothing more. A progressive one shows what libjpeg-turbo does. Otherwise damage is
+    /// an error, with its byte and MCU. `points` are those of [`seek_points`](Self::seek_points), or empty.
     pub(crate) fn decode(
         &mut self,
         picture: Input<'_>,

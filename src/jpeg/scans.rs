@@ -13,8 +13,8 @@
 //! # Limits and invariants
 //!
 //! * Time is linear in the bytes, and in blocks times scans. [`Script::parse`] limits the scans.
-//! * Memory, besides that for pictures of one scan: 136 bytes for each block of a row of MCUs, tables of each scan. For incomplete pictures see
-//!   [`smooth`](super::smooth).
+//! * Memory, besides that for pictures of one scan: 136 bytes for each block of a row of MCUs, tables of each scan. For
+//!   incomplete pictures see [`smooth`](super::smooth).
 //! * What is coded follows libjpeg-turbo: a component keeps the quantisation table of its first scan, Huffman tables and restart
 //!   intervals are those of the last segments before a scan.
 

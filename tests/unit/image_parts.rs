@@ -607,7 +607,10 @@ mod turbo {
             let start = Header::parse(&input).unwrap().scan;
             let mut any = |from: usize, input: &[u8]| from + draws.below((input.len() - from) as u64) as usize;
             match seed % 3 {
-                0 => (0..3).for_each(|value| input[any(start, &input)] = 77 * value),
+                0 => (0..3).for_each(|value| {
+                    let at = any(start, &input);
+                    input[at] = 77 * value;
+                }),
                 _ => input.truncate(any(start, &input)),
             }
             let scale = [1, 1, 2, 4, 8][draws.below(5) as usize];
