@@ -20,6 +20,15 @@ impl Place {
 /// Bits that are there after [`Bits::refill`].
 pub(super) const FULL: u32 = 56;
 
+/// Most bytes of fill within the data.
+const FILL_MAX: usize = 64;
+
+/// Whether these bytes are 0xFF as data: escaped by a zero, perhaps behind fill. Gives their number, or 0.
+fn escaped(bytes: &[u8]) -> usize {
+    let ones = bytes.iter().take(FILL_MAX).take_while(|byte| **byte == 0xFF).count();
+    if ones > 0 && bytes.get(ones) == Some(&0) { ones + 1 } else { 0 }
+}
+
 /// A reader of bits, the highest of a byte first.
 #[derive(Clone)]
 pub(super) struct Bits<'a> {
@@ -74,10 +83,16 @@ impl<'a> Bits<'a> {
                     self.at += 1;
                     *byte
                 }
-                _ => {
-                    self.fed = self.fed.saturating_add(1);
-                    0
-                }
+                rest => match escaped(rest.unwrap_or_default()) {
+                    0 => {
+                        self.fed = self.fed.saturating_add(1);
+                        0
+                    }
+                    bytes => {
+                        self.at += bytes;
+                        0xFF
+                    }
+                },
             };
             self.word |= u64::from(byte) << (56 - self.count);
             self.count += 8;
@@ -107,6 +122,24 @@ impl<'a> Bits<'a> {
         bits
     }
 
+    /// The reader `count` (at most 16) bits before.
+    #[cold]
+    pub(super) fn back(&self, count: u32) -> Self {
+        let over = (8 * self.fed).saturating_sub(self.count);
+        let Place { mut byte, bit } = if over > 0 { Place { byte: self.at, bit: 0 } } else { self.place() };
+        let mut bit = i64::from(bit) - i64::from(count.saturating_sub(over));
+        while bit < 0 && byte > 0 {
+            byte = self.before(byte);
+            bit += 8;
+        }
+        let mut before = Self::new(self.input, Place { byte, bit: bit.max(0) as u8 });
+        for _ in count..over {
+            before.refill();
+            before.skip(1);
+        }
+        before
+    }
+
     /// Whether more bits were consumed than exist.
     #[inline(always)]
     pub(super) fn overrun(&self) -> bool {
@@ -118,10 +151,17 @@ impl<'a> Bits<'a> {
         let (unread, mut at) = (self.count - 8 * self.fed.min(self.count / 8), self.at);
         // A partly read byte counts as read: callers need its offset.
         for _ in 0..unread.div_ceil(8) {
-            let stuffed = at >= 2 && self.input[at - 2..at] == [0xFF, 0];
-            at -= if stuffed { 2 } else { 1 };
+            at = self.before(at);
         }
         Place { byte: at, bit: (unread.next_multiple_of(8) - unread) as u8 }
+    }
+
+    /// Offset of the data byte before this one, which is not the first.
+    fn before(&self, mut at: usize) -> usize {
+        while self.input.get(at) == Some(&0xFF) && self.input[at - 1] == 0xFF {
+            at -= 1;
+        }
+        at - if self.input[..at].ends_with(&[0xFF, 0]) { 2 } else { 1 }
     }
 
     /// The first marker from here on, behind padding.
@@ -134,7 +174,7 @@ impl<'a> Bits<'a> {
     pub(super) fn end(&self) -> Option<usize> {
         let next = self.next_byte();
         let rest = &self.input[next..];
-        Some(next + memchr::memchr_iter(0xFF, rest).find(|at| rest.get(at + 1) != Some(&0))?)
+        Some(next + memchr::memchr_iter(0xFF, rest).find(|at| escaped(&rest[*at..]) == 0)?)
     }
 
     /// Offset of the first byte that is not begun.
@@ -157,6 +197,12 @@ mod tests {
         let (mut out, mut at) = (Vec::new(), 0);
         while at < input.len() {
             let stuffed = input[at] == 0xFF;
+            if stuffed && input.get(at + 1) == Some(&0xFF) && input[at..].iter().find(|byte| **byte != 0xFF) == Some(&0)
+            {
+                // Fill.
+                at += 1;
+                continue;
+            }
             if stuffed && input.get(at + 1) != Some(&0) {
                 break;
             }
@@ -177,7 +223,7 @@ mod tests {
             let mut input: Vec<u8> = Vec::new();
             for _ in 0..next(60) {
                 match next(4) {
-                    0 => input.extend([0xFF, 0]),
+                    0 => input.extend(&[0xFF, 0xFF, 0xFF, 0][next(3) as usize..]),
                     1 => input.push(0),
                     _ => input.push(next(255) as u8),
                 }

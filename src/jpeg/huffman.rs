@@ -11,9 +11,8 @@ pub(crate) const CODE_MAX: usize = 16;
 const DECODE_BITS: u32 = 11;
 /// Bits of the index of a lookup that skips.
 const SKIP_BITS: u32 = 12;
-/// Most bits of a DC difference, and of an AC coefficient, of 8-bit samples.
-pub(super) const DC_BITS: u32 = 11;
-pub(super) const AC_BITS: u32 = 10;
+/// Most bits of a value. 8-bit samples need 11 for DC differences and 10 for AC coefficients; libjpeg-turbo takes more.
+const VALUE_BITS: u32 = 15;
 
 /// Natural index of each coefficient in the order of the file.
 pub(super) const ZIGZAG: [u8; 64] = [
@@ -219,7 +218,7 @@ impl Lookup for Dc {
     const EMPTY: Self = Self { fast: [0; 1 << DECODE_BITS], any: Canonical::EMPTY };
 
     fn fill(&mut self, table: Table<'_>) {
-        fill_values(&mut self.fast, table, |symbol| (0, symbol.into()), DC_BITS);
+        fill_values(&mut self.fast, table, |symbol| (0, symbol.into()), VALUE_BITS);
         self.any = Canonical::new(table);
     }
 }
@@ -243,7 +242,7 @@ impl Dc {
     #[inline(never)]
     fn long<'a>(&self, mut bits: Bits<'a>) -> Result<(i32, Bits<'a>), Fault> {
         let size = u32::from(self.any.symbol(&mut bits)?);
-        if size > DC_BITS {
+        if size > VALUE_BITS {
             return Err(Fault::Code);
         }
         Ok((extend(bits.take(size), size), bits))
@@ -261,13 +260,13 @@ impl Lookup for Band {
     const EMPTY: Self = Self { fast: [0; 1 << DECODE_BITS], any: Canonical::EMPTY };
 
     fn fill(&mut self, table: Table<'_>) {
-        fill_values(&mut self.fast, table, |symbol| (u32::from(symbol >> 4), u32::from(symbol & 15)), AC_BITS);
+        fill_values(&mut self.fast, table, |symbol| (u32::from(symbol >> 4), u32::from(symbol & 15)), VALUE_BITS);
         self.any = Canonical::new(table);
     }
 }
 
 impl Band {
-    /// Reads a symbol with its value, with a refill before it: at least 30 bits are left behind it. Gives the run and the
+    /// Reads a symbol with its value, with a refill before it: at least 25 bits are left behind it. Gives the run and the
     /// value, 0 for a symbol without one.
     #[inline(always)]
     pub(super) fn read(&self, bits: &mut Bits<'_>) -> Result<(u32, i32), Fault> {
@@ -286,9 +285,6 @@ impl Band {
     fn long<'a>(&self, mut bits: Bits<'a>) -> Result<((u32, i32), Bits<'a>), Fault> {
         let symbol = u32::from(self.any.symbol(&mut bits)?);
         let (run, size) = (symbol >> 4, symbol & 15);
-        if size > AC_BITS {
-            return Err(Fault::Code);
-        }
         Ok(((run, extend(bits.take(size), size)), bits))
     }
 }
@@ -441,7 +437,7 @@ impl Symbol {
         match (run, size) {
             (0, 0) => Some(Self { steps: 0, size }),
             (15, 0) => Some(Self { steps: 16, size }),
-            (_, 1..=AC_BITS) => Some(Self { steps: run + 1, size }),
+            (_, 1..=VALUE_BITS) => Some(Self { steps: run + 1, size }),
             _ => None,
         }
     }

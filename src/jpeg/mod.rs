@@ -38,6 +38,7 @@ mod rows;
 mod scans;
 mod script;
 mod seek;
+mod smooth;
 #[cfg(test)]
 #[path = "../../tests/unit/jpeg.rs"]
 mod tests;
@@ -56,6 +57,7 @@ use rows::Rows;
 use scans::{Coefficients, Readers, ScanTables};
 use script::Script;
 use seek::{Points, Writer};
+use smooth::Smoothing;
 use walk::{Tables, Walk};
 
 /// The receiver of a region's pixels, row by row, so that it can use each while it is in the cache.
@@ -179,9 +181,10 @@ impl Decoder {
     /// Decodes the pixels of `region` to RGB. The region lies in the picture at 1 / `scale` of its size, each side rounded up:
     /// 1, 2, 4 or 8. After an error, some rows were written.
     ///
-    /// If `picture` is not `strict`, damage ends the restart interval, or the scan: in a picture of one scan its MCUs are grey, one
-    /// of several scans adds nothing more. Otherwise damage is an error, with its byte and MCU. `points` are those of
-    /// [`seek_points`](Self::seek_points), or empty. Those in the picture come second.
+    /// If `picture` is not `strict`, damage ends the restart interval, or the scan: in a sequential picture of one scan its MCUs
+    /// are grey, one of several scans adds nothing more. A progressive one shows what libjpeg-turbo does. Otherwise damage is
+    /// an error, with its byte and MCU. `points` are those of [`seek_points`](Self::seek_points), or empty. Those in the picture
+    /// come second.
     pub(crate) fn decode(
         &mut self,
         picture: Input<'_>,
@@ -215,13 +218,14 @@ impl Decoder {
     ) -> Result<()> {
         let header = picture.header;
         let Self { kernels, rows, coefficients, .. } = self;
+        let smoothing = Smoothing::of(picture, script, &mut self.scans, coefficients)?;
         rows.start(layout);
         coefficients.start(header, layout);
         let mut readers = Readers::new(picture, script, &mut self.scans);
         let mut next = layout.region.top;
         for row in 0..layout.mcu_rows.end {
             let needed = layout.mcu_rows.contains(&row);
-            readers.row(layout, (row, needed), coefficients, (rows, kernels))?;
+            readers.row(layout, (row, needed), coefficients, smoothing.as_ref(), (rows, kernels))?;
             if needed {
                 next = write(layout, (row, next), header.colours, (rows, kernels), to);
             }

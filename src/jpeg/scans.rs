@@ -13,17 +13,19 @@
 //! # Limits and invariants
 //!
 //! * Time is linear in the bytes, and in blocks times scans. [`Script::parse`] limits the scans.
-//! * Memory, besides that for pictures of one scan: 136 bytes for each block of a row of MCUs, tables of each scan.
+//! * Memory, besides that for pictures of one scan: 136 bytes for each block of a row of MCUs, tables of each scan. For
+//!   incomplete pictures see [`smooth`](super::smooth).
 //! * What is coded follows libjpeg-turbo: a component keeps the quantisation table of its first scan, Huffman tables and restart
 //!   intervals are those of the last segments before a scan.
 
 use super::bits::{Bits, Place};
-use super::header::{DAMAGED, Factors, Header, Input, SURPLUS, Segment, at_offset};
-use super::huffman::{Ac, Band, Dc, Fault, ZIGZAG};
+use super::header::{DAMAGED, Factors, Header, Input, SURPLUS, at_offset};
+use super::huffman::{Ac, Band, CODE_MAX, Dc, Fault, ZIGZAG};
 use super::kernels::{self, Kernels};
 use super::region::Layout;
 use super::rows::Rows;
 use super::script::{AC_BYTES, BAND_BYTES, Coding, DC_BYTES, OneScan, Part, Script};
+use super::smooth::Smoothing;
 use super::walk::KeptTable;
 use crate::error::{Error, Result};
 use std::ops::Range;
@@ -122,6 +124,30 @@ impl Coefficients {
         }
     }
 
+    /// Adds the first coefficients of the row to those of a component, with those of an MCU's padding.
+    pub(super) fn copy_dc(&self, component: usize, to: &mut Vec<i16>) {
+        let plane = &self.planes[component];
+        let across = plane.columns.len();
+        for row in plane.blocks.chunks_exact(across.max(1)) {
+            to.extend(row.iter().map(|block| block[0]));
+            to.extend((across..plane.padded as usize).map(|_| 0));
+        }
+    }
+
+    /// Adds estimates to the row.
+    fn smooth(&mut self, layout: &Layout, row: u32, quants: &[[u16; 64]; 4], smoothing: &Smoothing) {
+        for (index, (store, plane)) in self.planes.iter_mut().zip(layout.planes()).enumerate() {
+            let (v, across) = (u32::from(plane.factors.v), store.columns.len());
+            for below in (0..v).filter(|below| plane.rows.contains(&(row * v + below))) {
+                let blocks = &mut store.blocks[below as usize * across..][..across];
+                if smoothing.estimate(index, (store.columns.start, row * v + below), &quants[index], blocks) {
+                    // None is known to have its first coefficient alone.
+                    store.filled[(below * store.padded) as usize..][..store.padded as usize].fill(u64::MAX);
+                }
+            }
+        }
+    }
+
     /// Turns the row into samples.
     fn transform(&self, layout: &Layout, row: u32, quants: &[[u16; 64]; 4], rows: &mut Rows, kernels: &Kernels) {
         for (index, (store, plane)) in self.planes.iter().zip(layout.planes()).enumerate() {
@@ -198,17 +224,43 @@ impl<'a> Readers<'a> {
         Self { script, readers: readers.map(reader).collect() }
     }
 
+    /// Reads a row of MCUs.
+    pub(super) fn read(&mut self, (row, needed): (u32, bool), to: &mut Coefficients) -> Result<()> {
+        to.begin(needed);
+        self.readers.iter_mut().try_for_each(|reader| match reader.strict {
+            true => reader.row::<true>(row, to),
+            false => reader.row::<false>(row, to),
+        })
+    }
+
+    /// The row of MCUs in which the last scan ends, or ends early.
+    pub(super) fn end_row(&self, layout: &Layout) -> u32 {
+        self.readers.last().map_or(0, |reader| {
+            let mcu = if reader.broken { reader.broken_at } else { reader.mcu.saturating_sub(1) };
+            match reader.scan.parts() {
+                [part] => {
+                    let factors = layout.planes()[part.component].factors;
+                    mcu / reader.across / u32::from(factors.v)
+                }
+                _ => mcu / layout.mcus.0,
+            }
+        })
+    }
+
     /// Reads a row of MCUs, and turns it into samples if it is `needed`.
     pub(super) fn row(
         &mut self,
         layout: &Layout,
         (row, needed): (u32, bool),
         to: &mut Coefficients,
+        smoothing: Option<&Smoothing>,
         (rows, kernels): (&mut Rows, &Kernels),
     ) -> Result<()> {
-        to.begin(needed);
-        self.readers.iter_mut().try_for_each(|reader| reader.row(row, to))?;
+        self.read((row, needed), to)?;
         if needed {
+            if let Some(smoothing) = smoothing {
+                to.smooth(layout, row, &self.script.quants, smoothing);
+            }
             to.transform(layout, row, &self.script.quants, rows, kernels);
         }
         Ok(())
@@ -237,18 +289,17 @@ struct Reader<'a> {
     total: u32,
     /// The rest of the interval is damaged.
     broken: bool,
+    /// The last MCU that was so.
+    broken_at: u32,
+    /// MCUs of a row of a scan of one component.
+    across: u32,
 }
 
 impl<'a> Reader<'a> {
     fn new(picture: Input<'a>, (number, scan): (usize, &'a OneScan<'a>), tables: &'a ScanTables) -> Self {
         let Input { bytes: input, header, strict } = picture;
-        let total = match scan.parts() {
-            [part] => {
-                let (across, down) = header.blocks(part.component);
-                across * down
-            }
-            _ => header.mcus(),
-        };
+        let (across, down) = header.blocks(scan.parts[0].component);
+        let total = if scan.parts().len() == 1 { across * down } else { header.mcus() };
         let stop = if scan.restart == 0 { total } else { scan.restart.min(total) };
         let bits = Bits::new(input, Place { byte: scan.data.start, bit: 0 });
         Self {
@@ -264,11 +315,13 @@ impl<'a> Reader<'a> {
             stop,
             total,
             broken: false,
+            broken_at: 0,
+            across,
         }
     }
 
-    /// Reads a row of MCUs.
-    fn row(&mut self, row: u32, to: &mut Coefficients) -> Result<()> {
+    /// Reads a row of MCUs. `STRICT` as the reader is.
+    fn row<const STRICT: bool>(&mut self, row: u32, to: &mut Coefficients) -> Result<()> {
         let (low, band) = (self.scan.low, self.scan.band.clone());
         let part = self.scan.parts[0];
         match (self.scan.coding, &self.tables.band) {
@@ -286,8 +339,12 @@ impl<'a> Reader<'a> {
             }),
             (Coding::DcFirst, _) => self.blocks(row, to, |reader, bits, part, (_, block)| {
                 let Some(dc) = &reader.tables.dc[part.dc] else { return Err(Fault::Code) };
+                let difference = match dc.table.read(bits) {
+                    Err(_) if !STRICT => zero(bits),
+                    difference => difference?,
+                };
                 let predictor = &mut reader.predictors[part.component];
-                *predictor = predictor.wrapping_add(dc.table.read(bits)?);
+                *predictor = predictor.wrapping_add(difference);
                 if let Some(block) = block {
                     block[0] = predictor.wrapping_shl(low) as i16;
                 }
@@ -302,11 +359,13 @@ impl<'a> Reader<'a> {
                 Ok(())
             }),
             (Coding::AcFirst, Some(table)) => self.blocks_of(part, row, to, |reader, bits, (filled, block)| {
-                reader.ended = ac_first(&table.table, bits, (band.clone(), low), reader.ended, (filled, block))?;
+                reader.ended =
+                    ac_first::<STRICT>(&table.table, bits, (band.clone(), low), reader.ended, (filled, block))?;
                 Ok(())
             }),
             (Coding::AcRefine, Some(table)) => self.blocks_of(part, row, to, |reader, bits, (filled, block)| {
-                reader.ended = ac_refine(&table.table, bits, (band.clone(), low), reader.ended, (filled, block))?;
+                reader.ended =
+                    ac_refine::<STRICT>(&table.table, bits, (band.clone(), low), reader.ended, (filled, block))?;
                 Ok(())
             }),
             _ => Err(Error::decode("JPEG without a Huffman table that it names")),
@@ -393,7 +452,7 @@ impl<'a> Reader<'a> {
     fn fault(&mut self, fault: Fault) -> Result<()> {
         let fault = if self.bits.overrun() { Fault::End } else { fault };
         if !self.strict {
-            self.broken = true;
+            (self.broken, self.broken_at) = (true, self.mcu - 1);
             return Ok(());
         }
         let (what, scan, mcu, total) = (fault.words(), self.number + 1, self.mcu - 1, self.total);
@@ -404,21 +463,37 @@ impl<'a> Reader<'a> {
     #[cold]
     fn restart(&mut self) -> Result<()> {
         self.check_end()?;
-        let number = (self.mcu / self.scan.restart + 7) % 8;
-        let marker = self.bits.end().and_then(|end| Segment::next(self.input, end).ok());
-        let found = marker.filter(|marker| matches!(marker.marker, 0xD0..=0xD7) && marker.end <= self.scan.data.end);
-        let right = found.is_some_and(|found| u32::from(found.marker & 7) == number);
-        if self.strict && !right {
+        let number = ((self.mcu / self.scan.restart + 7) % 8) as u8;
+        let (place, found) = self.find_restart(number);
+        if self.strict && !found {
             let message = format!("{DAMAGED}: restart marker {number} is missing in scan {}", self.number + 1);
             return Err(at_offset(message, self.bits.place().byte));
         }
-        (self.broken, self.ended, self.predictors) = (found.is_none(), 0, [0; 4]);
-        if let Some(found) = found {
-            self.bits = Bits::new(self.input, Place { byte: found.end, bit: 0 });
-        }
-        // Without one, nothing further on has one.
-        self.stop = if self.broken { self.total } else { (self.mcu + self.scan.restart).min(self.total) };
+        self.bits = Bits::new(self.input, Place { byte: place, bit: 0 });
+        // Without its marker the interval has no data, which the next MCU detects.
+        (self.broken, self.ended, self.predictors) = (self.broken && !found, 0, [0; 4]);
+        // Without a marker, nothing further on has one.
+        let last = !found && place == self.scan.data.end;
+        self.stop = if last { self.total } else { (self.mcu + self.scan.restart).min(self.total) };
         Ok(())
+    }
+
+    /// Where data go on, and whether there a restart interval begins. As libjpeg-turbo, this passes markers of the two intervals
+    /// before, waits at those of the next two, and takes any others.
+    fn find_restart(&self, number: u8) -> (usize, bool) {
+        let (start, end) = (self.bits.end().unwrap_or(self.input.len()), self.scan.data.end);
+        let data = self.input.get(start..end).unwrap_or_default();
+        for at in memchr::memchr_iter(0xFF, data) {
+            let Some(marker @ 0xD0..=0xD7) = data.get(at + 1) else { continue };
+            match marker.wrapping_sub(number) & 7 {
+                0 => return (start + at + 2, true),
+                _ if self.strict => break,
+                1 | 2 => return (start + at, false),
+                6 | 7 => {}
+                _ => return (start + at + 2, true),
+            }
+        }
+        (end, false)
     }
 
     /// Checks the end of a scan.
@@ -449,9 +524,17 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// First bits of AC coefficients (G.1.2.2). Takes and gives the number of blocks that end without a code.
+/// Passes bits that no code begins with; as libjpeg-turbo, one more than the longest code. They count as symbol 0.
+#[cold]
+fn zero(bits: &mut Bits<'_>) -> i32 {
+    bits.skip(CODE_MAX as u32 + 1);
+    0
+}
+
+/// First bits of AC coefficients (G.1.2.2). Takes and gives the number of blocks that end without a code. If not `STRICT`, damage
+/// makes what libjpeg-turbo makes of it.
 #[inline(always)]
-fn ac_first(
+fn ac_first<const STRICT: bool>(
     table: &Band,
     bits: &mut Bits<'_>,
     (band, low): (Range<usize>, u32),
@@ -463,7 +546,10 @@ fn ac_first(
     }
     let mut next = band.start;
     while next < band.end {
-        let (run, value) = table.read(bits)?;
+        let (run, value) = match table.read(bits) {
+            Err(_) if !STRICT => return Ok(zero(bits) as u32),
+            found => found?,
+        };
         next += run as usize;
         if value == 0 {
             if run < 15 {
@@ -473,7 +559,10 @@ fn ac_first(
             continue;
         }
         if next >= band.end {
-            return Err(Fault::Long);
+            if STRICT {
+                return Err(Fault::Long);
+            }
+            next = next.min(63);
         }
         let value = (value << low) as i16;
         *filled |= u64::from(value != 0) << next;
@@ -487,7 +576,7 @@ fn ac_first(
 
 /// One more bit of AC coefficients (G.1.2.3). Takes and gives the number of blocks without a code for new coefficients.
 #[inline(always)]
-fn ac_refine(
+fn ac_refine<const STRICT: bool>(
     table: &Band,
     bits: &mut Bits<'_>,
     (band, low): (Range<usize>, u32),
@@ -497,13 +586,21 @@ fn ac_refine(
     let old = *filled;
     let mut next = band.start;
     while ended == 0 && next < band.end {
-        let (run, value) = table.read(bits)?;
+        let (run, mut value) = match table.read(bits) {
+            Err(_) if !STRICT => (0, zero(bits)),
+            found => found?,
+        };
         if value == 0 && run < 15 {
             ended = (1 << run) + bits.take(run);
             break;
         }
         if !(-1..=1).contains(&value) {
-            return Err(Fault::Code);
+            if STRICT {
+                return Err(Fault::Code);
+            }
+            // Only the first bit is read.
+            *bits = bits.back(31 - value.unsigned_abs().leading_zeros());
+            value = value.signum();
         }
         // The place of the zero behind `run` others.
         let mut zeros = !old & (u64::MAX << next);
@@ -513,9 +610,10 @@ fn ac_refine(
         let place = (zeros.trailing_zeros() as usize).min(band.end);
         refine(bits, old, next..place, low, block.as_deref_mut());
         if value != 0 {
-            if place == band.end {
+            if place == band.end && STRICT {
                 return Err(Fault::Long);
             }
+            let place = place.min(63);
             *filled |= 1 << place;
             if let Some(block) = &mut block {
                 block[usize::from(ZIGZAG[place])] = (value << low) as i16;

@@ -5,7 +5,8 @@
 use super::header::{
     BLOCKS_MAX, Component, DAMAGED, Factors, Header, Input, Scan, Segment, at_offset, restart_interval,
 };
-use super::huffman::{Ac, Band, Dc, Table};
+use super::huffman::{Ac, Band, Dc, Table, ZIGZAG};
+use super::smooth::Smoothing;
 use super::walk::KeptTable;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::ops::Range;
@@ -25,6 +26,8 @@ pub(crate) struct Script<'a> {
     /// Of each component, in natural order.
     pub(super) quants: [[u16; 64]; 4],
     pub(super) scans: Vec<OneScan<'a>>,
+    /// What a picture lacks that others' coefficients stand in for.
+    pub(super) lacks: Option<Estimated>,
 }
 
 /// A scan of a script.
@@ -70,7 +73,10 @@ impl Coding {
 
 /// How many low bits each coefficient lacks; [`UNSEEN`] before its first scan.
 type Lacks = [[u8; 64]; 4];
-const UNSEEN: u8 = u8::MAX;
+pub(super) const UNSEEN: u8 = u8::MAX;
+
+/// The same of the first coefficients: of the picture, and where its last scan ends early.
+pub(super) type Estimated = [[[u8; 10]; 4]; 2];
 
 impl<'a> Script<'a> {
     /// Finds the scans of a picture.
@@ -82,10 +88,16 @@ impl<'a> Script<'a> {
             header.end_marker(input)?;
         }
         let mut state = Scan::empty(header);
-        let mut script =
-            Self { components: [Component::default(); 4], count: 0, quants: [[0; 64]; 4], scans: Vec::new() };
+        let mut script = Self {
+            components: [Component::default(); 4],
+            count: 0,
+            quants: [[0; 64]; 4],
+            scans: Vec::new(),
+            lacks: None,
+        };
         let (mut at, mut restart) = (2, 0);
         let (mut have, mut latched, mut lacks) = ([false; 4], [false; 4], [[UNSEEN; 64]; 4]);
+        let mut before = lacks;
         let mut odd = Ok(());
         loop {
             let segment = match Segment::next(input, at) {
@@ -111,10 +123,13 @@ impl<'a> Script<'a> {
                         let message = format!("JPEG of more than {most} scans; the limit is {most}");
                         return Err(Error::new(ErrorKind::Limit, Stage::Decode, message));
                     }
-                    let data = end..end_of_data(input, end);
+                    let data = end..end_of_data(picture, end);
                     at = data.end;
                     let scan = script.scan(picture, (body, start), &state, (restart, data))?;
                     script.latch(&scan, &state, (&have, &mut latched))?;
+                    for part in scan.parts() {
+                        before[part.component] = if script.scans.is_empty() { [0; 64] } else { lacks[part.component] };
+                    }
                     odd = odd.and(scan.note(&mut lacks));
                     script.scans.push(scan);
                 }
@@ -129,7 +144,25 @@ impl<'a> Script<'a> {
             let scans = script.scans.len();
             return Err(Error::decode(format!("{DAMAGED}: its {scans} scans leave out coefficients")));
         }
+        if header.progressive && !strict {
+            script.find_estimated(&lacks, &before);
+        }
         Ok(script)
+    }
+
+    /// As libjpeg-turbo, if each component has DC coefficients.
+    fn find_estimated(&mut self, lacks: &Lacks, before: &Lacks) {
+        let parts = 0..self.count;
+        let complete = parts.clone().all(|part| lacks[part][1..10].iter().all(|lacks| *lacks == 0));
+        let without = |part: usize| {
+            lacks[part][0] == UNSEEN || ZIGZAG[..10].iter().any(|k| self.quants[part][usize::from(*k)] == 0)
+        };
+        if complete || parts.clone().any(without) {
+            return;
+        }
+        let first = |lacks: &Lacks| std::array::from_fn(|part| std::array::from_fn(|k| lacks[part][k]));
+        let before = if self.scans.len() == 1 { &[[UNSEEN; 64]; 4] } else { before };
+        self.lacks = Some([first(lacks), first(before)]);
     }
 
     /// Maximum heap bytes of the engine for this picture, besides those of [`Header::engine_bytes`].
@@ -144,7 +177,8 @@ impl<'a> Script<'a> {
             Coding::AcFirst | Coding::AcRefine => BAND_BYTES,
         };
         let scans: usize = self.scans.iter().map(scan).sum();
-        blocks * (128 + 8) + scans as u64
+        let smoothing = if self.lacks.is_some() { Smoothing::bytes(header) } else { 0 };
+        blocks * (128 + 8) + scans as u64 + smoothing
     }
 
     pub(super) fn components(&self) -> &[Component] {
@@ -249,6 +283,7 @@ impl OneScan<'_> {
     /// Notes what is still lacking behind this scan. Errors: it refines bits that are not there, or codes what is there.
     fn note(&self, lacks: &mut Lacks) -> Result<()> {
         let refines = matches!(self.coding, Coding::DcRefine | Coding::AcRefine);
+        let mut done = Ok(());
         for part in self.parts() {
             let lacks = &mut lacks[part.component];
             let expected = if refines { self.low as u8 + 1 } else { UNSEEN };
@@ -258,17 +293,22 @@ impl OneScan<'_> {
                 self.coding != Coding::Sequential && lacks[self.band.clone()].iter().any(|lacks| *lacks != expected);
             if unready || odd {
                 let what = if refines || unready { "needs what no scan before it has" } else { "repeats coefficients" };
-                return Err(at_offset(format!("{DAMAGED}: a scan {what}"), self.data.start));
+                done = Err(at_offset(format!("{DAMAGED}: a scan {what}"), self.data.start));
             }
             lacks[self.band.clone()].fill(self.low as u8);
         }
-        Ok(())
+        done
     }
 }
 
-/// Offset of the first marker from `at` on that is no restart marker.
-fn end_of_data(input: &[u8], at: usize) -> usize {
-    let data = &input[at..];
-    let ends = |found: &usize| !matches!(data.get(found + 1), Some(0 | 0xD0..=0xD7 | 0xFF));
+/// Offset of the first marker from `at` on that is no restart marker. If the picture is not strict, bytes that no marker has are
+/// damage, and data follow.
+fn end_of_data(picture: Input<'_>, at: usize) -> usize {
+    let data = &picture.bytes[at..];
+    let ends = |found: &usize| match data.get(found + 1) {
+        Some(0 | 0xD0..=0xD7 | 0xFF) => false,
+        Some(marker) => picture.strict || *marker >= 0xC0,
+        None => true,
+    };
     at + memchr::memchr_iter(0xFF, data).find(ends).unwrap_or(data.len())
 }

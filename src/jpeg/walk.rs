@@ -283,10 +283,9 @@ impl<'a> Walk<'a> {
             return Ok(());
         }
         self.check_end()?;
-        // With restart markers, `starts` has found the end marker.
+        // With restart markers, `starts` has looked.
         let marker = self.bits.end_marker().unwrap_or(0);
-        let may_follow = matches!(marker, 0xC4 | 0xD9 | 0xDB..=0xDD | 0xE0..=0xEF | 0xFE);
-        if self.strict && self.header.restart == 0 && !may_follow {
+        if self.strict && self.header.restart == 0 && !may_follow(marker) {
             return Err(Error::decode(format!("{DAMAGED}: marker {marker:02x} behind its data")));
         }
         Ok(())
@@ -443,12 +442,16 @@ pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> 
     let Input { bytes: input, header, strict } = picture;
     starts.clear();
     let coded = &input[header.scan..];
+    let end_marker = || if strict { header.end_marker(input).map(|_| ()) } else { Ok(()) };
     if header.restart == 0 {
-        return if strict { header.end_marker(input).map(|_| ()) } else { Ok(()) };
+        return end_marker();
     }
     let count = header.intervals();
-    starts.reserve_exact((count + 1).min(coded.len() / 2 + 2));
+    starts.reserve_exact((count + 1).min(2 * coded.len() + 2));
     starts.push(header.scan);
+    let is_restart = |at: &usize| matches!(coded.get(at + 1), Some(0xD0..=0xD7));
+    // Nothing is lost then; some encoders number them otherwise.
+    let complete = !strict && memchr::memchr_iter(0xFF, coded).filter(is_restart).count() + 1 == count;
     let damage = |at: usize, message: String| {
         Err(Error::decode(format!("{DAMAGED}: {message}, at byte {} of the picture", header.scan + at)))
     };
@@ -461,25 +464,40 @@ pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> 
         };
         let (done, restart) = (starts.len(), matches!(marker, 0xD0..=0xD7));
         // Some cameras write a restart marker behind the last interval, too.
-        let one_more = done == count && restart && coded[at + 2..].starts_with(&[0xFF, 0xD9]);
-        if strict && !one_more && (restart != (done < count) || (!restart && marker != 0xD9)) {
+        let one_more = done == count && restart && coded[at + 2..].first() == Some(&0xFF);
+        if strict && !one_more && (restart != (done < count) || (!restart && !may_follow(marker))) {
             return damage(at, format!("marker {marker:02x} after {done} of {count} restart intervals"));
         }
         if strict && restart && usize::from(marker & 7) != (done - 1) % 8 {
             return damage(at, format!("restart marker {} in place of {}", marker & 7, (done - 1) % 8));
         }
-        if !restart && marker != 0xD9 {
+        if !restart && marker != 0xD9 && !(strict && done == count) {
             // Damage.
             continue;
         }
-        starts.push(header.scan + at + 2);
-        if !restart || done == count {
-            return Ok(());
+        let next = header.scan + at + 2;
+        if !restart || strict || complete {
+            starts.push(next);
+        } else {
+            // As libjpeg-turbo: an interval whose marker is missing has no data, and markers of those before are passed.
+            let ahead = |done: usize| marker.wrapping_sub(done as u8 - 1) & 7;
+            while starts.len() < count && matches!(ahead(starts.len()), 1 | 2) {
+                starts.push(next - 2);
+            }
+            if !matches!(ahead(starts.len()), 6 | 7) {
+                starts.push(next);
+            }
+        }
+        if !restart || starts.len() > count {
+            return end_marker();
         }
     }
-    if strict {
-        header.end_marker(input)?;
-    }
+    end_marker()?;
     starts.push(input.len());
     Ok(())
+}
+
+/// Whether this marker may stand behind the data.
+fn may_follow(marker: u8) -> bool {
+    matches!(marker, 0xC4 | 0xD9 | 0xDB..=0xDD | 0xE0..=0xEF | 0xFE)
 }

@@ -25,11 +25,17 @@ impl Handle {
         Self(NonNull::new(handle).expect("memory for libjpeg-turbo"))
     }
 
-    /// A decompressor that takes no damage and has read this picture's header.
-    fn of(picture: &[u8]) -> Option<Self> {
+    /// A decompressor that has read this picture's header, and takes damage or not.
+    fn of(picture: &[u8], strict: bool) -> Option<Self> {
         let mut handle = Self::new(sys::TJINIT_TJINIT_DECOMPRESS);
-        handle.set(sys::TJPARAM_TJPARAM_STOPONWARNING, 1);
-        handle.read(picture).then_some(handle)
+        handle.set(sys::TJPARAM_TJPARAM_STOPONWARNING, c_int::from(strict));
+        (handle.read(picture) || (!strict && handle.warned())).then_some(handle)
+    }
+
+    /// Whether the last call failed by a warning alone.
+    fn warned(&self) -> bool {
+        // SAFETY: the handle is alive.
+        unsafe { sys::tj3GetErrorCode(self.0.as_ptr()) == sys::TJERR_TJERR_WARNING as c_int }
     }
 
     fn set(&mut self, parameter: sys::TJPARAM, value: c_int) {
@@ -66,25 +72,40 @@ impl Handle {
 
 /// Width and height of a Huffman JPEG of 8 bits.
 pub fn size(picture: &[u8]) -> Option<(usize, usize)> {
-    let handle = Handle::of(picture)?;
+    let handle = Handle::of(picture, true)?;
     let other = [sys::TJPARAM_TJPARAM_ARITHMETIC, sys::TJPARAM_TJPARAM_LOSSLESS];
     let plain = other.iter().all(|kind| handle.get(*kind) == 0) && handle.get(sys::TJPARAM_TJPARAM_PRECISION) == 8;
     plain.then(|| handle.size())
 }
 
+pub fn is_progressive(picture: &[u8]) -> bool {
+    Handle::of(picture, false).is_some_and(|handle| handle.get(sys::TJPARAM_TJPARAM_PROGRESSIVE) == 1)
+}
+
 /// Size and RGB at 1 / `scale` of the picture's size, each side rounded up; nothing if there is a warning.
 pub fn pixels(picture: &[u8], scale: usize) -> Option<((usize, usize), Vec<u8>)> {
-    let mut handle = Handle::of(picture)?;
+    pixels_of(picture, scale, (true, 0))
+}
+
+/// As [`pixels`], also of what is damaged; nothing if there is an error.
+pub fn shown(picture: &[u8], scale: usize) -> Option<((usize, usize), Vec<u8>)> {
+    // An error behind a warning is told as a warning. But it leaves pixels unwritten.
+    let [black, white] = [0, 255].map(|value| pixels_of(picture, scale, (false, value)));
+    black.filter(|black| white.as_ref() == Some(black))
+}
+
+fn pixels_of(picture: &[u8], scale: usize, (strict, before): (bool, u8)) -> Option<((usize, usize), Vec<u8>)> {
+    let mut handle = Handle::of(picture, strict)?;
     let (width, height) = handle.size();
     let (width, height) = (width.div_ceil(scale), height.div_ceil(scale));
     let colours = handle.get(sys::TJPARAM_TJPARAM_COLORSPACE);
     let inks = [sys::TJCS_TJCS_CMYK, sys::TJCS_TJCS_YCCK].iter().any(|space| *space as c_int == colours);
     let (channels, format) = if inks { (4, sys::TJPF_TJPF_CMYK) } else { (3, sys::TJPF_TJPF_RGB) };
-    let mut pixels = vec![0; channels * width * height];
+    let mut pixels = vec![before; channels * width * height];
     let factor = sys::tjscalingfactor { num: 1, denom: scale as c_int };
     // SAFETY: the handle is alive; the factor is passed by value and checked by the library.
     assert_eq!(unsafe { sys::tj3SetScalingFactor(handle.0.as_ptr(), factor) }, 0);
-    let done = handle.decode(picture, format, &mut pixels);
+    let done = handle.decode(picture, format, &mut pixels) || (!strict && handle.warned());
     done.then(|| ((width, height), if inks { rgb_of_inks(&pixels) } else { pixels }))
 }
 

@@ -7,7 +7,7 @@ use super::tests::alike_after_any_picture;
 use super::workspace::{Encoded, Picture, Workspace};
 use super::*;
 use crate::decode::Single;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::jpeg::{self, Header};
 use crate::order::Draws;
 use crate::tensor::EncodedField;
@@ -97,6 +97,10 @@ fn whole(input: &[u8]) -> (Size, Vec<u8>) {
     (size, workspace.resized)
 }
 
+fn refusal(input: &[u8]) -> Option<Error> {
+    decode(input, &Image::resize(4, 4), 0, &mut Workspace::default()).err()
+}
+
 fn decode(input: &[u8], image: &Image, seed: u64, workspace: &mut Workspace) -> Result<Picture> {
     workspace.decode(Encoded::alone(input), image, Limits::default(), &mut Draws::new(seed, 0, 0, "t"), None)
 }
@@ -114,6 +118,29 @@ fn pictures_of_any_scan_script_have_libjpeg_turbos_pixels() {
         for seed in 0..10 {
             let image = Image::random_resized_crop(5).scale(0.01, 1.0).ratio(0.2, 5.0);
             compare(&input, &image, seed, &mut workspace, &whole);
+        }
+    }
+}
+
+#[test]
+fn an_incomplete_progressive_picture_is_smoothed_as_by_libjpeg_turbo() {
+    let list = std::fs::read_to_string(folder("scans").join("cut.txt")).unwrap();
+    for line in list.lines().filter(|line| !line.starts_with('#')) {
+        let mut words = line.split(' ');
+        let [name, bytes, crc] = std::array::from_fn(|_| words.next().unwrap());
+        let input = std::fs::read(folder("scans").join(name)).unwrap();
+        let input = &input[..bytes.parse().unwrap()];
+        let size = Header::parse(input).unwrap().size();
+        let all = cut(input, Rect::of(size), 1, false).unwrap();
+        assert_eq!(format!("{:08x}", crc32c::crc32c(&all)), crc, "{line}");
+        cut(input, Rect::of(size), 1, true).unwrap_err();
+        let mut draws = Draws::new(crc32c::crc32c(input).into(), 0, 0, "part");
+        for _ in 0..10 {
+            let (left, top) = (draws.below(size.width.into()) as u32, draws.below(size.height.into()) as u32);
+            let side = |rest: u32, draws: &mut Draws| 1 + draws.below(rest.into()) as u32;
+            let (width, height) = (side(size.width - left, &mut draws), side(size.height - top, &mut draws));
+            let rect = Rect { left, top, size: Size { width, height } };
+            assert!(cut(input, rect, 1, false).unwrap() == pixels_of(&all, size, rect), "{line}: {rect:?}");
         }
     }
 }
@@ -318,6 +345,49 @@ fn restart_markers_that_are_missing_doubled_or_out_of_order_are_errors() {
     }
 }
 
+#[test]
+fn a_lost_restart_interval_leaves_the_others_in_their_places() {
+    let size = Size::new(160, 96);
+    let row = 3 * 160;
+    let good = encoded(&noise(3, size, true), size, Kind { interval: 10, ..COLOR }, 80);
+    let all = cut(&good, Rect::of(size), 1, true).unwrap();
+    let markers = markers(&good);
+    for lost in 0..4 {
+        let bad = [&good[..markers[lost]], &good[markers[lost + 1]..]].concat();
+        let found = cut(&bad, Rect::of(size), 1, false).unwrap();
+        let (start, end) = (row * 16 * (lost + 1), row * 16 * (lost + 2));
+        assert!(found[..start - row] == all[..start - row], "{lost}");
+        assert!(found[start..end] != all[start..end], "{lost}");
+        assert!(found[end + row..] == all[end + row..], "{lost}");
+    }
+    let mut renumbered = good.clone();
+    markers[..5].iter().for_each(|at| renumbered[at + 1] ^= 5);
+    assert!(refusal(&renumbered).is_some());
+    assert!(cut(&renumbered, Rect::of(size), 1, false).unwrap() == all);
+}
+
+#[test]
+fn segments_may_follow_the_last_restart_interval() {
+    let size = Size::new(160, 96);
+    let good = encoded(&noise(3, size, true), size, Kind { interval: 2, ..COLOR }, 80);
+    let (data, end) = good.split_at(good.len() - 2);
+    for more in [&b"\xFF\xFE\0\x04ab"[..], b"\xFF\xE5\0\x02", b"\xFF\xDC\0\x04\0\x60", b"\xFF\xD5\xFF\xFE\0\x02"] {
+        assert!(whole(&[data, more, end].concat()) == whole(&good), "{more:02x?}");
+        assert!(refusal(&[data, more].concat()).is_some(), "without an end marker");
+    }
+    assert!(refusal(&[data, b"\xFF\xC8\0\x02", end].concat()).is_some(), "a marker that follows no data");
+}
+
+#[test]
+fn a_comment_may_have_a_length_below_2() {
+    let size = Size::new(40, 30);
+    let good = encoded(&noise(3, size, true), size, COLOR, 80);
+    for empty in [b"\xFF\xE5\0\0", b"\xFF\xFE\0\x01"] {
+        assert!(whole(&[&good[..2], empty, &good[2..]].concat()) == whole(&good));
+    }
+    assert!(refusal(&[&good[..2], b"\xFF\xDB\0\0", &good[2..]].concat()).is_some(), "a table without content");
+}
+
 /// Restart markers may follow fill bytes, and a segment's data may be a stuffed byte of ones.
 #[test]
 fn fill_bytes_before_restart_markers_are_no_data() {
@@ -506,6 +576,64 @@ mod turbo {
                 }
             }
         }
+    }
+
+    /// A block with a DC difference of 13 bits and an AC coefficient of 12, which no picture of 8 bits needs.
+    #[test]
+    fn values_beyond_those_of_8_bits_are_libjpeg_turbos() {
+        let table = |class: u8, counts: [u8; 2], symbols: &[u8]| {
+            let body = [&[class], &counts[..], &[0; 14], symbols].concat();
+            [&[0xFF, 0xC4, 0, 2 + body.len() as u8], &body[..]].concat()
+        };
+        for bits in [0x2800_u32, 0x1234, 0x3FFF, 0] {
+            let frame = b"\xFF\xC1\0\x0B\x08\0\x08\0\x08\x01\x01\x11\0\xFF\xDA\0\x08\x01\x01\0\0\x3F\0";
+            let quants = [&b"\xFF\xD8\xFF\xDB\0\x43\0"[..], &[1; 64]].concat();
+            // 0 and 13 bits, 0 and 12 bits, 10; ones.
+            let data = (u64::from(bits & 0x1FFF) << 50 | u64::from(bits & 0xFFF) << 37 | 0b10 << 35) | ((1 << 35) - 1);
+            let stuffed = |byte: &u8| if *byte == 0xFF { vec![0xFF, 0] } else { vec![*byte] };
+            let data: Vec<u8> = data.to_be_bytes()[..4].iter().flat_map(stuffed).collect();
+            let tables = [table(0, [1, 0], &[13]), table(0x10, [1, 1], &[12, 0])].concat();
+            let input = [&quants, &tables, &frame[..], &data, b"\xFF\xD9"].concat();
+            assert!(whole(&input) == right(&input), "{bits:x}");
+        }
+    }
+
+    /// Cut, or with other bytes; the whole and a part, at a part of the size, too.
+    #[test]
+    fn damaged_progressive_pictures_are_shown_as_by_libjpeg_turbo() {
+        let mut shown = 0;
+        for seed in 0..400 {
+            let mut draws = Draws::new(seed, 0, 0, "damage");
+            let [width, height] = [0, 1].map(|_| 1 + draws.below(120) as u32);
+            let written = Written {
+                subsampling: draws.below(7) as i32,
+                quality: 20 + draws.below(80) as i32,
+                interval: draws.below(30) as i32 * i32::from(draws.below(3) == 0),
+                progressive: true,
+            };
+            let size = Size::new(width, height);
+            let mut input = oracle::encoded(&noise(seed, size, true), (width, height), written);
+            let start = Header::parse(&input).unwrap().scan;
+            let mut any = |from: usize, input: &[u8]| from + draws.below((input.len() - from) as u64) as usize;
+            match seed % 3 {
+                0 => (0..3).for_each(|value| {
+                    let at = any(start, &input);
+                    input[at] = 77 * value;
+                }),
+                _ => input.truncate(any(start, &input)),
+            }
+            let scale = [1, 1, 2, 4, 8][draws.below(5) as usize];
+            let Some((_, right)) = oracle::shown(&input, scale as usize) else { continue };
+            let size = size.divided(scale);
+            let own = cut(&input, Rect::of(size), scale, false).unwrap();
+            assert!(own == right, "seed {seed}, 1/{scale} of {width}x{height} pixels, {written:?}");
+            shown += 1;
+            let (left, top) = (draws.below(size.width.into()) as u32, draws.below(size.height.into()) as u32);
+            let rect = Rect { left, top, size: Size::new(size.width - left, (size.height - top).div_ceil(2)) };
+            let part = cut(&input, rect, scale, false).unwrap();
+            assert!(part == pixels_of(&right, size, rect), "seed {seed}, {rect:?} at 1/{scale}");
+        }
+        assert!(shown > 150, "{shown}");
     }
 
     /// All pixels at 1 / `scale` of the size, by the engine and by libjpeg-turbo; nothing of large pictures.

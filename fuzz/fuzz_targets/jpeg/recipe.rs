@@ -1,4 +1,7 @@
-//! JPEGs that no encoder writes: any factors, coefficients, quantisation and Huffman tables that the format has.
+//! JPEGs that no encoder writes: any factors, coefficients, scans, quantisation and Huffman tables that the format has.
+
+#[path = "script.rs"]
+mod script;
 
 /// A picture.
 pub struct Made {
@@ -19,12 +22,20 @@ pub fn picture(bytes: &[u8]) -> Made {
         heat.write_quants(index as u8, &mut source, &mut out);
     }
     frame.write_header(&mut source, &mut out);
-    let tables: Vec<_> = frame.parts.iter().map(|_| [Codes::dc(&mut source), Codes::ac(&mut source)]).collect();
-    for (index, [dc, ac]) in tables.iter().enumerate() {
+    let tables: Vec<_> = frame.parts.iter().map(|_| Tables::draw(&heat, &mut source)).collect();
+    for (index, Tables { dc, ac, band }) in tables.iter().enumerate() {
         segment(0xC4, &dc.body(index as u8), &mut out);
-        segment(0xC4, &ac.body(0x10 | index as u8), &mut out);
+        segment(0xC4, &if frame.progressive { band } else { ac }.body(0x10 | index as u8), &mut out);
     }
-    frame.write_scan((&tables, &heat), &mut source, &mut out);
+    if frame.progressive {
+        script::write(&frame, (&tables, &heat), &mut source, &mut out);
+    } else {
+        let all: Vec<_> = (0..frame.parts.len()).collect();
+        let first = if source.below(3) == 0 { 1 + source.below(all.len()) } else { all.len() };
+        for which in [&all[..first], &all[first..]].into_iter().filter(|which| !which.is_empty()) {
+            frame.write_scan(which, (&tables, &heat), &mut source, &mut out);
+        }
+    }
     out.extend([0xFF, 0xD9]);
     for _ in 0..if damaged { 1 + source.below(3) } else { 0 } {
         let at = source.below(out.len());
@@ -76,6 +87,7 @@ struct Frame {
     parts: Vec<Part>,
     /// MCUs between restart markers, or 0.
     restart: u16,
+    progressive: bool,
 }
 
 /// A component: its factors across and down.
@@ -105,7 +117,8 @@ impl Frame {
             (parts[0].h, parts[0].v) = (2, 2);
         }
         let restart = if source.below(3) == 0 { 1 + source.below(40) as u16 } else { 0 };
-        Self { width, height, parts, restart }
+        let progressive = source.below(2) == 0;
+        Self { width, height, parts, restart, progressive }
     }
 
     /// Writes what decides about colours besides the components' names.
@@ -124,20 +137,31 @@ impl Frame {
         body.extend([self.height, self.width].map(u16::to_be_bytes).concat());
         body.push(self.parts.len() as u8);
         body.extend(self.parts.iter().zip(0..).flat_map(|(part, index)| [part.id, part.h << 4 | part.v, index]));
-        segment(0xC0 + source.below(2) as u8, &body, out);
+        segment(if self.progressive { 0xC2 } else { 0xC0 + source.below(2) as u8 }, &body, out);
         if self.restart > 0 {
             segment(0xDD, &self.restart.to_be_bytes(), out);
         }
     }
 
-    fn write_scan(&self, (tables, heat): (&[[Codes; 2]], &Heat), source: &mut Source<'_>, out: &mut Vec<u8>) {
-        let selectors = self.parts.iter().zip(0..).flat_map(|(part, index)| [part.id, index << 4 | index]);
-        let body: Vec<u8> = std::iter::once(self.parts.len() as u8).chain(selectors).chain([0, 63, 0]).collect();
+    /// Writes a sequential scan of these components.
+    fn write_scan(
+        &self,
+        which: &[usize],
+        (tables, heat): (&[Tables], &Heat),
+        source: &mut Source<'_>,
+        out: &mut Vec<u8>,
+    ) {
+        let selectors = which.iter().flat_map(|index| [self.parts[*index].id, (index << 4 | index) as u8]);
+        let body: Vec<u8> = std::iter::once(which.len() as u8).chain(selectors).chain([0, 63, 0]).collect();
         segment(0xDA, &body, out);
-        let alone = self.parts.len() == 1;
-        let most = |side: fn(&Part) -> u8| if alone { 1 } else { self.parts.iter().map(side).max().unwrap_or(1) };
-        let count = |side: u16, factor: u8| usize::from(side).div_ceil(8 * usize::from(factor));
-        let mcus = count(self.width, most(|part| part.h)) * count(self.height, most(|part| part.v));
+        let alone = which.len() == 1;
+        let mcus = |side: u16, factor: fn(&Part) -> u8| {
+            let most = usize::from(self.parts.iter().map(factor).max().unwrap_or(1));
+            let own = usize::from(factor(&self.parts[which[0]]));
+            let blocks = (usize::from(side) * own).div_ceil(most).div_ceil(8);
+            if alone { blocks } else { usize::from(side).div_ceil(8 * most) }
+        };
+        let mcus = mcus(self.width, |part| part.h) * mcus(self.height, |part| part.v);
         let mut predictors = [0; 4];
         let mut bits = Bits { out, word: 0, count: 0 };
         for mcu in 0..mcus {
@@ -146,13 +170,33 @@ impl Frame {
                 predictors = [0; 4];
                 bits.out.extend([0xFF, 0xD0 + ((mcu / usize::from(self.restart) - 1) % 8) as u8]);
             }
-            for ((part, tables), predictor) in self.parts.iter().zip(tables).zip(&mut predictors) {
+            for index in which {
+                let part = self.parts[*index];
                 for _ in 0..if alone { 1 } else { part.h * part.v } {
-                    heat.write_block((tables, predictor), source, &mut bits);
+                    heat.write_block((&tables[*index], &mut predictors[*index]), source, &mut bits);
                 }
             }
         }
         bits.flush();
+    }
+}
+
+/// Huffman tables of a component: those of sequential scans, and of the AC coefficients of progressive ones.
+struct Tables {
+    dc: Codes,
+    ac: Codes,
+    band: Codes,
+}
+
+impl Tables {
+    fn draw(heat: &Heat, source: &mut Source<'_>) -> Self {
+        let (dc, ac) = heat.sizes;
+        let values = (0..16).flat_map(move |run| (1..=ac).map(move |size| run << 4 | size as u8));
+        Self {
+            dc: Codes::draw((0..=dc as u8).collect(), source),
+            ac: Codes::draw([0, 0xF0].into_iter().chain(values.clone()).collect(), source),
+            band: Codes::draw((0..16).map(|run| run << 4).chain(values).collect(), source),
+        }
     }
 }
 
@@ -165,19 +209,12 @@ struct Codes {
 }
 
 impl Codes {
-    fn dc(source: &mut Source<'_>) -> Self {
-        Self::draw((0..=11).collect(), 4, source)
-    }
-
-    fn ac(source: &mut Source<'_>) -> Self {
-        let values = (0..16).flat_map(|run| (1..=10).map(move |size| run << 4 | size));
-        Self::draw([0, 0xF0].into_iter().chain(values).collect(), 8, source)
-    }
-
-    fn draw(mut symbols: Vec<u8>, more: usize, source: &mut Source<'_>) -> Self {
+    fn draw(mut symbols: Vec<u8>, source: &mut Source<'_>) -> Self {
         let turn = source.below(symbols.len());
         symbols.rotate_left(turn);
-        Self { symbols, short: source.below(17 - more), more }
+        // libjpeg-turbo refuses codes of ones alone.
+        let more = symbols.len().ilog2() as usize + 1;
+        Self { symbols, short: 1 + source.below(16 - more), more }
     }
 
     /// As in a segment.
@@ -201,6 +238,8 @@ impl Codes {
 struct Heat {
     /// The coefficients of a block are at most 4000 together, as encoders write them: no sum overflows.
     calm: bool,
+    /// Most bits that tables have codes for; those of 8-bit samples, or more.
+    sizes: (usize, usize),
     /// Most bits.
     dc: usize,
     ac: usize,
@@ -213,8 +252,9 @@ struct Heat {
 impl Heat {
     fn draw(source: &mut Source<'_>) -> Self {
         let calm = source.below(2) == 0;
-        let ac = 1 + source.below(if calm { 3 } else { 10 });
-        Self { calm, dc: source.below(12), ac, run: source.below(16), last: source.byte() }
+        let sizes = if source.below(4) == 0 { (15, 15) } else { (11, 10) };
+        let ac = 1 + source.below(if calm { 3 } else { sizes.1 });
+        Self { calm, sizes, dc: source.below(sizes.0 + 1), ac, run: source.below(16), last: source.byte() }
     }
 
     /// Steps of quantisation: small ones, a slope, or anything.
@@ -235,8 +275,7 @@ impl Heat {
         segment(0xDB, &body, out);
     }
 
-    fn write_block(&self, (tables, predictor): (&[Codes; 2], &mut i32), source: &mut Source<'_>, bits: &mut Bits<'_>) {
-        let [dc, ac] = tables;
+    fn write_dc(&self, (codes, predictor): (&Codes, &mut i32), source: &mut Source<'_>, bits: &mut Bits<'_>) {
         let (mut size, mut value) = (source.below(self.dc + 1), i32::from(source.word()));
         if self.calm {
             let next = value % 64 - 32;
@@ -244,8 +283,13 @@ impl Heat {
             size = (32 - value.unsigned_abs().leading_zeros()) as usize;
             value -= i32::from(value < 0);
         }
-        dc.write(size as u8, bits);
+        codes.write(size as u8, bits);
         bits.push(value as usize, size);
+    }
+
+    fn write_block(&self, (tables, predictor): (&Tables, &mut i32), source: &mut Source<'_>, bits: &mut Bits<'_>) {
+        let ac = &tables.ac;
+        self.write_dc((&tables.dc, predictor), source, bits);
         let mut next = 1;
         while next < 64 {
             let (kind, run) = (source.byte(), source.below(self.run + 1));

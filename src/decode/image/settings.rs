@@ -39,8 +39,7 @@ pub enum Filter {
 ///
 /// A JPEG is decoded only as far as the crop needs. In files with restart markers even the entropy coding beside the
 /// crop is skipped. Pixels equal those of libjpeg-turbo, and so Pillow's and torchvision's, to the bit, also those of
-/// progressive JPEGs and of sequential ones in several scans. (libjpeg smooths an incomplete progressive one, `strict(false)` here
-/// does not.)
+/// progressive JPEGs and of sequential ones in several scans.
 ///
 /// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]. Random choices depend on (seed,
 /// epoch, sample id) alone.
@@ -51,7 +50,8 @@ pub enum Filter {
 /// - RGB pixels: 3 (kept for the next picture). 4 to 8 for a PNG with alpha or 16 bits, 4 for a GIF. None for a JPEG, whose
 ///   rows are scaled as they are decoded.
 /// - Decoder, while it runs: 1 for PNG and BMP, 8 for WebP (of an animation also 1 frame as it is encoded). A JPEG takes rows: 512
-///   per pixel of width, for several scans up to 272 more, and up to 140 KiB of tables for each scan.
+///   per pixel of width, for several scans up to 272 more, and up to 140 KiB of tables for each scan; with `strict(false)`, of
+///   an incomplete progressive one, 1/8 per pixel.
 /// - Tables: 4 MiB for formats other than JPEG, 256 KiB for JPEG; 8 bytes per restart interval.
 /// - Copies of the file's metadata: as many bytes as are encoded.
 /// - Resizing, with T source pixels under an output pixel in each direction: per column of the output 12 × (T + 8) for rows
@@ -178,9 +178,9 @@ impl Image {
 
     /// Whether a damaged JPEG is an error; true by default.
     ///
-    /// If false, its readable part is decoded, as by browsers and Pillow, and the rest is grey. Stray bytes between the
-    /// segments of a header count as damage even if no pixel changes: the bytes after them may be an overwritten
-    /// segment.
+    /// If false, its readable part is decoded, as by browsers and Pillow, and the rest is grey. A damaged progressive one
+    /// is what libjpeg-turbo 3.1 shows, which smooths what is incomplete; this takes twice the time. Stray bytes between
+    /// the segments of a header count as damage even if no pixel changes: the bytes after them may be an overwritten segment.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;

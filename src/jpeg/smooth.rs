@@ -1,0 +1,175 @@
+//! Estimates of the AC coefficients that an incomplete progressive picture lacks, from the DC coefficients around.
+//!
+//! They follow section K.8 of the standard, and equal libjpeg-turbo's, which looks at 5 × 5 blocks. Its weights, and its
+//! rules at the picture's sides and behind the end of cut data, are those that pictures made for this purpose show.
+//!
+//! Memory: 2 bytes per block of the picture. The scans are read twice.
+
+use super::header::{Header, Input};
+use super::region::{Layout, Region};
+use super::scans::{Coefficients, Readers, ScanTables};
+use super::script::{Estimated, Script, UNSEEN};
+use crate::error::Result;
+
+/// Weights of a window of DC coefficients, in 1/256.
+type Weights = [[i16; 5]; 5];
+
+const DC: Weights =
+    [[-2, -6, -8, -6, -2], [-6, 6, 42, 6, -6], [-8, 42, 152, 42, -8], [-6, 6, 42, 6, -6], [-2, -6, -8, -6, -2]];
+const FIRST: Weights =
+    [[-1, -1, 0, 1, 1], [-3, 13, 0, -13, 3], [-3, 38, 0, -38, 3], [-3, 13, 0, -13, 3], [-1, -1, 0, 1, 1]];
+const SECOND: Weights = [[0; 5], [0, 2, -5, 2, 0], [1, 7, -14, 7, 1], [0, 2, -5, 2, 0], [0; 5]];
+const THIRD: Weights = [[0; 5], [0, 1, 0, -1, 0], [0, 2, 0, -2, 0], [0, 1, 0, -1, 0], [0; 5]];
+const BOTH: Weights = [[-1, 0, 0, 0, 1], [0, 9, 0, -9, 0], [0; 5], [0, -9, 0, 9, 0], [1, 0, 0, 0, -1]];
+const MIXED: Weights = [[0; 5], [0, 1, -3, 1, 0], [0; 5], [0, -1, 3, -1, 0], [0; 5]];
+/// Place in the order of the file, weights, and whether they are transposed: of a component without any AC coefficient.
+const DC_ALONE: [(usize, &Weights, bool); 10] = [
+    (0, &DC, false),
+    (1, &FIRST, false),
+    (2, &FIRST, true),
+    (3, &SECOND, true),
+    (4, &BOTH, false),
+    (5, &SECOND, false),
+    (6, &THIRD, false),
+    (7, &MIXED, false),
+    (8, &MIXED, true),
+    (9, &THIRD, true),
+];
+
+const FIRST_OF_SOME: Weights = [[0; 5], [0; 5], [-7, 50, 0, -50, 7], [0; 5], [0; 5]];
+const SECOND_OF_SOME: Weights = [[0; 5], [0; 5], [-1, 13, -24, 13, -1], [0; 5], [0; 5]];
+const BOTH_OF_SOME: Weights = [[0, -1, 0, 1, 0], [-1, 10, 0, -10, 1], [0; 5], [1, -10, 0, 10, -1], [0, 1, 0, -1, 0]];
+/// The same of a component that has some AC coefficients.
+const SOME_AC: [(usize, &Weights, bool); 5] = [
+    (1, &FIRST_OF_SOME, false),
+    (2, &FIRST_OF_SOME, true),
+    (3, &SECOND_OF_SOME, true),
+    (4, &BOTH_OF_SOME, false),
+    (5, &SECOND_OF_SOME, false),
+];
+
+/// DC coefficients of an incomplete picture.
+pub(super) struct Smoothing {
+    planes: [Plane; 4],
+    lacks: Estimated,
+    /// The row of MCUs, in all of them, at which the last scan ends.
+    end: u32,
+    /// Rows of MCUs.
+    total: u32,
+}
+
+#[derive(Default)]
+struct Plane {
+    /// With the blocks of an MCU's padding.
+    dc: Vec<i16>,
+    padded: u32,
+    across: u32,
+    down: u32,
+    /// Rows of blocks of an MCU.
+    v: u32,
+}
+
+impl Smoothing {
+    /// Reads the DC coefficients of a whole picture; nothing if it is complete.
+    pub(super) fn of(
+        picture: Input<'_>,
+        script: &Script<'_>,
+        tables: &mut Vec<ScanTables>,
+        coefficients: &mut Coefficients,
+    ) -> Result<Option<Self>> {
+        let header = picture.header;
+        let Some(lacks) = script.lacks else { return Ok(None) };
+        let (width, height) = (header.width.div_ceil(8), header.height.div_ceil(8));
+        let layout = Layout::new(header, script.components(), (Region { left: 0, top: 0, width, height }, 8));
+        let mut planes: [Plane; 4] = Default::default();
+        for (index, (plane, part)) in planes.iter_mut().zip(layout.planes()).enumerate() {
+            let (across, down) = header.blocks(index);
+            let padded = layout.mcus.0 * u32::from(part.factors.h);
+            *plane = Plane { dc: Vec::new(), padded, across, down, v: header.factors()[index].v.into() };
+            plane.dc.reserve_exact((padded * layout.mcus.1 * u32::from(part.factors.v)) as usize);
+        }
+        coefficients.start(header, &layout);
+        let mut readers = Readers::new(picture, script, tables);
+        for row in 0..layout.mcus.1 {
+            readers.read((row, true), coefficients)?;
+            planes.iter_mut().enumerate().for_each(|(index, plane)| coefficients.copy_dc(index, &mut plane.dc));
+        }
+        let most = header.largest_factors().1;
+        // A picture of one component is read by rows of blocks.
+        let rows = if header.components == 1 { most } else { 1 };
+        let (end, total) = (readers.end_row(&layout) / rows, header.height.div_ceil(8 * most));
+        Ok(Some(Self { planes, lacks, end, total }))
+    }
+
+    /// Heap bytes.
+    pub(super) fn bytes(header: &Header) -> u64 {
+        let (h, v) = header.largest_factors();
+        let mcus = u64::from(header.width.div_ceil(8 * h)) * u64::from(header.height.div_ceil(8 * v));
+        let blocks = |own: &super::header::Factors| u64::from(own.h) * u64::from(own.v);
+        2 * mcus * header.factors().iter().map(blocks).sum::<u64>()
+    }
+
+    /// Adds estimates to a row of a component's blocks, the first of which is in column `x`. Whether there were any.
+    pub(super) fn estimate(
+        &self,
+        component: usize,
+        (x, y): (u32, u32),
+        quant: &[u16; 64],
+        blocks: &mut [[i16; 64]],
+    ) -> bool {
+        let plane = &self.planes[component];
+        // What the last scan does not reach, it leaves as the scan before did.
+        let lacks = &self.lacks[usize::from(y / plane.v > self.end)][component];
+        let kinds = if lacks[1..].iter().all(|lacks| *lacks == UNSEEN) { &DC_ALONE[..] } else { &SOME_AC };
+        if lacks[1..].iter().all(|lacks| *lacks == 0) {
+            return false;
+        }
+        let rows = plane.rows_around(y, self.total);
+        for (x, block) in (x..).zip(blocks) {
+            let last = plane.across as usize - 1;
+            let window: [[i16; 5]; 5] = std::array::from_fn(|down| {
+                std::array::from_fn(|right| {
+                    let column = (x as usize + right).saturating_sub(2).min(last);
+                    rows[down].get(column).copied().unwrap_or(0)
+                })
+            });
+            for (place, weights, turned) in kinds {
+                let natural = usize::from(super::huffman::ZIGZAG[*place]);
+                if *place > 0 && (lacks[*place] == 0 || block[natural] != 0) {
+                    continue;
+                }
+                let product = |k: usize| {
+                    let (down, right) = if *turned { (k % 5, k / 5) } else { (k / 5, k % 5) };
+                    i64::from(weights[k / 5][k % 5]) * i64::from(window[down][right])
+                };
+                let sum = i64::from(quant[0]) * (0..25).map(product).sum::<i64>();
+                let lacks = if *place == 0 { UNSEEN } else { lacks[*place] };
+                block[natural] = estimate(sum, quant[natural], lacks);
+            }
+        }
+        true
+    }
+}
+
+impl Plane {
+    /// The five rows around row `y`. At the upper and lower side they repeat.
+    fn rows_around(&self, y: u32, total: u32) -> [&[i16]; 5] {
+        let (row, last) = (y / self.v, self.down - 1);
+        let alone = self.down.saturating_sub(row * self.v) == 1 || self.v == 1;
+        let above = if row == 1 && alone { y - 1 } else { y.saturating_sub(2) };
+        // Within an MCU's padding, too.
+        let below = if row + 1 < total && !(alone && row + 2 >= total) { y + 2 } else { (y + 2).min(last) };
+        [above, y.saturating_sub(1), y, (y + 1).min(last), below].map(|row| {
+            let start = (row * self.padded) as usize;
+            self.dc.get(start..start + self.across as usize).unwrap_or_default()
+        })
+    }
+}
+
+/// `sum` / 256 in steps of `quant`, rounded; less than the lowest bit that is known.
+fn estimate(sum: i64, quant: u16, lacks: u8) -> i16 {
+    let quant = i64::from(quant);
+    let size = ((quant << 7) + sum.abs()) / (quant << 8);
+    let most = if lacks == UNSEEN || lacks == 0 { i64::MAX } else { (1 << lacks) - 1 };
+    (sum.signum() * size.min(most)) as i16
+}
