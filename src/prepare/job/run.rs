@@ -52,9 +52,9 @@ pub enum Event<'a> {
 }
 
 impl Plan {
-    /// Runs tasks of a plan of [`Shards::plan`]. `workers`: number of threads; 0: one per core. Tasks with whole output
-    /// are skipped. A task that fails because of an input does not keep the others from running. A requested stop ends
-    /// the run after the pictures in work, and leaves nothing of the unfinished task.
+    /// Runs tasks of a plan of [`Shards::plan`](crate::prepare::Shards::plan). `workers`: number of threads; 0: one per core.
+    /// Tasks with whole output are skipped. A task that fails because of an input does not keep the others from running. A
+    /// requested stop ends the run after the pictures in work, and leaves nothing of the unfinished task.
     ///
     /// Errors: [`ErrorKind::Config`] for a task that the plan lacks, a plan of files, or a file in the output that this
     /// plan did not write; the system's errors of writing, with a full disk named.
