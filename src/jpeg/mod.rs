@@ -57,7 +57,6 @@ use rows::Rows;
 use scans::{Coefficients, Readers, ScanTables};
 use script::Script;
 use seek::{Points, Writer};
-use smooth::Smoothing;
 use walk::{Tables, Walk};
 
 /// The receiver of a region's pixels, row by row, so that it can use each while it is in the cache.
@@ -218,7 +217,7 @@ impl Decoder {
     ) -> Result<()> {
         let header = picture.header;
         let Self { kernels, rows, coefficients, .. } = self;
-        let smoothing = Smoothing::of(picture, script, &mut self.scans, coefficients)?;
+        let smoothing = scans::survey(picture, script, &mut self.scans, coefficients)?;
         rows.start(layout);
         coefficients.start(header, layout);
         let mut readers = Readers::new(picture, script, &mut self.scans);

@@ -22,7 +22,7 @@ use super::bits::{Bits, Place};
 use super::header::{DAMAGED, Factors, Header, Input, SURPLUS, at_offset};
 use super::huffman::{Ac, Band, CODE_MAX, Dc, Fault, ZIGZAG};
 use super::kernels::{self, Kernels};
-use super::region::Layout;
+use super::region::{Layout, Region};
 use super::rows::Rows;
 use super::script::{AC_BYTES, BAND_BYTES, Coding, DC_BYTES, OneScan, Part, Script};
 use super::smooth::Smoothing;
@@ -124,16 +124,6 @@ impl Coefficients {
         }
     }
 
-    /// Adds the first coefficients of the row to those of a component, with those of an MCU's padding.
-    pub(super) fn copy_dc(&self, component: usize, to: &mut Vec<i16>) {
-        let plane = &self.planes[component];
-        let across = plane.columns.len();
-        for row in plane.blocks.chunks_exact(across.max(1)) {
-            to.extend(row.iter().map(|block| block[0]));
-            to.extend((across..plane.padded as usize).map(|_| 0));
-        }
-    }
-
     /// Adds estimates to the row.
     fn smooth(&mut self, layout: &Layout, row: u32, quants: &[[u16; 64]; 4], smoothing: &Smoothing) {
         for (index, (store, plane)) in self.planes.iter_mut().zip(layout.planes()).enumerate() {
@@ -160,6 +150,15 @@ impl Coefficients {
 }
 
 impl PlaneRow {
+    /// Adds the first coefficients of the row, with those of an MCU's padding.
+    fn copy_dc(&self, to: &mut Vec<i16>) {
+        let across = self.columns.len();
+        for row in self.blocks.chunks_exact(across.max(1)) {
+            to.extend(row.iter().map(|block| block[0]));
+            to.extend((across..self.padded as usize).map(|_| 0));
+        }
+    }
+
     fn transform(
         &self,
         (component, size): (usize, u32),
@@ -207,6 +206,28 @@ fn resize<T: Clone>(to: &mut Vec<T>, len: usize, value: T) {
     to.resize(len, value);
 }
 
+/// Reads the DC coefficients of a whole picture; nothing if it is complete.
+pub(super) fn survey(
+    picture: Input<'_>,
+    script: &Script<'_>,
+    tables: &mut Vec<ScanTables>,
+    coefficients: &mut Coefficients,
+) -> Result<Option<Smoothing>> {
+    let header = picture.header;
+    let Some(lacks) = script.lacks else { return Ok(None) };
+    let (width, height) = (header.width.div_ceil(8), header.height.div_ceil(8));
+    let layout = Layout::new(header, script.components(), (Region { left: 0, top: 0, width, height }, 8));
+    let mut smoothing = Smoothing::new(header, &layout, lacks);
+    coefficients.start(header, &layout);
+    let mut readers = Readers::new(picture, script, tables);
+    for row in 0..layout.mcus.1 {
+        readers.read((row, true), coefficients)?;
+        smoothing.planes().zip(&coefficients.planes).for_each(|(to, plane)| plane.copy_dc(to));
+    }
+    smoothing.end_in(readers.end_row(&layout), header);
+    Ok(Some(smoothing))
+}
+
 /// The readers of all scans.
 pub(super) struct Readers<'a> {
     script: &'a Script<'a>,
@@ -225,7 +246,7 @@ impl<'a> Readers<'a> {
     }
 
     /// Reads a row of MCUs.
-    pub(super) fn read(&mut self, (row, needed): (u32, bool), to: &mut Coefficients) -> Result<()> {
+    fn read(&mut self, (row, needed): (u32, bool), to: &mut Coefficients) -> Result<()> {
         to.begin(needed);
         self.readers.iter_mut().try_for_each(|reader| match reader.strict {
             true => reader.row::<true>(row, to),
@@ -234,7 +255,7 @@ impl<'a> Readers<'a> {
     }
 
     /// The row of MCUs in which the last scan ends, or ends early.
-    pub(super) fn end_row(&self, layout: &Layout) -> u32 {
+    fn end_row(&self, layout: &Layout) -> u32 {
         self.readers.last().map_or(0, |reader| {
             let mcu = if reader.broken { reader.broken_at } else { reader.mcu.saturating_sub(1) };
             match reader.scan.parts() {

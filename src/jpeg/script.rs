@@ -6,7 +6,6 @@ use super::header::{
     BLOCKS_MAX, Component, DAMAGED, Factors, Header, Input, Scan, Segment, at_offset, restart_interval,
 };
 use super::huffman::{Ac, Band, Dc, Table, ZIGZAG};
-use super::smooth::Smoothing;
 use super::walk::KeptTable;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::ops::Range;
@@ -177,7 +176,11 @@ impl<'a> Script<'a> {
             Coding::AcFirst | Coding::AcRefine => BAND_BYTES,
         };
         let scans: usize = self.scans.iter().map(scan).sum();
-        let smoothing = if self.lacks.is_some() { Smoothing::bytes(header) } else { 0 };
+        let own = |factors: &Factors| u64::from(factors.h) * u64::from(factors.v);
+        let mcus = across / u64::from(h) * u64::from(header.height.div_ceil(8 * v));
+        let all: u64 = mcus * header.factors().iter().map(own).sum::<u64>();
+        // Each DC coefficient of an incomplete picture.
+        let smoothing = if self.lacks.is_some() { 2 * all } else { 0 };
         blocks * (128 + 8) + scans as u64 + smoothing
     }
 

@@ -5,11 +5,10 @@
 //!
 //! Memory: 2 bytes per block of the picture. The scans are read twice.
 
-use super::header::{Header, Input};
-use super::region::{Layout, Region};
-use super::scans::{Coefficients, Readers, ScanTables};
-use super::script::{Estimated, Script, UNSEEN};
-use crate::error::Result;
+use super::header::Header;
+use super::huffman::ZIGZAG;
+use super::region::Layout;
+use super::script::{Estimated, UNSEEN};
 
 /// Weights of a window of DC coefficients, in 1/256.
 type Weights = [[i16; 5]; 5];
@@ -70,17 +69,8 @@ struct Plane {
 }
 
 impl Smoothing {
-    /// Reads the DC coefficients of a whole picture; nothing if it is complete.
-    pub(super) fn of(
-        picture: Input<'_>,
-        script: &Script<'_>,
-        tables: &mut Vec<ScanTables>,
-        coefficients: &mut Coefficients,
-    ) -> Result<Option<Self>> {
-        let header = picture.header;
-        let Some(lacks) = script.lacks else { return Ok(None) };
-        let (width, height) = (header.width.div_ceil(8), header.height.div_ceil(8));
-        let layout = Layout::new(header, script.components(), (Region { left: 0, top: 0, width, height }, 8));
+    /// Without its DC coefficients. `layout` is that of the whole picture.
+    pub(super) fn new(header: &Header, layout: &Layout, lacks: Estimated) -> Self {
         let mut planes: [Plane; 4] = Default::default();
         for (index, (plane, part)) in planes.iter_mut().zip(layout.planes()).enumerate() {
             let (across, down) = header.blocks(index);
@@ -88,25 +78,18 @@ impl Smoothing {
             *plane = Plane { dc: Vec::new(), padded, across, down, v: header.factors()[index].v.into() };
             plane.dc.reserve_exact((padded * layout.mcus.1 * u32::from(part.factors.v)) as usize);
         }
-        coefficients.start(header, &layout);
-        let mut readers = Readers::new(picture, script, tables);
-        for row in 0..layout.mcus.1 {
-            readers.read((row, true), coefficients)?;
-            planes.iter_mut().enumerate().for_each(|(index, plane)| coefficients.copy_dc(index, &mut plane.dc));
-        }
-        let most = header.largest_factors().1;
-        // A picture of one component is read by rows of blocks.
-        let rows = if header.components == 1 { most } else { 1 };
-        let (end, total) = (readers.end_row(&layout) / rows, header.height.div_ceil(8 * most));
-        Ok(Some(Self { planes, lacks, end, total }))
+        Self { planes, lacks, end: 0, total: header.height.div_ceil(8 * header.largest_factors().1) }
     }
 
-    /// Heap bytes.
-    pub(super) fn bytes(header: &Header) -> u64 {
-        let (h, v) = header.largest_factors();
-        let mcus = u64::from(header.width.div_ceil(8 * h)) * u64::from(header.height.div_ceil(8 * v));
-        let blocks = |own: &super::header::Factors| u64::from(own.h) * u64::from(own.v);
-        2 * mcus * header.factors().iter().map(blocks).sum::<u64>()
+    /// The first coefficients of each component, to which those of the rows of MCUs are added in turn.
+    pub(super) fn planes(&mut self) -> impl Iterator<Item = &mut Vec<i16>> {
+        self.planes.iter_mut().map(|plane| &mut plane.dc)
+    }
+
+    /// The last scan ends in this row of MCUs.
+    pub(super) fn end_in(&mut self, row: u32, header: &Header) {
+        // A picture of one component is read by rows of blocks.
+        self.end = if header.components == 1 { row / header.largest_factors().1 } else { row };
     }
 
     /// Adds estimates to a row of a component's blocks, the first of which is in column `x`. Whether there were any.
@@ -134,7 +117,7 @@ impl Smoothing {
                 })
             });
             for (place, weights, turned) in kinds {
-                let natural = usize::from(super::huffman::ZIGZAG[*place]);
+                let natural = usize::from(ZIGZAG[*place]);
                 if *place > 0 && (lacks[*place] == 0 || block[natural] != 0) {
                     continue;
                 }
