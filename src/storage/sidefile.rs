@@ -310,7 +310,11 @@ fn damaged(message: impl Into<String>) -> Error {
 
 #[cold]
 fn wrong(blob: &Blob, number: u64) -> Error {
-    blob.wrong("the side file is damaged: a page has another CRC32C; delete the file to make it again", number * PAGE, PAGE)
+    blob.wrong(
+        "the side file is damaged: a page has another CRC32C; delete the file to make it again",
+        number * PAGE,
+        PAGE,
+    )
 }
 
 /// Writes a side file, section by section.
@@ -447,7 +451,10 @@ mod tests {
             swapped.copy_within(PAGE as usize..2 * PAGE as usize, 0);
             check(&swapped, "a page at another place");
             for zeros in [1, 4, 5, 4096] {
-                assert!(read(&[&whole[..], &vec![0; zeros]].concat(), held_max).is_none(), "{zeros} zeros behind the file");
+                assert!(
+                    read(&[&whole[..], &vec![0; zeros]].concat(), held_max).is_none(),
+                    "{zeros} zeros behind the file"
+                );
             }
         }
     }

@@ -336,7 +336,8 @@ fn damaged_maps_and_foreign_links_are_not_believed() {
         std::fs::write(&map, bytes).unwrap();
         let loader = bucket.loader(Order::sequential(), bucket.cache());
         same(&Got::epoch(&loader, 0), &expected, &format!("damage {damage}"));
-        assert!(counts(&loader).blocks > 0 || counts(&loader).not_kept > 0, "{}", counts(&loader));
+        // Blocks are kept behind the reads.
+        until("a block is fetched anew", || counts(&loader).blocks > 0 || counts(&loader).not_kept > 0);
     }
 }
 
