@@ -54,6 +54,7 @@ pub(crate) struct SideKind {
 }
 
 /// What is at the path of a side file.
+#[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
 pub(crate) enum SideFound {
     /// No file, or an empty one.
     Nothing,

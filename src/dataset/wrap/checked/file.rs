@@ -106,6 +106,7 @@ fn with_state(digest: Digest, sources: &Sources, id: SourceId) -> Result<Digest>
 }
 
 /// Content found at the path of the checksum file.
+#[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
 pub(super) enum Found {
     /// No file, or an empty one.
     Nothing,
