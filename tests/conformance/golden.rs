@@ -152,7 +152,9 @@ fn older_side_files_are_made_again_and_say_so_or_are_refused() {
     std::fs::remove_file(dir.path(index_name(&golden))).unwrap();
     std::fs::rename(dir.path("older/train.tar.5d96618f.fdx"), dir.path("train.tar.5d96618f.fdx")).unwrap();
     for (scanned, again) in [(1, "an older index"), (0, "the new one")] {
-        assert_eq!(builder().open(&path).unwrap().shards_scanned(), scanned, "{again}");
+        let tar = builder().open(&path).unwrap();
+        assert_eq!(tar.shards_scanned(), scanned, "{again}");
+        assert_eq!(tar.describe().contains("indexes made now: 1"), scanned == 1, "{}", tar.describe());
     }
     let pack = || builder().index_file(dir.path("older/pack.fdx")).open(&path).unwrap().shards_scanned();
     assert_eq!(pack(), 0, "the index beside the shard");

@@ -238,6 +238,8 @@ pub struct Index {
     damage: Vec<Damage>,
     left_out: BTreeMap<String, u64>,
     scanned: usize,
+    /// Whether index files are read and written.
+    has_files: bool,
     unsaved: Option<String>,
 }
 
@@ -286,7 +288,7 @@ impl Index {
         for (path, shard) in files.iter().zip(&shards) {
             sources.add(path, &shard.meta)?;
         }
-        Self::of_shards(sources, shards, settings)
+        Self::of_shards(sources, shards, settings, settings.place != Place::Off)
     }
 
     /// Index of a shard in memory; never cached.
@@ -304,10 +306,10 @@ impl Index {
         let shard = Shard { meta, version, table, from: IndexOrigin::Scan, unsaved: None };
         let mut sources = Sources::new();
         sources.memory(bytes);
-        Self::of_shards(sources, vec![shard], settings)
+        Self::of_shards(sources, vec![shard], settings, false)
     }
 
-    fn of_shards(sources: Sources, shards: Vec<Shard>, settings: &Settings<'_>) -> Result<Self> {
+    fn of_shards(sources: Sources, shards: Vec<Shard>, settings: &Settings<'_>, has_files: bool) -> Result<Self> {
         let mut index = Self {
             sources: Arc::new(sources),
             tables: Vec::with_capacity(shards.len()),
@@ -317,6 +319,7 @@ impl Index {
             damage: Vec::new(),
             left_out: BTreeMap::new(),
             scanned: 0,
+            has_files,
             unsaved: None,
         };
         for mut shard in shards {
@@ -378,6 +381,16 @@ impl Index {
     /// Reason why an index could not be saved, for the first such shard.
     pub fn unsaved(&self) -> Option<&str> {
         self.unsaved.as_deref()
+    }
+
+    /// What opening the index took, for the dataset's name in the report; empty if all came from index files.
+    pub(crate) fn made(&self) -> String {
+        let unsaved = self.unsaved().map_or(String::new(), |why| format!("; index not saved: {why}"));
+        match self.scanned {
+            _ if !self.has_files => String::new(),
+            0 => unsaved,
+            scanned => format!("; indexes made now: {scanned} (missing, damaged or older){unsaved}"),
+        }
     }
 
     /// Sizes of a dataset whose samples are those of the index.

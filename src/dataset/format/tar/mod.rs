@@ -453,10 +453,7 @@ impl Dataset for Tar {
         if !self.index.checksums() {
             text += "; without checksums";
         }
-        if let Some(why) = self.index_unsaved() {
-            text += &format!("; index not saved: {why}");
-        }
-        text
+        text + &self.index.made()
     }
 }
 

@@ -406,7 +406,7 @@ impl Dataset for TfRecord {
     }
 
     fn describe(&self) -> String {
-        format!("{} records in {}", self.index.len(), self.name)
+        format!("{} records in {}{}", self.index.len(), self.name, self.index.made())
     }
 }
 
