@@ -76,7 +76,8 @@ impl LoaderState {
             // The rest fills no batch of the new size and is dropped: the epoch is over.
             cursor = Cursor { epoch: cursor.epoch.saturating_add(1), steps: cursor.steps, ..Cursor::default() };
         }
-        Ok(Place { cursor, resumed: true, skips: saved.skips.clone(), skipped: self.place().skipped })
+        let (skips, skipped) = (saved.skips.clone(), self.place().skipped);
+        Ok(Place { cursor, resumed: true, skips, skipped })
     }
 }
 
