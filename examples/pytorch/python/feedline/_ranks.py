@@ -101,5 +101,6 @@ def _advice(mesh: Any) -> str:
     if len(own) == 1:
         return f'shard=mesh["{own[0]}"]'
     if own:
-        return f'shard=mesh[{", ".join((f'"{name}"' for name in own))}]._flatten("data")'
+        names = ", ".join(f'"{name}"' for name in own)
+        return f'shard=mesh[{names}]._flatten("data")'
     return "shard=mesh[AXIS], shard=None where all processes read the same, or shard=(rank, world) of the data"
