@@ -19,7 +19,7 @@
 
 use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::order::{LastBatch, OrderKind, Settings};
+use crate::order::{LastBatch, OrderKind, Settings, Skips};
 use crate::storage::publish::{Folder, publish};
 use rustix::fs::{FileType, Mode, OFlags};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -30,7 +30,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 /// The version of the format, the only one that is read.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Bytes of a file at most; a state has less than 1 KiB.
 const BYTES_MAX: u64 = 64 << 10;
 /// Characters of a parser's message that an error repeats.
@@ -68,6 +68,8 @@ pub(crate) struct Checkpoint {
     /// Seed of the draws of decoders and transforms.
     pub(crate) draws: u64,
     pub(crate) dataset: Fingerprint,
+    /// Batches that are still to be left out.
+    pub(crate) skips: Skips,
 }
 
 /// The place of a run.
@@ -85,7 +87,7 @@ pub(crate) struct Cursor {
 impl Checkpoint {
     /// CRC32C of all values, in the order of this version.
     fn check(&self) -> u32 {
-        let Self { cursor, global_batch, last, order, draws, dataset } = self;
+        let Self { cursor, global_batch, last, order, draws, dataset, skips } = self;
         let kind = match order.kind {
             OrderKind::Sequential => 0,
             OrderKind::Shuffled => 1,
@@ -103,7 +105,8 @@ impl Checkpoint {
         let Settings { shuffled, seed, window, lanes, positions, identity, .. } = *order;
         let order = [kind, u64::from(shuffled), seed, window, lanes, positions, identity];
         let words = [u64::from(VERSION)].into_iter().chain(cursor).chain([*global_batch, last]).chain(order);
-        let words = words.chain([*draws]).chain(dataset.words());
+        let skips = skips.iter().flat_map(|skip| [skip.epoch, skip.start, skip.end]);
+        let words = words.chain([*draws]).chain(dataset.words()).chain(skips);
         words.fold(0, |crc, word| crc32c::crc32c_append(crc, &word.to_le_bytes()))
     }
 
@@ -113,7 +116,10 @@ impl Checkpoint {
         if position > positions {
             return Some(format!("position {position} of an epoch of {positions}"));
         }
-        (self.global_batch == 0).then(|| "a global batch of 0 rows".into())
+        if self.global_batch == 0 {
+            return Some("a global batch of 0 rows".into());
+        }
+        (!self.skips.are_legal()).then(|| "batches to leave out that are none, or overlap".into())
     }
 
     /// The numbers that decide the sequence of samples, with their names.
@@ -150,6 +156,13 @@ impl Checkpoint {
         {
             return format!("{has} another {what} ({own}, the others {theirs})");
         }
+        if self.skips != others.skips {
+            let all = |checkpoint: &Self| match checkpoint.skips.iter().map(ToString::to_string).collect::<Vec<_>>() {
+                none if none.is_empty() => "none".into(),
+                some => some.join(", "),
+            };
+            return format!("{has} other batches to skip ({}, the others {})", all(self), all(others));
+        }
         let places = [
             ("step", own.steps, theirs.steps),
             ("epoch", own.epoch, theirs.epoch),
@@ -162,6 +175,9 @@ impl Checkpoint {
 }
 
 impl State {
+    /// The most bytes when batches are skipped: the numbers may grow until the skipped ones lie behind.
+    pub(crate) const BYTES_WITH_SKIPS: usize = 960;
+
     /// The state of a loader at this checkpoint.
     pub(crate) fn new(checkpoint: Checkpoint) -> Self {
         debug_assert_eq!(checkpoint.validate(), None);
@@ -189,18 +205,37 @@ impl State {
     }
 
     /// The same run at the beginning of `epoch`: for a run that leaves an epoch early on purpose.
-    pub fn at_epoch(mut self, epoch: u64) -> Self {
-        self.checkpoint.cursor = Cursor { epoch, position: 0, batch: 0, steps: self.steps() };
+    pub fn at_epoch(self, epoch: u64) -> Self {
+        let steps = self.steps();
+        self.at(Cursor { epoch, steps, ..Cursor::default() })
+    }
+
+    fn at(mut self, cursor: Cursor) -> Self {
+        self.checkpoint.skips = self.checkpoint.skips.ahead(cursor.epoch, cursor.batch);
+        self.checkpoint.cursor = cursor;
         self
     }
 
-    /// The same run, `batches` further in its epoch, at most at the epoch's end: for a run that skips batches on purpose.
-    /// The skipped batches are no [`steps`](Self::steps).
-    pub fn advance(mut self, batches: u64) -> Self {
-        let Checkpoint { cursor, global_batch, order, .. } = &mut self.checkpoint;
-        cursor.position = cursor.position.saturating_add(batches.saturating_mul(*global_batch)).min(order.positions);
-        cursor.batch = cursor.batch.saturating_add(batches).min(cursor.position);
-        self
+    /// The same run, `batches` global batches further in its order, also in later epochs: for a run that leaves out what comes
+    /// next. They are no [`steps`](Self::steps). To leave out later ones: [`Loader::skip`](crate::Loader::skip).
+    ///
+    /// After the last batch of an epoch the state stays at the end of that epoch; a run that resumes from it begins the next.
+    pub fn advance(self, batches: u64) -> Self {
+        let Checkpoint { cursor, global_batch, last, order, .. } = &self.checkpoint;
+        let count = |positions: u64| match last {
+            LastBatch::Drop => positions / global_batch,
+            _ => positions.div_ceil(*global_batch),
+        };
+        let (left, whole) = (count(order.positions - cursor.position), count(order.positions));
+        let (mut next, mut further) = (*cursor, batches.min(left));
+        if batches > left && whole > 0 {
+            let later = batches - left - 1;
+            let epoch = cursor.epoch.saturating_add(later / whole).saturating_add(1);
+            (next, further) = (Cursor { epoch, position: 0, batch: 0, ..*cursor }, later % whole + 1);
+        }
+        next.position = next.position.saturating_add(further.saturating_mul(*global_batch)).min(order.positions);
+        next.batch = next.batch.saturating_add(further).min(next.position);
+        self.at(next)
     }
 
     /// Batches received since the beginning of the run, over all epochs and resumes.
@@ -378,6 +413,7 @@ struct Raw {
     order: Settings,
     draws: u64,
     dataset: Fingerprint,
+    skip: Skips,
     check: u32,
 }
 
@@ -388,10 +424,9 @@ fn known_version<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
 impl From<State> for Raw {
     fn from(state: State) -> Self {
         let check = state.checkpoint.check();
-        let Checkpoint { cursor: Cursor { epoch, position, batch, steps }, global_batch, last, order, draws, dataset } =
-            state.checkpoint;
-        let version = VERSION;
-        Self { version, epoch, position, batch, steps, global_batch, last, order, draws, dataset, check }
+        let Checkpoint { cursor, global_batch, last, order, draws, dataset, skips: skip } = state.checkpoint;
+        let (Cursor { epoch, position, batch, steps }, version) = (cursor, VERSION);
+        Self { version, epoch, position, batch, steps, global_batch, last, order, draws, dataset, skip, check }
     }
 }
 
@@ -399,9 +434,10 @@ impl TryFrom<Raw> for State {
     type Error = Error;
 
     fn try_from(raw: Raw) -> Result<Self> {
-        let Raw { version: _, epoch, position, batch, steps, global_batch, last, order, draws, dataset, check } = raw;
+        let Raw { version: _, epoch, position, batch, steps, global_batch, last, order, draws, dataset, skip, check } =
+            raw;
         let cursor = Cursor { epoch, position, batch, steps };
-        let checkpoint = Checkpoint { cursor, global_batch, last, order, draws, dataset };
+        let checkpoint = Checkpoint { cursor, global_batch, last, order, draws, dataset, skips: skip };
         let found = checkpoint.check();
         if found != check {
             return Err(bad(format!("damaged: its values have the CRC32C {found}, it says {check}")));
@@ -463,6 +499,7 @@ fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::order::Skip;
     use proptest::prelude::*;
 
     /// Changing it changes the format: states of before are no longer read.
@@ -493,6 +530,7 @@ mod tests {
                 1 => 64,
                 _ => 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(k as u64),
             })),
+            skips: Skips::default(),
         }
     }
 
@@ -511,6 +549,7 @@ mod tests {
             order: Settings { kind, shuffled, seed, window, lanes, positions, identity },
             draws,
             dataset: Fingerprint::of_words(print),
+            skips: Skips::default(),
         }
     }
 
@@ -529,8 +568,15 @@ mod tests {
             prop::sample::select(kinds),
             prop::sample::select(lasts),
             any::<bool>(),
+            prop::collection::vec((0_u64..1 << 16, 0_u64..1 << 32, 1_u64..1 << 10), 0..3),
         )
-            .prop_map(|(words, print, kind, last, shuffled)| made(words, print, kind, last, shuffled))
+            .prop_map(|(words, print, kind, last, shuffled, skips)| {
+                let mut checkpoint = made(words, print, kind, last, shuffled);
+                for (epoch, start, len) in skips {
+                    let _ = checkpoint.skips.add(Skip { epoch, start, end: start + len });
+                }
+                checkpoint
+            })
     }
 
     proptest! {
@@ -588,7 +634,7 @@ mod tests {
                 None => paths.push(vec![key.clone()]),
             }
         }
-        assert_eq!(paths.len(), 6 + 7 + 7 + 3, "{text}");
+        assert_eq!(paths.len(), 6 + 7 + 7 + 4, "{text}");
         for path in paths {
             let now = path.iter().fold(&value, |value, key| &value[key]);
             let others: Vec<serde_json::Value> = match now {
@@ -598,6 +644,7 @@ mod tests {
                     near.into_iter().filter(|other| *other != now).map(Into::into).collect()
                 }
                 serde_json::Value::Bool(on) => vec![(!on).into()],
+                serde_json::Value::Array(_) => vec![serde_json::json!([[3, 50, 60]])],
                 serde_json::Value::String(code) => match code.as_str() {
                     "keep" => vec!["drop".into()],
                     "shuffled" => vec!["windowed".into(), "sequential".into()],
@@ -639,10 +686,12 @@ mod tests {
     fn an_error_names_another_version_of_a_state() {
         let text = String::from_utf8(PINNED.to_vec()).unwrap();
         let cases = [
-            (3, text.replace("\"version\":2", "\"version\":3")),
-            (1, text.replace("\"version\":2", "\"version\":1")),
-            (3, r#"{"version":3}"#.into()),
-            (3, r#"{"epoch":"three","order":[],"news":{"a":1},"version":3}"#.into()),
+            (4, text.replace("\"version\":3", "\"version\":4")),
+            // That of before batches could be skipped.
+            (2, text.replace("\"version\":3", "\"version\":2").replace("\"skip\":[],", "")),
+            (1, text.replace("\"version\":3", "\"version\":1")),
+            (4, r#"{"version":4}"#.into()),
+            (4, r#"{"epoch":"three","order":[],"news":{"a":1},"version":4}"#.into()),
             (u64::MAX, r#"{"version":18446744073709551615}"#.into()),
             (1 << 32 | 1, format!(r#"{{"version":{}}}"#, 1_u64 << 32 | 1)),
         ];
@@ -650,16 +699,16 @@ mod tests {
             let error = State::from_bytes(text.as_bytes()).unwrap_err();
             assert_eq!((error.kind(), error.stage()), (ErrorKind::State, Stage::State));
             let expected = format!(
-                "state: state not usable: version {version} of a state, this feedline reads 2: resume with the feedline that saved it, or begin anew"
+                "state: state not usable: version {version} of a state, this feedline reads 3: resume with the feedline that saved it, or begin anew"
             );
             assert_eq!(error.to_string(), expected);
         }
         // Inside another checkpoint it is serde that reads it.
-        let newer = r#"{"version":3,"news":true,"epoch":"three"}"#;
+        let newer = r#"{"version":4,"news":true,"epoch":"three"}"#;
         let error = serde_json::from_str::<State>(newer).unwrap_err().to_string();
-        assert!(error.starts_with("version 3 of a state, this feedline reads 2"), "{error}");
+        assert!(error.starts_with("version 4 of a state, this feedline reads 3"), "{error}");
         let mut packed = postcard::to_allocvec(&State::new(checkpoint())).unwrap();
-        packed[0] = 3;
+        packed[0] = 4;
         assert!(postcard::from_bytes::<State>(&packed).is_err());
     }
 
@@ -688,7 +737,7 @@ mod tests {
             ("text for a number", with("\"epoch\":3", "\"epoch\":\"3\"")),
             ("null", with("\"epoch\":3", "\"epoch\":null")),
             ("a key twice", with("\"epoch\":3", "\"epoch\":3,\"epoch\":3")),
-            ("the version twice", with("\"version\":2", "\"version\":2,\"version\":2")),
+            ("the version twice", with("\"version\":3", "\"version\":3,\"version\":3")),
             ("an inner key twice", with("\"seed\":42", "\"seed\":42,\"seed\":42")),
             ("a missing key", with("\"epoch\":3,", "")),
             ("an unknown kind", with("\"kind\":\"shuffled\"", "\"kind\":\"stirred\"")),
@@ -715,8 +764,11 @@ mod tests {
         behind.cursor.position = behind.order.positions + 1;
         let mut empty = checkpoint();
         empty.global_batch = 0;
+        let overlap = "batches to leave out that are none, or overlap";
+        let mut reversed = checkpoint();
+        reversed.skips = serde_json::from_str("[[3,60,50]]").unwrap();
         for (checkpoint, expected) in
-            [(behind, "position 98961 of an epoch of 98960"), (empty, "a global batch of 0 rows")]
+            [(behind, "position 98961 of an epoch of 98960"), (empty, "a global batch of 0 rows"), (reversed, overlap)]
         {
             let error = State::from_bytes(&State { checkpoint }.to_bytes()).unwrap_err();
             assert_eq!((error.kind(), error.message()), (ErrorKind::State, expected));
@@ -732,6 +784,40 @@ mod tests {
         assert_eq!(state.to_string(), "epoch 3, step 1200 (batch 40 of the epoch, position 10240)");
         assert_eq!((state.epoch(), state.position(), state.batch(), state.steps()), (3, 10_240, 40, 1200));
         assert_eq!((state.global_batch(), state.fingerprint().samples()), (256, 98_960));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+        #[test]
+        fn advancing_is_one_batch_after_the_other(
+            positions in 1_u64..60, global in 1_u64..20, last in 0_usize..4, at in 0_u64..80, batches in 0_u64..60,
+            skip in (2_u64..6, 0_u64..10, 1_u64..5)
+        ) {
+            let last = [LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop][last];
+            let mut checkpoint = checkpoint();
+            (checkpoint.global_batch, checkpoint.last, checkpoint.order.positions) = (global, last, positions);
+            checkpoint.cursor = Cursor { epoch: 3, position: at.min(positions), batch: 0, steps: 9 };
+            checkpoint.cursor.batch = checkpoint.cursor.position.div_ceil(global);
+            let skip = Skip { epoch: skip.0, start: skip.1, end: skip.1 + skip.2 };
+            checkpoint.skips.add(skip).unwrap();
+            let state = State::new(checkpoint);
+            let is_batch = |left: u64| left >= global || (left > 0 && last != LastBatch::Drop);
+            let mut want = state.checkpoint.cursor;
+            for _ in 0..if is_batch(positions) { batches } else { 0 } {
+                if !is_batch(positions - want.position) {
+                    want = Cursor { epoch: want.epoch + 1, position: 0, batch: 0, ..want };
+                }
+                (want.position, want.batch) = ((want.position + global).min(positions), want.batch + 1);
+            }
+            let got = state.clone().advance(batches);
+            prop_assert_eq!(got.checkpoint.cursor, want);
+            prop_assert_eq!(got.checkpoint.validate(), None);
+            let ahead = (skip.epoch, skip.end) > (want.epoch, want.batch);
+            prop_assert_eq!(got.checkpoint.skips.iter().len(), usize::from(ahead));
+            prop_assert_eq!(state.clone().advance(batches / 2).advance(batches - batches / 2), got);
+            state.advance(u64::MAX);
+        }
     }
 
     #[test]
@@ -775,6 +861,9 @@ mod tests {
         let last = with(&|checkpoint| checkpoint.last = LastBatch::Drop);
         assert_eq!(of(&[(1, last)]), "rank 1 has other settings (shuffled, drop, the others shuffled, keep)");
         let other = Fingerprint::of_words(std::array::from_fn(|k| if k < 2 { 7 } else { 0 }));
+        let skips = with(&|checkpoint| checkpoint.skips.add(Skip { epoch: 3, start: 100, end: 120 }).unwrap());
+        let expected = "rank 1 has other batches to skip (batches 100..120 of epoch 3, the others none)";
+        assert_eq!(of(&[(1, skips)]), expected);
         let dataset = with(&|checkpoint| checkpoint.dataset = other.clone());
         let expected = "rank 1 has another dataset (7 samples in 7 shards, the others 98960 samples in 64 shards)";
         assert_eq!(of(&[(1, dataset)]), expected);

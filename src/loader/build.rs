@@ -256,7 +256,7 @@ impl LoaderBuilder {
             last,
             rank: run.rank,
         };
-        let first = jobs.job(0, &Cursor::default(), u64::MAX, Arc::default())?;
+        let first = jobs.job(&Cursor::default(), u64::MAX, u64::MAX, (0, &Arc::default()))?;
         if first.batches.count() == 0 {
             return Err(no_batches(&first.batches, global));
         }

@@ -67,8 +67,7 @@ pub(super) enum From {
 }
 
 impl From {
-    fn cursor(self, place: Place) -> Result<Cursor> {
-        let Place { cursor, resumed } = place;
+    fn cursor(self, &Place { cursor, resumed, .. }: &Place) -> Result<Cursor> {
         match self {
             Self::Epoch(u64::MAX) => Err(config(&format!("epoch {} cannot be used", u64::MAX))),
             Self::Here => Ok(cursor),
@@ -80,11 +79,6 @@ impl From {
             Self::Epoch(epoch) => Ok(Cursor { epoch, position: 0, batch: 0, steps: cursor.steps }),
         }
     }
-}
-
-/// Number of batches in `epochs` epochs, of which `first` is incomplete.
-fn total(first: &Batches, whole: &Batches, epochs: u64) -> u64 {
-    whole.count().saturating_mul(epochs - 1).saturating_add(first.count())
 }
 
 /// Refuses to deliver a batch while a bound stream is capturing a graph.
@@ -121,27 +115,29 @@ impl Epoch {
             epoch.end();
             return Ok(epoch);
         }
-        let place = epoch.shared.place();
-        let cursor = from.cursor(place)?;
+        let mut place = epoch.shared.place();
+        let (whole, from) = (epoch.shared.whole, from.cursor(&place)?);
+        place.arrive(&whole, from);
+        let (mut at, skips) = (place.cursor, place.skips.clone());
+        epoch.first = (at.epoch, whole.starting(at.position, at.batch));
+        epoch.total = skips.count(&whole, &at, from.epoch.saturating_add(epochs)).min(steps);
+        epoch.span = Some(spans::epoch(at.epoch, epoch.total));
         let jobs = epoch.shared.jobs.clone();
-        let first = jobs.job(generation, &cursor, steps, current.clone())?;
-        epoch.first = (cursor.epoch, first.batches);
-        epoch.total = total(&first.batches, &epoch.shared.whole, epochs).min(steps);
-        epoch.span = Some(spans::epoch(cursor.epoch, epoch.total));
+        let first = jobs.job(&at, skips.stop(&whole, &at), steps, (generation, &current))?;
         // A place stays marked as resumed until its first batch is received.
-        epoch.shared.set_place(Place { cursor, ..place });
+        epoch.shared.set_place(place);
         if epoch.total == 0 {
             epoch.end();
             return Ok(epoch);
         }
-        let (batches, whole, all) = (first.batches, epoch.shared.whole, epoch.total);
-        let next = Box::new(move |done: u64| {
-            let next =
-                cursor.epoch.checked_add(done).ok_or_else(|| config(&format!("epoch {} cannot be used", u64::MAX)))?;
-            let left = all.saturating_sub(total(&batches, &whole, done));
-            jobs.job(generation, &Cursor { epoch: next, ..Cursor::default() }, left, current.clone())
+        let mut left = epoch.total;
+        let next = Box::new(move || {
+            left = left.saturating_sub(skips.stop(&whole, &at) - at.batch);
+            let last = || config(&format!("epoch {} cannot be used", u64::MAX));
+            at = skips.after(&whole, &at).ok_or_else(last)?;
+            jobs.job(&at, skips.stop(&whole, &at), left, (generation, &current))
         });
-        epoch.shared.runtime.core().to_io.start(Start { first, epochs, batches: epoch.total, next });
+        epoch.shared.runtime.core().to_io.start(Start { first, batches: epoch.total, next });
         Ok(epoch)
     }
 

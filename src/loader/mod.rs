@@ -10,6 +10,7 @@ mod resume;
 #[path = "../../tests/unit/scenarios/mod.rs"]
 mod scenarios;
 mod settings;
+mod skips;
 mod terms;
 mod tuning;
 
@@ -26,7 +27,7 @@ use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::{Ledger, LedgerWriter};
 use crate::memory::MemoryPlan;
 use crate::meter::{Consumer, Handed, Lookups, Settings, Snapshot, Timeline};
-use crate::order::{Batches, ChunkStarts, LastBatch, Order, Rank};
+use crate::order::{Batches, ChunkStarts, LastBatch, Order, Rank, Skips};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
 use crate::pipeline::{EpochJob, FieldRoute};
@@ -46,6 +47,9 @@ fn config(message: &str) -> Error {
     Error::new(ErrorKind::Config, Stage::Build, message)
 }
 
+/// The run that a job belongs to, and that which the iterator currently wants.
+type Run<'a> = (u64, &'a Arc<AtomicU64>);
+
 /// Makes the jobs of epochs.
 #[derive(Clone)]
 struct JobMaker {
@@ -61,15 +65,15 @@ struct JobMaker {
 }
 
 impl JobMaker {
-    /// The job of an epoch from `cursor` on, limited to `most` batches.
+    /// The job of an epoch from `cursor` up to batch `end`, limited to `most` batches.
     ///
     /// The sampler is the user's code: it may panic, or change its length between epochs.
-    fn job(&self, generation: u64, cursor: &Cursor, most: u64, current: Arc<AtomicU64>) -> Result<Arc<EpochJob>> {
+    fn job(&self, cursor: &Cursor, end: u64, most: u64, (generation, current): Run<'_>) -> Result<Arc<EpochJob>> {
         let (order, batches) = caught(Stage::Order, || {
             let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), cursor.epoch)?;
             let batches =
                 Batches::new(order.len(), self.global, self.last, self.rank)?.in_lanes(self.order.lane_count());
-            Ok((order, batches.starting(cursor.position, cursor.batch)))
+            Ok((order, batches.starting(cursor.position, cursor.batch).until(end)))
         })?;
         let (then, now) = (self.positions.unwrap_or(batches.len()), batches.len());
         if now != then {
@@ -80,7 +84,7 @@ impl JobMaker {
             return Err(Error::new(ErrorKind::Config, Stage::Order, message));
         }
         let order = order.visited_by(&batches, most);
-        Ok(Arc::new(EpochJob { generation, current, epoch: cursor.epoch, order, batches }))
+        Ok(Arc::new(EpochJob { generation, current: current.clone(), epoch: cursor.epoch, order, batches }))
     }
 }
 
@@ -196,11 +200,23 @@ struct Steady {
 }
 
 /// The loader's position in the run.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Place {
     cursor: Cursor,
     /// Set by a state; no batch was received since.
     resumed: bool,
+    /// Batches that are not delivered.
+    skips: Skips,
+    /// The number of those that lie behind.
+    skipped: u64,
+}
+
+impl Place {
+    /// Goes to `cursor`, or to the first delivered batch behind it.
+    fn arrive(&mut self, whole: &Batches, cursor: Cursor) {
+        let (cursor, skipped) = self.skips.past(whole, cursor);
+        (self.cursor, self.skipped) = (cursor, self.skipped.saturating_add(skipped));
+    }
 }
 
 impl Loader {
@@ -258,7 +274,7 @@ impl Loader {
         if self.shared.info.process.is_forked() {
             return 0;
         }
-        self.shared.place().cursor.epoch
+        self.shared.place.hold().cursor.epoch
     }
 
     /// Batches per epoch, the same on every rank; known before the first.
@@ -289,6 +305,21 @@ impl Loader {
         self.shared.info.process.check()?;
         let jobs = &self.shared.jobs;
         caught(Stage::Order, || jobs.order.epoch_in(jobs.dataset_len, jobs.chunks.as_ref(), epoch)?.first_ids(count))
+    }
+
+    /// Ids of the rows of this rank in the next batch; `u64::MAX` for blank rows. Reads nothing.
+    ///
+    /// Processes that share data have the same ones, see [`Rank::agree`]. Errors: as [`preview`](Self::preview).
+    pub fn next_ids(&self) -> Result<Vec<u64>> {
+        self.shared.info.process.check()?;
+        let Place { cursor, skips, .. } = self.shared.place();
+        let (at, _) = skips.past(&self.shared.whole, cursor);
+        let job = self.shared.jobs.job(&at, u64::MAX, 1, (0, &Arc::default()))?;
+        let id = |row| match row < job.batches.filled(at.batch) {
+            true => job.order.id(job.batches.position(at.batch, row)),
+            false => Ok(u64::MAX),
+        };
+        caught(Stage::Order, || (0..job.batches.rows(at.batch)).map(id).collect())
     }
 
     /// The state of the run after the last batch received, regardless of read-ahead.
@@ -397,14 +428,15 @@ impl Loader {
 
 impl LoaderState {
     fn place(&self) -> Place {
-        *self.place.hold()
+        self.place.hold().clone()
     }
 
     /// Advances the place after a batch to that of the next one, whose steps it counts itself.
     fn received(&self, next: Cursor) {
         let mut place = self.place.hold();
         let steps = place.cursor.steps.saturating_add(1);
-        *place = Place { cursor: Cursor { steps, ..next }, resumed: false };
+        place.arrive(&self.whole, Cursor { steps, ..next });
+        place.resumed = false;
     }
 
     fn ledger(&self) -> std::sync::MutexGuard<'_, LedgerWriter> {
@@ -426,6 +458,7 @@ impl LoaderState {
         let mut snapshot = core.meters.snapshot(&self.facts.settings);
         snapshot.consumer.gpu = self.idle.as_ref().map(|idle| idle.totals());
         snapshot.consumer.substituted = self.ledger().ledger().substituted;
+        snapshot.consumer.skipped_batches = self.place.hold().skipped;
         snapshot.storage.recovered = core.again.recovered();
         snapshot.storage.page_cache = core.cache.as_deref().map(lookups);
         let (network, cache) = self.facts.remote.as_ref().map(|counts| counts()).unzip();

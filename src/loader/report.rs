@@ -125,6 +125,10 @@ impl fmt::Display for Report {
             ("numa", self.numa.clone()),
             ("rank", self.rank.clone()),
             ("delivered", Some(delivered)),
+            (
+                "skipped",
+                (consumer.skipped_batches > 0).then(|| format!("{} batches of the order", consumer.skipped_batches)),
+            ),
             ("waits", Some(self.waits())),
             ("workers", Some(format!("{} decode workers, busy {:.0} %", decode.workers, 100.0 * busy))),
             ("reader", Some(self.choice.to_string())),

@@ -23,11 +23,12 @@ impl LoaderState {
         Ok(State::new(self.checkpoint(self.place())?))
     }
 
-    fn checkpoint(&self, place: Place) -> Result<Checkpoint> {
+    pub(super) fn checkpoint(&self, Place { cursor, skips, .. }: Place) -> Result<Checkpoint> {
         let RunIdentity { order, dataset } = self.run_identity()?;
         let (order, dataset) = (*order, dataset.clone());
         let (global_batch, last, draws) = (self.jobs.global, self.jobs.last, self.runtime.core().samples.seed);
-        Ok(Checkpoint { cursor: place.cursor, global_batch, last, order, draws, dataset })
+        let skips = skips.ahead(cursor.epoch, cursor.batch);
+        Ok(Checkpoint { cursor, global_batch, last, order, draws, dataset, skips })
     }
 
     /// Called by `build`, because it reads the ends of some files and hashes listed indices.
@@ -75,7 +76,8 @@ impl LoaderState {
             // The rest fills no batch of the new size and is dropped: the epoch is over.
             cursor = Cursor { epoch: cursor.epoch.saturating_add(1), steps: cursor.steps, ..Cursor::default() };
         }
-        Ok(Place { cursor, resumed: true })
+        let (skips, skipped) = (saved.skips.clone(), self.place().skipped);
+        Ok(Place { cursor, resumed: true, skips, skipped })
     }
 }
 
@@ -117,6 +119,13 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
         return Some(differ("global batch", then, now) + &way_out(Setting::GlobalBatch, then));
     }
     let (then, now) = (saved.last, own.last);
-    (then != now && !any_batch)
-        .then(|| differ("last batch", lower(then), lower(now)) + &way_out(Setting::LastBatch, then))
+    if then != now && !any_batch {
+        return Some(differ("last batch", lower(then), lower(now)) + &way_out(Setting::LastBatch, then));
+    }
+    let skip =
+        saved.skips.iter().next().filter(|_| (saved.global_batch, saved.last) != (own.global_batch, own.last))?;
+    let global = Setting::GlobalBatch.hint(|global| global.with(saved.global_batch));
+    Some(format!(
+        "the state leaves out {skip}, which are no batches of this loader: resume it with {global} until it is past them"
+    ))
 }

@@ -72,6 +72,9 @@ pub struct Consumer {
     /// Rows of substitutes for bad samples.
     #[serde(default)]
     pub substituted: u64,
+    /// Batches of the order that were left out, see [`Loader::skip`](crate::Loader::skip).
+    #[serde(default)]
+    pub skipped_batches: u64,
     /// The part of the steady time: all but the first batch of each iterator. `None` where it was not counted apart.
     pub steady: Option<Handed>,
     /// Waits in `next()` for batches other than the first of an iterator, with the present wait and those that ended without a
@@ -467,6 +470,7 @@ impl Snapshot {
         }
         all!(
             self, other; at_ns, steady_ns, consumer.batches, consumer.samples, consumer.bytes, consumer.substituted,
+            consumer.skipped_batches,
             consumer.waited_ns, consumer.first_ns, consumer.user_ns, order.busy_ns, order.no_slot_ns, storage.busy_ns,
             storage.blocked_ns, storage.in_flight_ns, storage.direct_bytes, storage.cached_bytes, storage.in_place,
             storage.recovered, decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples,

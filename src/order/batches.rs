@@ -56,6 +56,8 @@ pub(crate) struct Batches {
     /// The first position, and the number of the batch there.
     start: u64,
     first: u64,
+    /// Batches from there at most.
+    most: u64,
     /// Positions of a batch, all ranks together.
     global: u64,
     last: LastBatch,
@@ -86,7 +88,7 @@ impl Batches {
                 global.div_ceil(world)
             ));
         }
-        Ok(Self { len, start: 0, first: 0, global, last, rank, world, in_turn: false })
+        Ok(Self { len, start: 0, first: 0, most: u64::MAX, global, last, rank, world, in_turn: false })
     }
 
     /// The same batches, for an order with this number of lanes.
@@ -97,6 +99,11 @@ impl Batches {
     /// The same epoch from `position` on, where batch `batch` begins. Positions past the end are the end.
     pub(crate) fn starting(self, position: u64, batch: u64) -> Self {
         Self { start: position.min(self.len), first: batch, ..self }
+    }
+
+    /// The same, up to `batch`.
+    pub(crate) fn until(self, batch: u64) -> Self {
+        Self { most: batch.saturating_sub(self.first), ..self }
     }
 
     /// Positions of the epoch.
@@ -111,6 +118,11 @@ impl Batches {
 
     /// Number of batches.
     pub(crate) fn count(&self) -> u64 {
+        self.rest().min(self.most)
+    }
+
+    /// Number of batches up to the end of the epoch.
+    fn rest(&self) -> u64 {
         let left = self.len - self.start;
         match self.last {
             LastBatch::Drop => left / self.global,
@@ -172,8 +184,9 @@ impl Batches {
 
     /// The range of positions that the first `most` batches visit; past `len` where the epoch is filled up.
     pub(crate) fn visited(&self, most: u64) -> std::ops::Range<u64> {
+        let most = most.min(self.most);
         let end = match self.last {
-            _ if most < self.count() => self.first_position(self.first.saturating_add(most)),
+            _ if most < self.rest() => self.first_position(self.first.saturating_add(most)),
             LastBatch::Pad => self.start.saturating_add(self.count().saturating_mul(self.global)),
             _ => self.start + self.positions(),
         };
@@ -349,9 +362,11 @@ mod tests {
         #[test]
         fn a_rank_visits_only_positions_of_its_class(
             len in 1_u64..300, extra in 0_u64..30, world in 1_u32..9, rank in 0_u32..9, start in 0_u64..300, last in 0_usize..4,
-            most in 0_u64..20
+            most in 0_u64..20, until in 0_u64..40
         ) {
             let batches = batches(len, u64::from(world) + extra, ALL[last], rank % world, world).starting(start, 7);
+            let batches = if until < 30 { batches.until(until) } else { batches };
+            prop_assert!(until >= 30 || batches.end() <= until.max(7));
             for batch in batches.first()..batches.end() {
                 for row in 0..batches.filled(batch) {
                     let position = batches.position(batch, row);

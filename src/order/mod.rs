@@ -21,6 +21,7 @@ mod batches;
 pub(crate) mod key;
 mod lanes;
 mod rank;
+mod skip;
 pub(crate) mod subset;
 
 use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
@@ -32,6 +33,7 @@ use lanes::{Lanes, Needs};
 pub(crate) use lanes::{Need, Piece};
 pub use rank::{Launcher, Rank};
 use serde::{Deserialize, Serialize};
+pub(crate) use skip::{Skip, Skips};
 use std::fmt;
 use std::sync::Arc;
 

@@ -13,6 +13,7 @@
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
+use std::collections::HashMap;
 use std::fmt;
 
 /// The rank of this process, in `0..world`. The default is rank 0 of 1.
@@ -56,7 +57,75 @@ impl Rank {
         self
     }
 
+    /// The rank where each `n` adjacent processes share their data, as those of tensor, context or pipeline parallelism inside of
+    /// data parallelism: rank `number / n` of `world / n`, with the same local rank.
+    ///
+    /// In other layouts give the place on the data axis. With ranks `(pp × dp_size + dp) × tp_size + tp` it is
+    /// `Rank::new(rank / tp_size % dp_size, dp_size)`.
+    ///
+    /// ```
+    /// use feedline::Rank;
+    ///
+    /// let rank = Rank::new(5, 8)?.replicated(2)?;
+    /// assert_eq!(rank.to_string(), "rank 2 of 4");
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    ///
+    /// Errors: [`ErrorKind::Config`] unless `n` divides the world. [`agree`](Self::agree) checks all processes.
+    pub fn replicated(self, n: u32) -> Result<Self> {
+        if self.world.checked_rem(n) != Some(0) {
+            let world = self.world;
+            return Err(bad(format!(
+                "groups of {n} ranks that share data: a world of {world} ranks has no such groups"
+            )));
+        }
+        Ok(Self { number: self.number / n, world: self.world / n, ..self })
+    }
+
+    /// Checks that the processes of a run share data where they should, before anything is read: `processes[i]` is the data
+    /// rank of process *i* and the ids of its next batch, of [`Loader::rank`](crate::Loader::rank) and
+    /// [`Loader::next_ids`](crate::Loader::next_ids).
+    ///
+    /// Errors: [`ErrorKind::Config`], naming two processes: of different worlds, of one rank with different ids, or of different
+    /// ranks with the same ids; or naming a rank that fewer processes have than another.
+    pub fn agree(processes: &[(Self, Vec<u64>)]) -> Result<()> {
+        let Some((Self { world, .. }, _)) = processes.first() else { return Err(bad("no processes to compare")) };
+        let (mut of_rank, mut of_ids) = (HashMap::new(), HashMap::new());
+        for (process, (rank, ids)) in processes.iter().enumerate() {
+            if rank.world != *world {
+                return Err(bad(format!(
+                    "process 0 is one of {world} data ranks, process {process} one of {}",
+                    rank.world
+                )));
+            }
+            let (first, count) = of_rank.entry(rank.number).or_insert((process, 0_usize));
+            *count += 1;
+            if processes[*first].1 != *ids {
+                return Err(bad(format!("processes {first} and {process} are {rank}, but their next batches differ")));
+            }
+            let other = *of_ids.entry(ids).or_insert(process);
+            // At the end of an epoch all rows of several ranks may be blank.
+            if processes[other].0.number != rank.number && ids.iter().any(|id| *id != u64::MAX) {
+                let numbers = [processes[other].0.number, rank.number].map(|number| number.to_string()).join(" and ");
+                return Err(bad(format!(
+                    "processes {other} and {process} are ranks {numbers}, but have the same next batch"
+                )));
+            }
+        }
+        let (count, each) = (processes.len(), (processes.len() / *world as usize).max(1));
+        let found = |number: u32| of_rank.get(&number).map_or(0, |(_, count)| *count);
+        match (0..*world).find(|number| found(*number) != each) {
+            None => Ok(()),
+            Some(number) => Err(bad(format!(
+                "{} of {count} processes are rank {number} of {world}: as many as of the others must be",
+                found(number)
+            ))),
+        }
+    }
+
     /// Reads rank and world from the launcher's variables; without any it is the only process.
+    ///
+    /// These are all processes. Where some of them share their data: [`replicated`](Self::replicated).
     ///
     /// | launcher, innermost first | rank | world | local rank |
     /// |---|---|---|---|
@@ -465,6 +534,60 @@ mod tests {
         ] {
             let error = Rank::new(rank, world).unwrap_err();
             assert_eq!((error.kind(), error.stage(), error.message()), (ErrorKind::Config, Stage::Build, words));
+        }
+    }
+
+    #[test]
+    fn adjacent_ranks_share_data() {
+        let of = |rank, world, n| Rank::new(rank, world).unwrap().with_local_rank(1).replicated(n);
+        let ranks: Vec<_> = (0..8).map(|rank| of(rank, 8, 2).unwrap().number()).collect();
+        assert_eq!(ranks, [0, 0, 1, 1, 2, 2, 3, 3]);
+        assert_eq!(of(5, 8, 4).unwrap(), Rank::new(1, 2).unwrap().with_local_rank(1));
+        assert_eq!((of(3, 8, 1).unwrap(), of(7, 8, 8).unwrap().world()), (of(3, 8, 1).unwrap(), 1));
+        for n in [0, 3, 5, 16, u32::MAX] {
+            let error = of(3, 8, n).unwrap_err();
+            let words = format!("groups of {n} ranks that share data: a world of 8 ranks has no such groups");
+            assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words.as_str()));
+        }
+    }
+
+    #[test]
+    fn processes_that_share_data_agree() {
+        let ids = |number: u32| vec![u64::from(number), 9];
+        let of = |number, world| (Rank::new(number, world).unwrap(), ids(number));
+        let blank = |number| (Rank::new(number, 2).unwrap(), vec![u64::MAX; 2]);
+        for processes in [
+            vec![of(0, 1)],
+            vec![of(0, 1), of(0, 1)],
+            vec![of(0, 2), of(0, 2), of(1, 2), of(1, 2)],
+            vec![of(1, 2), of(0, 2), of(1, 2), of(0, 2)],
+            vec![of(0, 2), blank(1)],
+            vec![blank(0), blank(1)],
+        ] {
+            Rank::agree(&processes).unwrap();
+        }
+        let same = (Rank::new(1, 2).unwrap(), ids(0));
+        let other = (Rank::new(0, 2).unwrap(), vec![7, 8]);
+        let many = "as many as of the others must be";
+        for (processes, words) in [
+            (vec![], "no processes to compare".to_owned()),
+            // One process took all ranks for data ranks.
+            (
+                vec![of(0, 2), of(0, 2), of(1, 2), of(3, 4)],
+                "process 0 is one of 2 data ranks, process 3 one of 4".into(),
+            ),
+            (vec![of(0, 2), of(0, 2), of(1, 2)], format!("2 of 3 processes are rank 0 of 2: {many}")),
+            (vec![of(0, 2), of(0, 2)], format!("2 of 2 processes are rank 0 of 2: {many}")),
+            (vec![of(1, 2)], format!("0 of 1 processes are rank 0 of 2: {many}")),
+            (vec![of(7, u32::MAX)], format!("0 of 1 processes are rank 0 of 4294967295: {many}")),
+            (
+                vec![of(0, 2), of(1, 2), other],
+                "processes 0 and 2 are rank 0 of 2, but their next batches differ".into(),
+            ),
+            (vec![of(0, 2), same], "processes 0 and 1 are ranks 0 and 1, but have the same next batch".into()),
+        ] {
+            let error = Rank::agree(&processes).unwrap_err();
+            assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words.as_str()));
         }
     }
 

@@ -72,11 +72,10 @@ impl ToIo {
 /// A run of epochs to plan.
 pub(crate) struct Start {
     pub(crate) first: Arc<EpochJob>,
-    /// Number of epochs in the run, and the limit of its batches.
-    pub(crate) epochs: u64,
+    /// Batches of the run.
     pub(crate) batches: u64,
-    /// Makes the job of a later epoch of the run.
-    pub(crate) next: Box<dyn Fn(u64) -> Result<Arc<EpochJob>> + Send>,
+    /// Makes the next job: that of a later epoch, or of batches of the same one behind those that the run leaves out.
+    pub(crate) next: Box<dyn FnMut() -> Result<Arc<EpochJob>> + Send>,
 }
 
 /// Rows for a worker to fill.

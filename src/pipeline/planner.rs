@@ -322,7 +322,6 @@ struct Epochs {
 struct EpochRun {
     start: Start,
     job: Arc<EpochJob>,
-    epochs_done: u64,
     batch: u64,
     sequence: u64,
 }
@@ -342,10 +341,10 @@ impl Epochs {
                 let start = self.waiting.pop_front()?;
                 let job = start.first.clone();
                 let batch = job.batches.first();
-                self.run = Some(EpochRun { start, job, epochs_done: 0, batch, sequence: 0 });
+                self.run = Some(EpochRun { start, job, batch, sequence: 0 });
             }
             let run = self.run.as_mut()?;
-            if run.job.is_cancelled() || run.epochs_done == run.start.epochs || run.sequence == run.start.batches {
+            if run.job.is_cancelled() || run.sequence == run.start.batches {
                 self.run = None;
                 continue;
             }
@@ -355,17 +354,13 @@ impl Epochs {
                 run.sequence += 1;
                 return Some(Next::Batch(run.job.clone(), ticket));
             }
-            run.epochs_done += 1;
-            run.batch = 0;
-            if run.epochs_done < run.start.epochs {
-                match (run.start.next)(run.epochs_done) {
-                    Ok(job) => run.job = job,
-                    Err(error) => {
-                        let epoch = run.job.epoch.saturating_add(1);
-                        let ticket = Ticket { epoch, batch: 0, position: 0, ..run.job.ticket(run.sequence, 0) };
-                        self.run = None;
-                        return Some(Next::Failed(ticket, error));
-                    }
+            match (run.start.next)() {
+                Ok(job) => (run.batch, run.job) = (job.batches.first(), job),
+                Err(error) => {
+                    let epoch = run.job.epoch.saturating_add(1);
+                    let ticket = Ticket { epoch, batch: 0, position: 0, ..run.job.ticket(run.sequence, 0) };
+                    self.run = None;
+                    return Some(Next::Failed(ticket, error));
                 }
             }
         }

@@ -111,6 +111,7 @@ const METRICS: &[Metric] = &[
     ("steady_seconds_total", "Time in which an iterator was alive and had delivered its first batch.", |s| Some(Ns(s.steady_ns))),
     ("batches_total", "Batches handed out.", |s| Some(Count(s.consumer.batches))),
     ("samples_total", "Samples handed out.", |s| Some(Count(s.consumer.samples))),
+    ("skipped_batches_total", "Batches left out on request.", |s| Some(Count(s.consumer.skipped_batches))),
     ("substituted_samples_total", "Rows of substitutes for bad samples.", |s| Some(Count(s.consumer.substituted))),
     ("bytes_total", "Bytes of the fields handed out.", |s| Some(Count(s.consumer.bytes))),
     ("starved_seconds_total", "The consumer waited for batches other than the first of an iterator: starvation on the host.", |s| Some(Ns(s.consumer.waited_ns))),

@@ -13,6 +13,7 @@ mod packed;
 mod processes;
 mod ranks;
 mod resume;
+mod skips;
 mod state;
 mod stop;
 mod uniformity;

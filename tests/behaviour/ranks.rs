@@ -702,3 +702,26 @@ fn row_groups_of_parquet_come_over_all_ranks_in_lanes() {
         assert_eq!(batch.field("text").unwrap().row::<u8>(row).unwrap(), format!("row {number}").as_bytes());
     });
 }
+
+#[test]
+fn replicated_ranks_deliver_the_same_batches() {
+    let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
+    let cut = Cut::whole(12, LastBatch::Keep, 2);
+    let loader = |rank| build(run.builder().global_batch(cut.global).rank(rank));
+    let process = |number| Rank::new(number, 4).unwrap();
+    let loaders: Vec<Loader> = (0..4).map(|number| loader(process(number).replicated(2).unwrap())).collect();
+    for batch in 0..5 {
+        let next = |loader: &Loader| (loader.rank(), loader.next_ids().unwrap());
+        let mut processes: Vec<_> = loaders.iter().map(next).collect();
+        Rank::agree(&processes).unwrap();
+        // One process forgot it.
+        processes[3] = next(&loader(process(3)));
+        let error = Rank::agree(&processes).unwrap_err();
+        assert_eq!(error.message(), "process 0 is one of 2 data ranks, process 3 one of 4");
+        for (number, loader) in (0..).zip(&loaders) {
+            let found = parts(loader.steps(1).unwrap());
+            let right = run.parts(&cut, 0, number / 2);
+            same(&found, &right[batch..batch + 1], &format!("process {number}, batch {batch}"));
+        }
+    }
+}

@@ -73,7 +73,7 @@ fn refused(name: &str, value: &Bound<'_, PyAny>, words: &str) -> PyErr {
 /// What a setting of several types may be.
 fn legal(name: &str) -> Option<&'static str> {
     Some(match name {
-        "shard" => "give \"env\", (rank, world) or None",
+        "shard" => "give \"env\", (rank, world), a DeviceMesh of one dimension, a process group or None",
         "numa" => "give \"auto\", \"off\" or the number of a node",
         "adds" => "give a dict from name to (element type, shape)",
         "decoders" => "give a dict from name to (function, element type, shape or most elements)",

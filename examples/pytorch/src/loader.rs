@@ -138,6 +138,30 @@ impl Loader {
         Ok((global.saturating_sub(shard.number().into()).div_ceil(shard.world().into()), global))
     }
 
+    /// Leaves out batches `start` to before `stop` of an epoch.
+    fn _skip(slf: &Bound<'_, Self>, epoch: u64, start: u64, stop: u64) -> PyResult<()> {
+        let (py, loader) = (slf.py(), Self::settled(slf)?);
+        py.detach(|| loader.skip(epoch, start..stop)).map_err(|error| exception(py, &error))
+    }
+
+    /// Ids of this rank's rows in the next batch.
+    fn _next_ids(slf: &Bound<'_, Self>) -> PyResult<Vec<u64>> {
+        let (py, loader) = (slf.py(), Self::settled(slf)?);
+        py.detach(|| loader.next_ids()).map_err(|error| exception(py, &error))
+    }
+
+    /// Checks rank, world, state and next ids of all processes.
+    #[staticmethod]
+    fn _agree(py: Python<'_>, processes: Vec<(u32, u32, Vec<u8>, Vec<u64>)>) -> PyResult<()> {
+        let check = || {
+            let states = processes.iter().map(|(.., state, _)| State::from_bytes(state)).collect::<Result<Vec<_>>>()?;
+            State::agree(&states)?;
+            let ranks = processes.iter().map(|(rank, world, _, ids)| Ok((Rank::new(*rank, *world)?, ids.clone())));
+            Rank::agree(&ranks.collect::<Result<Vec<_>>>()?)
+        };
+        check().map_err(|error| exception(py, &error))
+    }
+
     /// Ids of the first `count` samples of an epoch, in the order of all ranks together.
     fn _preview(&self, py: Python<'_>, epoch: u64, count: u64) -> PyResult<Vec<u64>> {
         let loader = self.inner(py)?;
@@ -268,6 +292,9 @@ impl Loader {
         // A group of processes that ended says nothing of the ranks of this one.
         let ended = told && found.is_none() && now.world() == 1;
         let same = ended || (now.number(), now.world()) == (shard.number(), shard.world());
+        if !told && found.is_some_and(|(_, world)| world > 1) {
+            slf.call_method0("_check_ranks")?;
+        }
         if same {
             own.built().told = true;
             return own.inner(py);

@@ -85,7 +85,7 @@ def test_a_compiled_step_is_compiled_once(data):
 
 
 # Started by torchrun; others start their ranks themselves.
-BY_TORCHRUN = ("plain.py", "accelerate_loop.py", "transformers_loop.py", "every_step.py")
+BY_TORCHRUN = ("plain.py", "accelerate_loop.py", "transformers_loop.py", "every_step.py", "mesh.py")
 
 
 def run(script, *arguments, ranks=1):
@@ -149,6 +149,13 @@ def test_a_training_resumes_behind_every_step(data, tmp_path, kind, ranks):
     data.write_bytes(data.read_bytes()[: 29 * RECORD])
     done = run("every_step.py", kind, data, tmp_path, ranks=ranks)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_ranks_of_a_mesh_share_their_data(data, tmp_path):
+    np.arange(101, dtype=np.int64).tofile(data)
+    done = run("mesh.py", data, ranks=4)
+    assert done.returncode == 0 and done.stdout.count("ok") == 4, done.stdout + done.stderr
+    assert 'refused: the 4 processes of torch.distributed are a mesh of dp=2, tp=2' in done.stdout
 
 
 def test_lightning_has_all_its_stages_and_several_loaders(data, tmp_path):

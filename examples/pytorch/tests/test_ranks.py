@@ -193,3 +193,57 @@ def test_variables_that_change_once_a_rank_was_told_are_an_error(data, monkeypat
     monkeypatch.setenv("RANK", "1"), monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(feedline.errors.ConfigError, match="as rank 0 of 1; now this process is rank 1 of 2"):
         next(iter(run))
+
+
+def test_skipped_batches_are_left_out(data):
+    want = [rows(loader(data, shuffle=3).epoch(epoch)) for epoch in range(2)]
+    run = loader(data, shuffle=3)
+    run.skip(range(2, 4)), run.skip(range(5), epoch=1)
+    first = run.epoch(0)
+    assert len(run) == 7 and len(first) == 5
+    assert rows(next(first) for _ in range(2)) == want[0][:2]
+    state = run.state_dict()
+    assert state["skip"] == [[1, 0, 5]] and state["batch"] == 4
+    run.close()
+    run.load_state_dict(state)
+    assert (rows(run), rows(run)) == (want[0][4:], want[1][5:])
+    for batches, error, words in [
+        (range(9, 10), feedline.errors.ConfigError, "batches 9..10 of epoch 2: the epoch ends at 7"),
+        (range(5, 3), feedline.errors.ConfigError, "empty or reversed"),
+        (range(0, 4, 2), TypeError, r"give a range, as in skip\(range\(100, 120\)\)"),
+        (3, TypeError, "batches=3: give a range"),
+    ]:
+        with pytest.raises(error, match=words):
+            run.skip(batches)
+
+
+class Mesh:
+    """As much of a DeviceMesh as is looked at."""
+
+    def __init__(self, **axes):
+        self.mesh_dim_names, self.sizes, self.ndim = tuple(axes), tuple(axes.values()), len(axes)
+
+    def size(self, axis):
+        return self.sizes[axis]
+
+
+@pytest.mark.parametrize(
+    "axes, shared",
+    [
+        ({"dp": 4}, False),
+        ({"tp": 4}, True),
+        ({"anything": 4}, False),
+        ({"dp": 2, "tp": 2}, True),
+        ({"dp": 4, "tp": 1, "cp": 1}, False),
+        ({"dp_replicate": 2, "dp_shard": 2}, False),
+        ({"data_parallel": 2, "tensor_parallel": 2}, True),
+        ({"pp": 2, "dp_replicate": 1, "dp_shard": 2, "cp": 2, "tp": 2}, True),
+        ({"dp": 2, "ep": 2}, False),
+        ({"x": 2, "y": 2}, True),
+        ({"dptp": 2, "dp": 2}, True),
+    ],
+)
+def test_axes_that_share_data_are_known_by_their_names(axes, shared):
+    from feedline import _ranks
+
+    assert _ranks._shares(Mesh(**axes)) is shared

@@ -15,12 +15,14 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, Iterator, Literal, Mapping, Sequence, TypedDict, TypeVar
 
-from . import _code, _html, _settings, _signals
+from . import _code, _html, _ranks, _settings, _signals
 from ._native import Loader as _Native
 from ._tensors import Batch
 from .errors import BatchesHeldError, EpochLiveError, ForkedError, StateError
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import Self, Unpack
 
     Path = str | os.PathLike[str]
@@ -58,9 +60,13 @@ class Settings(TypedDict, total=False):
     """Shuffles within so many chunks at a time: row groups, compressed shards, or runs of some 32 MiB. By default over all samples."""
     lanes: int | None
     """So many sequences side by side, for shuffled chunks and many ranks."""
-    shard: Literal["env"] | tuple[int, int] | None
+    shard: Literal["env"] | tuple[int, int] | DeviceMesh | ProcessGroup | None
     """"env", the default: rank and world of torch.distributed where it is initialised (feedline.jax: of a jax with several
     processes), else of the launcher: torchrun, Slurm, MPI, Kubernetes and others. (rank, world): these. None: all data.
+
+    Where processes share data (tensor, context or pipeline parallelism): the axis of the data, as in shard=mesh["dp"], a
+    DeviceMesh of one dimension; or the process group of the data-parallel ranks. "env" is an error where the process has a mesh
+    with other axes.
 
     They are asked for when a length, state or batch is. If they change after that, the next use is an error."""
     last_batch: Literal["keep", "mask", "pad", "drop"] | None
@@ -355,6 +361,7 @@ class Loader(_Native, Generic[Out]):
     _read: tuple[Epoch[Out], int] | None = None
     _opening: threading.Lock
     _shuffled: bool
+    _is_env: bool
     drop_last: bool
     """Whether samples that fill no batch are left out."""
     _lanes: int
@@ -363,7 +370,7 @@ class Loader(_Native, Generic[Out]):
         shuffle = settings.pop("shuffle", None)
         if shuffle is not None and shuffle is not False:
             settings["shuffle"] = 0 if shuffle is True else shuffle
-        settings.setdefault("shard", "env")
+        settings["shard"] = _ranks.of(settings.get("shard", "env"))
         if settings.get("size") is not None and settings.get("layout") is None:
             settings["layout"] = cls._layout
         if (dtype := settings.get("dtype")) is not None:
@@ -387,6 +394,7 @@ class Loader(_Native, Generic[Out]):
         loader._shuffled = settings.get("shuffle") is not None
         loader.drop_last = settings.get("last_batch") == "drop"
         loader._lanes = settings.get("lanes") or 1
+        loader._is_env = settings["shard"] == "env"
         loader._opening = threading.Lock()
         if stops:
             _signals.watch(loader)
@@ -403,6 +411,10 @@ class Loader(_Native, Generic[Out]):
         if dist is not None and dist.is_available() and dist.is_initialized():
             return dist.get_rank(), dist.get_world_size()
         return None
+
+    @staticmethod
+    def _check_ranks() -> None:
+        _ranks.check()
 
     def _out(self, batch: Batch) -> Any:
         return batch
@@ -468,6 +480,9 @@ class Loader(_Native, Generic[Out]):
             if same and batch < at["batch"]:
                 raise RuntimeError(f"batch {batch} of epoch {number} is behind the loaded state, which is at batch {at['batch']}")
             self.resume(self.state(None, batch - at["batch"]) if same else self.state(number, batch))
+        if self._live is None and self._is_env:
+            # A mesh may be younger than the loader.
+            _ranks.check()
         native = super().epoch(number)
         self._next, self._live, self._chosen, self._loaded = number + 1, weakref.ref(epoch), False, False
         self._behind, epoch._left, epoch._number = None, len(native), number
@@ -568,6 +583,18 @@ class Loader(_Native, Generic[Out]):
             self.resume(data, rebatched)
         self._next, self._chosen, self._loaded, self._read = None, False, True, None
         self._behind = epoch if (epoch := state["epoch"]) < super().next_epoch else None
+
+    def skip(self, batches: range, epoch: int | None = None) -> None:
+        """Leaves out these batches of an epoch, by default of the next one: `loader.skip(range(100, 120))` after a loss spike.
+
+        They are not read. Batches count from the beginning of the epoch, as `state_dict()["batch"]` does. Every rank makes the
+        same call; states keep what is still to be left out. `len(loader)` stays that of a whole epoch; `len` of its iterator is
+        exact.
+        """
+        if not isinstance(batches, range) or batches.step != 1:
+            raise TypeError(f"batches={batches!r}: give a range, as in skip(range(100, 120))")
+        number = self._next if self._next is not None else super().next_epoch
+        self._skip(number if epoch is None else _settings.epoch(epoch), max(batches.start, 0), max(batches.stop, 0))
 
     # Measurements
 

@@ -20,6 +20,10 @@ def _state() -> Any:
     return state.GradientState() if known else None
 
 
+def _processes() -> int:
+    return sys.modules["accelerate.state"].PartialState().num_processes
+
+
 def began(loader: Any, epoch: Any) -> None:
     """A loop of the loader opened this epoch."""
     state = _state()
@@ -27,8 +31,9 @@ def began(loader: Any, epoch: Any) -> None:
         return
     if loader.drop_last:
         epoch.remainder = 0
-    elif loader.shard[1] == 1 or loader._lanes == 1:
-        # In lanes the ranks take samples in turn, and padding is not at the end of what is gathered.
+    elif loader.shard[1] == _processes() and (loader.shard[1] == 1 or loader._lanes == 1):
+        # In lanes the ranks take samples in turn, and padding is not at the end of what is gathered; where ranks share data,
+        # their rows are gathered several times.
         left = loader.samples_per_epoch - json.loads(loader.state())["position"]
         epoch.remainder = left % loader._batch_sizes[1]
     state._add_dataloader(epoch)

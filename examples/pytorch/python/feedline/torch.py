@@ -23,6 +23,7 @@ import torch
 from . import IMAGENET, accelerate as _accelerate
 from ._loader import Epoch, Loader as _Loader, Sampler
 from ._tensors import Batch, to_torch
+from .errors import ConfigError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,6 +34,7 @@ __all__ = [
     "IMAGENET",
     "Epoch",
     "Loader",
+    "agree",
     "copy_into",
     "dataset",
     "images",
@@ -140,6 +142,28 @@ def micro(batch: Any, count: int) -> Iterator[Any]:
         end = start + least + (part < longer)
         yield _mapped(batch, lambda tensor: tensor[start:end])
         start = end
+
+
+def agree(loader: Loader, replicas: Any = None) -> None:
+    """Checks before a training that the processes of torch.distributed read what they should: all of them call it at once.
+
+    An error on every rank unless all loaders stand at the same place of the same run, each data rank is there equally often, and
+    the next batch has the same ids on processes of one data rank and others on those of another. `replicas`: a DeviceMesh of one
+    dimension or a process group whose processes must share their data, such as mesh["tp"]. Reads no data.
+    """
+    dist = torch.distributed
+    own = (*loader.shard, loader.state(), loader._next_ids())
+    replicas = replicas.get_group() if isinstance(replicas, dist.device_mesh.DeviceMesh) else replicas
+    group = [] if replicas is None else dist.get_process_group_ranks(replicas)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    # With their groups, so that a difference in any of them is an error on all.
+    dist.all_gather_object(everyone, (own, group))
+    Loader._agree([own for own, _ in everyone])
+    for process, ((rank, world, *_), group) in enumerate(everyone):
+        for other in group:
+            if everyone[other][0][:2] != (rank, world):
+                words = f"process {process} reads as rank {rank} of {world}, process {other} as rank {everyone[other][0][0]}"
+                raise ConfigError(f"{words}, although they are replicas: give shard=mesh[AXIS] of the data")
 
 
 def copy_into(static: Any, batch: Any) -> Any:

@@ -1,0 +1,106 @@
+"""Ranks that share data: what `shard` may be beside numbers, and processes whose default would be wrong.
+
+With tensor, context or pipeline parallelism several processes must read the same samples. Their global ranks do not tell: only
+the mesh does.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+from typing import Any
+
+from .errors import ConfigError
+
+# Axes whose ranks read samples of their own. Those of experts lie across them.
+_OWN = re.compile(r"(ddp|dp|fsdp|hsdp|data|batch|replicate|shard|ep|edp|efsdp|expert)(?![a-z])", re.I)
+# Axes whose ranks share them, also where a mesh has no other axis.
+_SHARED = re.compile(r"(tp|etp|cp|sp|pp|mp|tensor|context|sequence|seq|pipeline|pipe|stage|model)(?![a-z])", re.I)
+
+
+def _module(name: str) -> Any:
+    return sys.modules.get(name)
+
+
+def of(shard: Any) -> Any:
+    """Rank and world of a one-dimensional DeviceMesh or a process group; anything else as it is."""
+    dist, device_mesh = _module("torch.distributed"), _module("torch.distributed.device_mesh")
+    if dist is None or not dist.is_available():
+        return shard
+    if device_mesh is not None and isinstance(shard, device_mesh.DeviceMesh):
+        if shard.ndim != 1:
+            raise ConfigError(f"shard: a mesh of {_words(shard)}: give the axis of the data, {_advice(shard)}")
+        if shard.get_coordinate() is None:
+            raise ConfigError("shard: this process is not in the mesh: build the loader where it is, or give (rank, world)")
+        return shard.get_local_rank(), shard.size()
+    if isinstance(shard, dist.ProcessGroup):
+        if (rank := dist.get_rank(shard)) < 0:
+            raise ConfigError("shard: this process is not in the group: build the loader where it is, or give (rank, world)")
+        return rank, dist.get_world_size(shard)
+    return shard
+
+
+def check() -> None:
+    """Refuses the default, by which each process of torch.distributed reads other samples, where some must share them.
+
+    Sees every DeviceMesh of the process (also those of Lightning, Accelerate and Transformers) and Megatron's groups. What it
+    cannot tell passes: groups of DeepSpeed, and a mesh of one axis without a telling name.
+    """
+    dist = _module("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
+        return
+    world = dist.get_world_size()
+    for mesh in _meshes(dist):
+        if _shares(mesh):
+            words = f"the {world} processes of torch.distributed are a mesh of {_words(mesh)}"
+            raise ConfigError(f"{words}, and shard=\"env\" gives each other samples: give the axis of the data, {_advice(mesh)}")
+    megatron = _module("megatron.core.parallel_state")
+    try:
+        count = world if megatron is None or not megatron.model_parallel_is_initialized() else megatron.get_data_parallel_world_size()
+    except Exception:
+        # Another Megatron than the ones known here.
+        return
+    if count < world:
+        words = f"Megatron has {count} data-parallel ranks of {world} processes"
+        advice = "give shard=parallel_state.get_data_parallel_group(), or shard=(rank, world) of the data"
+        raise ConfigError(f"{words}, and shard=\"env\" gives each process other samples: {advice}")
+
+
+def _meshes(dist: Any) -> list[Any]:
+    """Every DeviceMesh of the process. PyTorch has no list of them."""
+    device_mesh, c10d = _module("torch.distributed.device_mesh"), _module("torch.distributed.distributed_c10d")
+    # A look at all objects takes some 0.1 s: not where no group but that of all processes can belong to a mesh.
+    groups = getattr(getattr(c10d, "_world", None), "pg_map", None)
+    if device_mesh is None or (isinstance(groups, dict) and len(groups) < 2):
+        return []
+    # Not isinstance, which would run code of lazy modules and proxies.
+    return [mesh for mesh in gc.get_objects() if type(mesh) is device_mesh.DeviceMesh]
+
+
+def _axes(mesh: Any) -> list[tuple[str, int]]:
+    """Name and size of each axis that has several ranks."""
+    names = mesh.mesh_dim_names or [""] * mesh.ndim
+    axes = [(name, mesh.size(number)) for number, name in enumerate(names)]
+    return [axis for axis in axes if axis[1] > 1]
+
+
+def _shares(mesh: Any) -> bool:
+    axes = _axes(mesh)
+    if len(axes) == 1:
+        return _SHARED.match(axes[0][0]) is not None
+    return not all(_OWN.match(name) for name, _ in axes)
+
+
+def _words(mesh: Any) -> str:
+    return ", ".join(f"{name}={size}" if name else str(size) for name, size in _axes(mesh)) or "one process"
+
+
+def _advice(mesh: Any) -> str:
+    own = [name for name, _ in _axes(mesh) if _OWN.match(name)]
+    if len(own) == 1:
+        return f'shard=mesh["{own[0]}"]'
+    if own:
+        names = ", ".join(f'"{name}"' for name in own)
+        return f'shard=mesh[{names}]._flatten("data")'
+    return "shard=mesh[AXIS], shard=None where all processes read the same, or shard=(rank, world) of the data"

@@ -1,0 +1,218 @@
+//! Skipped batches: the batches around them stay the same, by any number of ranks, before and after a resume. The oracle is
+//! `common/runs.rs`.
+
+use crate::common::runs::*;
+use crate::common::sweep;
+use crate::common::*;
+use feedline::order::Draws;
+use feedline::{ErrorKind, LastBatch, Loader, State};
+use std::ops::Range;
+
+const EPOCHS: u64 = 3;
+
+/// The batches of all ranks together, by definition.
+fn all(run: &Run, cut: &Cut) -> Vec<Global> {
+    let of_rank = |rank| (0..EPOCHS).flat_map(|epoch| run.parts(cut, epoch, rank)).collect();
+    union(&(0..cut.world).map(of_rank).collect::<Vec<_>>(), run.naive.in_turn())
+}
+
+/// Up to four ranges, not overlapping, some of them side by side or up to the end of an epoch.
+fn any_skips(count: u64, draws: &mut Draws) -> Vec<(u64, Range<u64>)> {
+    let mut skips: Vec<(u64, Range<u64>)> = Vec::new();
+    for _ in 0..1 + draws.below(4) {
+        let (epoch, start) = (draws.below(EPOCHS), draws.below(count));
+        let end = start + 1 + draws.below(count - start);
+        if skips.iter().all(|(other, range)| *other != epoch || range.end <= start || end <= range.start) {
+            skips.push((epoch, start..end));
+        }
+    }
+    skips
+}
+
+fn loaders(run: &Run, cut: &Cut, world: u32, draws: &mut Draws) -> Vec<Loader> {
+    let builder = |rank| run.builder().global_batch(cut.global).last_batch(cut.last).rank(rank);
+    every_rank(world).map(|rank| build(any_settings(builder(rank), draws))).collect()
+}
+
+fn stored(state: &State) -> State {
+    let bytes = state.to_bytes();
+    assert!(bytes.len() < 1024, "{} bytes", bytes.len());
+    State::from_bytes(&bytes).unwrap()
+}
+
+/// One random run: delivered in whole with the states between, then resumed and advanced from random ones of these.
+fn check(data: &Data, number: u64, what: &str) {
+    let mut draws = Draws::new(number, 0, 0, "skips");
+    let lanes = 1 + draws.below(3) as u32;
+    let naive = match draws.below(if data.toy.is_some() { 4 } else { 2 }) {
+        0 => Naive::Shuffled { seed: number },
+        1 => Naive::Sequential { lanes },
+        _ => Naive::Windowed { seed: number, window: 1 + draws.below(3) as usize, lanes },
+    };
+    let run = Run { map: draws.bool(0.5), ..Run::new(data, naive) };
+    let global = 3 + draws.below(5);
+    let cut = Cut::whole(global, ALL_LAST[draws.below(4) as usize], 1 + draws.below(3) as u32);
+    let count = cut.count(data.len());
+    let skips = any_skips(count, &mut draws);
+    let left_out =
+        |batch: &Global| skips.iter().any(|(epoch, range)| batch.epoch == *epoch && range.contains(&batch.index));
+    let all = all(&run, &cut);
+    let right: Vec<Global> = all.iter().filter(|batch| !left_out(batch)).cloned().collect();
+    let what = format!("{what} {number}, {:?}, {cut:?}, without {skips:?}", run.naive);
+
+    let ranks = loaders(&run, &cut, cut.world, &mut draws);
+    for loader in &ranks {
+        skips.iter().for_each(|(epoch, range)| loader.skip(*epoch, range.clone()).unwrap());
+        assert_eq!(loader.batches_per_epoch(), count);
+    }
+    let mut epochs: Vec<_> = ranks.iter().map(|loader| loader.epochs(0..EPOCHS).unwrap()).collect();
+    let (mut found, mut states) = (vec![Vec::new(); ranks.len()], Vec::new());
+    for done in 0..=right.len() {
+        assert!(epochs.iter().all(|epoch| epoch.len() == right.len() - done), "{what}");
+        let now: Vec<State> = ranks.iter().map(|loader| loader.state().unwrap()).collect();
+        State::agree(&now).unwrap();
+        states.push(stored(&now[0]));
+        if done == right.len() {
+            break;
+        }
+        let next: Vec<Vec<u64>> = ranks.iter().map(|loader| loader.next_ids().unwrap()).collect();
+        for ((found, epoch), next) in found.iter_mut().zip(&mut epochs).zip(next) {
+            let part = part(&epoch.next().unwrap().unwrap());
+            assert_eq!(part.rows.iter().map(|row| row.id).collect::<Vec<_>>(), next, "{what}");
+            found.push(part);
+        }
+    }
+    assert!(epochs.iter_mut().all(|epoch| epoch.next().is_none()));
+    same(&union(&found, run.naive.in_turn()), &right, &what);
+    for loader in &ranks {
+        let consumer = loader.report().total.consumer;
+        let left = EPOCHS * count - consumer.batches - consumer.skipped_batches;
+        assert_eq!(
+            (consumer.batches, left),
+            (right.len() as u64, 0),
+            "{what}: planned = delivered + skipped + outstanding"
+        );
+    }
+    drop((epochs, ranks));
+
+    for _ in 0..3 {
+        let (world, done) = (1 + draws.below(3) as u32, draws.below(states.len() as u64) as usize);
+        // Also from places in the middle of a skipped range.
+        let further = draws.below(3) * draws.below(2 * count);
+        let state = stored(&states[done].clone().advance(further));
+        let from = all.iter().position(|batch| done < right.len() && *batch == right[done]).unwrap_or(all.len());
+        let rest: Vec<Global> =
+            all.iter().skip(from + further as usize).filter(|batch| !left_out(batch)).cloned().collect();
+        let mut ranks = Vec::new();
+        for loader in loaders(&run, &cut, world, &mut draws) {
+            loader.resume(&state).unwrap();
+            let next = loader.next_epoch();
+            let more = match draws.below(2) {
+                0 if next < EPOCHS => parts(loader.epochs(next..EPOCHS).unwrap()),
+                _ => parts(loader.steps(rest.len() as u64).unwrap()),
+            };
+            ranks.push(more);
+        }
+        same(&union(&ranks, run.naive.in_turn()), &rest, &format!("{what}, from {state} by {world} ranks"));
+    }
+}
+
+#[test]
+fn skipped_batches_leave_the_others_as_they_are() {
+    for number in 0..sweep::size(12, 60, 600) {
+        let dirs = [Dir::new(), Dir::new(), Dir::new()];
+        let samples = 9 + number % 32;
+        let rows = uneven(&mut Draws::new(number, 0, 0, "rows"), samples, 9);
+        let sets = [
+            ("file", Data::file(&dirs[0], samples as usize, 24)),
+            ("memory", Data::memory(samples as usize, 8)),
+            ("chunks", Data::chunks(&dirs[1], &rows, number % 2 == 0, false)),
+            ("chunks in memory", Data::chunks(&dirs[2], &rows, false, true)),
+        ];
+        for (name, data) in sets {
+            within_a_minute(&format!("{name} {number}"), move || check(&data, number, name));
+        }
+    }
+}
+
+/// 100 samples in 10 batches.
+fn run() -> (Run, Loader) {
+    let run = Run::new(&Data::memory(100, 8), Naive::Shuffled { seed: 4 });
+    let loader = build(run.builder().batch_size(10));
+    (run, loader)
+}
+
+#[test]
+fn a_range_that_cannot_be_skipped_is_refused() {
+    let (_, loader) = run();
+    loader.skip(0, 4..6).unwrap();
+    drop(parts(loader.steps(3).unwrap()));
+    for (epoch, start, end, words) in [
+        (0, 7, 7, "the range is empty or reversed"),
+        (0, 8, 7, "the range is empty or reversed"),
+        (0, 9, 11, "the epoch ends at 10"),
+        (3, 0, u64::MAX, "the epoch ends at 10"),
+        (0, 2, 5, "the run is at batch 3 of epoch 0; resume an earlier state"),
+        (0, 5, 8, "batches 4..6 of epoch 0 are left out already"),
+        (0, 4, 6, "batches 4..6 of epoch 0 are left out already"),
+        (u64::MAX, 0, 1, "this epoch cannot be used"),
+    ] {
+        let error = loader.skip(epoch, start..end).unwrap_err();
+        let words = format!("batches {start}..{end} of epoch {epoch}: {words}");
+        assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words.as_str()));
+    }
+    let live = loader.epoch(0).unwrap();
+    assert_eq!(loader.skip(0, 7..8).unwrap_err().kind(), ErrorKind::EpochLive);
+    drop(live);
+    // A state has room for some ranges, however many there are.
+    let full = (0..1000).find_map(|number| loader.skip(1 + number, 3..7).err().map(|error| (number, error)));
+    let (number, error) = full.unwrap();
+    assert!(number > 10 && error.message().ends_with("more than 960; skip fewer ranges at once"), "{number}: {error}");
+    let bytes = loader.state().unwrap().to_bytes().len();
+    assert!((930..=960).contains(&bytes), "{bytes}");
+}
+
+#[test]
+fn a_rank_that_skips_nothing_is_named() {
+    let (run, _) = run();
+    let loaders: Vec<_> = every_rank(3).map(|rank| build(run.builder().global_batch(10).rank(rank))).collect();
+    loaders[..2].iter().for_each(|loader| loader.skip(0, 4..6).unwrap());
+    let states = |steps| {
+        loaders.iter().for_each(|loader| drop(parts(loader.steps(steps).unwrap())));
+        State::agree(&loaders.iter().map(|loader| loader.state().unwrap()).collect::<Vec<_>>()).unwrap_err()
+    };
+    assert_eq!(states(2).message(), "rank 2 has other batches to skip (none, the others batches 4..6 of epoch 0)");
+    assert_eq!(states(3).message(), "rank 2 is at position 50, the others at 70");
+}
+
+#[test]
+fn a_state_with_batches_to_skip_keeps_its_batches() {
+    let (run, loader) = run();
+    loader.skip(0, 4..6).unwrap();
+    drop(parts(loader.steps(2).unwrap()));
+    let before = loader.state().unwrap();
+    drop(parts(loader.steps(3).unwrap()));
+    let rebatched = |state: &State| build(run.builder().batch_size(5)).resume_rebatched(state);
+    let error = rebatched(&before).unwrap_err();
+    let words = "the state leaves out batches 4..6 of epoch 0, which are no batches of this loader: resume it with \
+                 `global_batch(10)` until it is past them";
+    assert_eq!((error.kind(), error.message()), (ErrorKind::State, words));
+    rebatched(&loader.state().unwrap()).unwrap();
+    rebatched(&before.clone().at_epoch(1)).unwrap();
+    rebatched(&before.advance(4)).unwrap();
+}
+
+#[test]
+fn a_report_counts_skipped_batches() {
+    let (_, loader) = run();
+    assert!(!loader.report().to_string().contains("skipped"));
+    loader.skip(0, 0..3).unwrap();
+    loader.skip(1, 0..10).unwrap();
+    assert_eq!(loader.epoch(0).unwrap().len(), 7);
+    assert_eq!(parts(loader.epoch(0).unwrap()).len(), 7);
+    assert_eq!((loader.next_epoch(), loader.epoch(1).unwrap().len()), (2, 0));
+    assert!(loader.report().to_string().contains("\nskipped   "), "{}", loader.report());
+    let last = build(Data::memory(20, 8).builder().batch_size(10).last_batch(LastBatch::Drop));
+    last.skip(0, 1..2).unwrap();
+    assert_eq!(parts(last.epochs(0..2).unwrap()).iter().map(|part| part.index).collect::<Vec<_>>(), [0, 0, 1]);
+}
