@@ -123,7 +123,8 @@ fn seek_points(pictures: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let rate = pictures.len() as f64 / (common::cpu_s() - start);
     let share = 100.0 * seekable.bytes() as f64 / pictures.iter().map(Vec::len).sum::<usize>() as f64;
     println!("seek points: {share:.2} % of the pictures' bytes, made at {rate:.0} images/s of CPU time");
-    let points = (0..pictures.len() as u64).map(|id| seekable.seek_points(id, 0, &mut Vec::new()).to_vec()).collect();
+    let points =
+        (0..pictures.len() as u64).map(|id| seekable.seek_points(id, 0, &mut Vec::new()).unwrap().to_vec()).collect();
     std::fs::remove_dir_all(folder).unwrap();
     points
 }

@@ -90,6 +90,7 @@ settings! {
     RankOf: "Rank::of(Launcher::{})", "", "";
     Shards: "prepare::Shards", "prepare", "prepare";
     Size: "resize", "size", "--crop";
+    SkipDamaged: "skip_damaged(true)", "", "--skip-damaged";
     Slots: "tuning(|t| t.slots({}))", "slots={}", "--slots {}";
     StallDeadline: "stall_deadline", "stall_deadline", "";
     Stream: "stream(…)", "streams", "";

@@ -59,7 +59,7 @@ pub trait DatasetExt: Dataset + Sized {
 
     /// Adds seek points to the JPEGs: a decoder of crops then begins at each row of the crop, not at the picture's
     /// start. Pixels stay the same. The file `index` keeps the points; it takes about 1 % of the pictures' bytes on
-    /// disk, and at most 16 MiB in memory. The first call reads everything once to make it, on all cores ([`Seekable::built`] tells).
+    /// disk, and at most 16 MiB in memory (all of it, if it is an object of a store). The first call reads everything once to make it, on all cores ([`Seekable::built`] tells).
     /// Make it before many processes open it.
     ///
     /// JPEGs with restart markers, and those with seek points in them, need no file.

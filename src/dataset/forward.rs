@@ -83,7 +83,7 @@ macro_rules! frames_of {
         }
     };
     (@seek_points $self:ident $sample:ident $to:expr) => {
-        fn seek_points<'a>(&'a $self, $sample: u64, field: usize, buffer: &'a mut Vec<u8>) -> &'a [u8] {
+        fn seek_points<'a>(&'a $self, $sample: u64, field: usize, buffer: &'a mut Vec<u8>) -> crate::error::Result<&'a [u8]> {
             let (dataset, id) = $to;
             crate::dataset::frames(dataset).seek_points(id, field, buffer)
         }

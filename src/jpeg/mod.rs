@@ -5,7 +5,7 @@
 //!      │      ┌──────────────┐        │   beside the crop: passed, too
 //!      │      │     crop     │        │   blocks of the crop, and those that interpolation of chroma reads:
 //!      │      └──────────────┘        │     codes ─► coefficients ─► samples ─► rows of chroma ─► RGB
-//!      │ rows below: never looked at  │     two blocks at a time      one row of MCUs, in the cache
+//!      │ rows below: not decoded       │     two blocks at a time      one row of MCUs, in the cache
 //!      └──────────────────────────────┘
 //! ```
 //!
@@ -48,6 +48,7 @@ mod walk;
 pub(crate) use header::Segment;
 pub(crate) use header::{Colours, DAMAGED, EXIF, Header, Input, Scan};
 pub(crate) use region::Region;
+pub(crate) use seek::BYTES_MAX as POINTS_MAX;
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use header::Component;

@@ -32,7 +32,7 @@ use super::header::{Header, SEEK, SEEK_MARKER, Segment};
 const SHARE: usize = 100;
 
 /// Most bytes of points that fit a segment, whose length counts itself.
-pub(super) const BYTES_MAX: usize = 0xFFFF - 2 - SEEK.len();
+pub(crate) const BYTES_MAX: usize = 0xFFFF - 2 - SEEK.len();
 
 /// A place in a scan, before an MCU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

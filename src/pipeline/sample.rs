@@ -301,7 +301,10 @@ impl Samples {
                 handler.outputs.clone().for_each(|field| row.clear_len(field));
                 let mut ctx = Ctx::new(self.seed, job.epoch, id, handler.outputs.clone(), scratch)
                     .with_scratch_limit(self.scratch_limit)
-                    .with_seek_points(framed.map_or(&[], |framed| framed.seek_points(id, given.field, &mut points)));
+                    .with_seek_points(
+                        framed
+                            .map_or(&[], |framed| framed.seek_points(id, given.field, &mut points).unwrap_or_default()),
+                    );
                 let mut own = row.only(mask(&handler.outputs));
                 let is_packed = self.recipe.packed.iter().any(|(number, _)| *number == given.field);
                 let decoded = match is_packed && own.stands_in() {

@@ -10,7 +10,8 @@
 //!
 //! Each sequential JPEG gets *seek points*, in a segment that every decoder skips: places in its coded data from which a
 //! random crop is decoded, instead of from the start of the picture. They take about 1 % of its bytes; all other bytes stay. The
-//! manifest gives the reason for each picture that has none. A damaged JPEG is an error, or is listed and left out.
+//! manifest gives the reason for each picture that has none. A damaged sequential JPEG is an error, or is listed and left out;
+//! other pictures are copied unread.
 //!
 //! # Invariants
 //!

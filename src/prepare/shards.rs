@@ -64,10 +64,12 @@ pub struct Shards {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Settings {
     /// The ending of a shard.
-    format: String,
+    pub(super) format: String,
     pub(super) seek_points: bool,
     pub(super) bytes_max: u64,
     pub(super) seed: Option<u64>,
+    /// A task without damage has the same output both ways, so this is among the plan's notes.
+    #[serde(skip)]
     pub(super) skip_damaged: bool,
 }
 

@@ -186,7 +186,7 @@ impl Blob {
         self.read_as(Stage::Read, "", offset, out)
     }
 
-    fn read_as(&self, stage: Stage, message: &str, offset: u64, out: &mut [u8]) -> Result<()> {
+    fn read_as(&self, stage: Stage, what: &str, offset: u64, out: &mut [u8]) -> Result<()> {
         let len = out.len() as u64;
         let read = match &self.content {
             Content::Object(object, _) => return object.read(offset, out),
@@ -197,14 +197,17 @@ impl Blob {
                 found.map(|found| out.copy_from_slice(found)).ok_or(std::io::ErrorKind::UnexpectedEof.into())
             }
         };
-        read.map_err(|source| Error::os(stage, message, source).with_path(&self.path).with_range(offset, len))
+        read.map_err(|source| {
+            let message = if what.is_empty() { String::new() } else { format!("cannot read {what}") };
+            Error::os(stage, message, source).with_path(&self.path).with_range(offset, len)
+        })
     }
 
     /// Fills `out` from `offset` for an index. Errors: [`ErrorKind::Truncated`] naming `what` if the source is too
     /// short.
     pub(crate) fn fill(&self, offset: u64, out: &mut [u8], what: &str) -> Result<()> {
         self.has(offset, out.len() as u64, what)?;
-        self.read_as(Stage::Index, &format!("cannot read {what}"), offset, out)
+        self.read_as(Stage::Index, what, offset, out)
     }
 
     /// Reads `len` bytes from `offset`. The caller has compared `len` with a limit. Errors: as [`fill`](Self::fill).

@@ -58,6 +58,18 @@ impl Pending {
         std::fs::rename(&self.hidden, &self.target)
     }
 
+    /// Gives the file its final name; with `sync`, after its bytes are on the device. A file of that name goes, unless it
+    /// `stays`.
+    pub(crate) fn commit_unless(mut self, sync: bool, stays: impl FnOnce() -> bool) -> io::Result<()> {
+        self.close(sync)?;
+        match std::fs::hard_link(&self.hidden, &self.target) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && stays() => Ok(()),
+            // Also on a file system without links.
+            Err(_) => std::fs::rename(&self.hidden, &self.target),
+        }
+    }
+
     /// Gives the file its final name, after its bytes are on the device, unless the name is taken: then an equal file
     /// stays. Errors: [`io::ErrorKind::AlreadyExists`] for a file of other bytes.
     pub(crate) fn commit_new(mut self) -> io::Result<()> {
@@ -167,7 +179,8 @@ pub(crate) struct Lock(#[cfg_attr(not(test), expect(dead_code, reason = "it hold
 impl Lock {
     /// Locks the file. `None`: another process holds the lock.
     pub(crate) fn try_of(path: &Path) -> io::Result<Option<Self>> {
-        let file = File::open(path)?;
+        // An exclusive lock on a network file system needs a file that may be written to.
+        let file = File::options().read(true).write(true).open(path).or_else(|_| File::open(path))?;
         match file.try_lock() {
             Ok(()) => Ok(Some(Self(Some(Held::new(file))))),
             Err(std::fs::TryLockError::WouldBlock) => Ok(None),

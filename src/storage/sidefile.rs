@@ -11,15 +11,16 @@
 //! time by `pread`: it takes no memory, and processes share the page cache. A page is checked each time it is read. A truncated
 //! file is an error, never a signal, which a map would raise.
 //!
-//! Invariants: a file appears whole, by a rename. No byte is used before its page was checked. A file of another kind is never
-//! taken for damage. Lengths in the file are compared with its size before memory is allocated.
+//! Invariants: a file appears whole, by a rename; one that is not checked when it is opened is on the device before. A file that
+//! others read in place is not replaced by an equal one. No byte is used before its page was checked. Lengths in the file are
+//! compared with its size, or with the caller's limit, before memory is allocated.
 
-use super::Blob;
 use super::publish::{Pending, make_folder};
+use super::{Blob, is_url};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::io::{self, Write};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 const PAGE: u64 = 4096;
@@ -69,6 +70,7 @@ pub(crate) enum SideFound {
 
 /// An open side file.
 pub(crate) struct Sidefile {
+    path: PathBuf,
     identity: u64,
     sections: [Range<u64>; SECTIONS],
     pages: Pages,
@@ -133,6 +135,7 @@ impl Sidefile {
     }
 
     fn read_tail(blob: Blob, held_max: u64) -> Result<Option<Self>> {
+        let path = blob.path().to_path_buf();
         let whole = blob.len() / PAGE * ROOM;
         let len = match blob.len() % PAGE {
             0 => whole,
@@ -153,7 +156,7 @@ impl Sidefile {
             (*section, at) = (at..next, next);
         }
         let whole = at == end && tail.end == *END;
-        Ok(whole.then_some(Self { identity: tail.identity, sections, pages }))
+        Ok(whole.then_some(Self { path, identity: tail.identity, sections, pages }))
     }
 
     /// A side file that exists in memory alone.
@@ -165,7 +168,7 @@ impl Sidefile {
             bytes.extend_from_slice(parts.get(number).copied().unwrap_or_default());
             *section = start..bytes.len() as u64;
         }
-        Self { identity: 0, sections, pages: Pages::Held(bytes) }
+        Self { path: "<memory>".into(), identity: 0, sections, pages: Pages::Held(bytes) }
     }
 
     /// The hash of what the file is about.
@@ -187,7 +190,7 @@ impl Sidefile {
         }
     }
 
-    /// `len` bytes of a section: those in memory, or read into `buffer`.
+    /// `len` bytes of a section: those in memory, or read into `buffer`. The caller has compared `len` with a limit.
     ///
     /// Errors: of reading; [`ErrorKind::Decode`] for a damaged page, and for a range that the section has not.
     pub(crate) fn read<'a>(
@@ -214,21 +217,35 @@ impl Sidefile {
         Ok(out)
     }
 
-    /// The number at a place of a section of numbers. Errors: as [`read`](Self::read).
-    pub(crate) fn number(&self, section: usize, place: u64) -> Result<u64> {
-        self.value(section, place.saturating_mul(8))
+    /// Entry `number` of a section, whose end lies in the section `ends`, as a number. Errors: as [`read`](Self::read); an
+    /// entry of more than `most` bytes.
+    pub(crate) fn entry<'a>(
+        &'a self,
+        (section, ends): (usize, usize),
+        number: u64,
+        most: u64,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
+        let [start, end]: [u64; 2] = match number.checked_sub(1) {
+            None => [0, self.value(ends, 0)?],
+            Some(before) => self.value(ends, before.saturating_mul(8))?,
+        };
+        match end.checked_sub(start).filter(|len| *len <= most) {
+            Some(len) => self.read(section, start, len as usize, buffer),
+            None => Err(self.damaged()),
+        }
     }
 
     fn at(&self, section: usize, offset: u64, len: usize) -> Result<u64> {
         let Range { start, end } = self.sections[section];
-        let at = start.checked_add(offset);
-        at.filter(|at| at.checked_add(len as u64).is_some_and(|last| last <= end)).ok_or_else(|| {
-            let message = format!("the side file is damaged: section {section} has no bytes {offset} to +{len}");
-            match &self.pages {
-                Pages::Held(_) => damaged(message),
-                Pages::InPlace(blob, _) => blob.wrong(message, start, end - start),
-            }
-        })
+        let at = start.checked_add(offset).filter(|at| at.checked_add(len as u64).is_some_and(|last| last <= end));
+        at.ok_or_else(|| self.damaged())
+    }
+
+    /// The error of a file whose numbers contradict each other.
+    #[cold]
+    pub(crate) fn damaged(&self) -> Error {
+        damaged().with_path(&self.path)
     }
 }
 
@@ -238,7 +255,7 @@ impl Pages {
         let (blob, recent) = match self {
             Self::Held(bytes) => {
                 let found = usize::try_from(at).ok().and_then(|at| bytes.get(at..at.checked_add(out.len())?));
-                out.copy_from_slice(found.ok_or_else(|| damaged("the side file is damaged"))?);
+                out.copy_from_slice(found.ok_or_else(damaged)?);
                 return Ok(());
             }
             Self::InPlace(blob, recent) => (blob, recent),
@@ -305,22 +322,19 @@ fn crc(number: u64, bytes: &[u8]) -> [u8; 4] {
 }
 
 #[cold]
-fn damaged(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Decode, Stage::Index, message)
+fn damaged() -> Error {
+    Error::new(ErrorKind::Decode, Stage::Index, "the side file is damaged")
 }
 
 #[cold]
 fn wrong(blob: &Blob, number: u64) -> Error {
-    blob.wrong(
-        "the side file is damaged: a page has another CRC32C; delete the file to make it again",
-        number * PAGE,
-        PAGE,
-    )
+    blob.wrong("the side file is damaged: a page has another CRC32C", number * PAGE, PAGE)
 }
 
 /// Writes a side file, section by section.
 pub(crate) struct SideWriter {
     out: Pending,
+    kind: SideKind,
     /// Bytes of the page so far.
     page: Vec<u8>,
     /// Pages and bytes so far.
@@ -331,9 +345,16 @@ pub(crate) struct SideWriter {
 }
 
 impl SideWriter {
-    /// Errors: the system's.
-    pub(crate) fn new(out: Pending, kind: SideKind) -> io::Result<Self> {
-        let mut writer = Self { out, page: Vec::with_capacity(ROOM as usize), pages: 0, at: 0, ends: vec![HEAD] };
+    /// Begins `target`, and creates its folder. Errors: the system's; nothing is written to a store.
+    pub(crate) fn create(target: &Path, kind: SideKind) -> io::Result<Self> {
+        if is_url(target) {
+            return Err(io::Error::other("nothing is written to a store; make it on a local disk, and upload it"));
+        }
+        if let Some(dir) = target.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+            make_folder(dir)?;
+        }
+        let out = Pending::create(target)?;
+        let mut writer = Self { out, kind, page: Vec::with_capacity(ROOM as usize), pages: 0, at: 0, ends: vec![HEAD] };
         writer.put(MAGIC)?;
         writer.put(&kind.name)?;
         writer.put(&kind.version.to_ne_bytes())?;
@@ -368,35 +389,40 @@ impl SideWriter {
         self.ends.push(self.at);
     }
 
-    /// Ends the file, which the caller gives its name.
+    /// Ends the file, which the caller gives its name. Errors: the system's.
     pub(crate) fn finish(mut self, identity: u64) -> io::Result<Pending> {
+        self.end(identity)?;
+        Ok(self.out)
+    }
+
+    /// Ends the file and gives it its name. An equal file stays, since others may read it in place: of the same identity, with
+    /// sections of the same lengths. Errors: the system's.
+    pub(crate) fn publish(mut self, identity: u64) -> io::Result<()> {
+        let lens = self.end(identity)?;
+        let (kind, target) = (self.kind, self.out.target().to_path_buf());
+        let is_equal = || match Sidefile::open(&target, kind) {
+            Ok(SideFound::Whole(there)) => {
+                there.identity == identity && (0..SECTIONS).all(|at| there.len(at) == lens[at])
+            }
+            _ => false,
+        };
+        self.out.commit_unless(self.at > HELD_MAX, is_equal)
+    }
+
+    fn end(&mut self, identity: u64) -> io::Result<[u64; SECTIONS]> {
         self.ends.resize(SECTIONS + 1, self.at);
         let lens = std::array::from_fn(|section| self.ends[section + 1] - self.ends[section]);
         self.put(bytemuck::bytes_of(&Tail { lens, identity, end: *END }))?;
         if !self.page.is_empty() {
             self.end_page()?;
         }
-        Ok(self.out)
+        Ok(lens)
     }
 
     /// The target's path.
     pub(crate) fn target(&self) -> &Path {
         self.out.target()
     }
-}
-
-/// Writes a side file of these sections, which appears whole, and creates its folder. Errors: the system's.
-pub(crate) fn write(target: &Path, kind: SideKind, identity: u64, sections: &[&[u8]]) -> io::Result<()> {
-    if let Some(dir) = target.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-        make_folder(dir)?;
-    }
-    let mut writer = SideWriter::new(Pending::create(target)?, kind)?;
-    for section in sections {
-        writer.put(section)?;
-        writer.end_section();
-    }
-    // Not synced: the CRCs detect a file torn by a crash.
-    writer.finish(identity)?.commit(false)
 }
 
 #[cfg(test)]
@@ -407,9 +433,18 @@ mod tests {
 
     const KIND: SideKind = SideKind { name: *b"test", version: 3, older: b"oldtest" };
 
+    fn write(path: &Path, identity: u64, sections: &[&[u8]]) {
+        let mut out = SideWriter::create(path, KIND).unwrap();
+        for section in sections {
+            out.put(section).unwrap();
+            out.end_section();
+        }
+        out.publish(identity).unwrap();
+    }
+
     fn file(sections: &[&[u8]]) -> Vec<u8> {
         let path = std::env::temp_dir().join(format!("feedline-side-{}-{sections:p}", std::process::id()));
-        write(&path, KIND, 77, sections).unwrap();
+        write(&path, 77, sections);
         let bytes = std::fs::read(&path).unwrap();
         std::fs::remove_file(path).unwrap();
         bytes
@@ -489,7 +524,7 @@ mod tests {
     fn a_file_that_is_cut_while_it_is_open_gives_errors_and_no_signal() {
         let path = std::env::temp_dir().join(format!("feedline-side-cut-{}", std::process::id()));
         let section = vec![5; 100_000];
-        write(&path, KIND, 1, &[&section]).unwrap();
+        write(&path, 1, &[&section]);
         let SideFound::Whole(file) = Sidefile::of_limited(Blob::open(&path).unwrap(), KIND, 0).unwrap() else {
             panic!("a whole file")
         };
@@ -499,6 +534,27 @@ mod tests {
         assert!(error.kind() == ErrorKind::Truncated && error.site().path == Some(path.clone()), "{error}");
         assert!(file.read(0, 0, 40_000, &mut Vec::new()).unwrap() == [5; 40_000]);
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn an_equal_file_stays_and_another_one_is_replaced() {
+        use std::os::unix::fs::MetadataExt;
+        let path = std::env::temp_dir().join(format!("feedline-side-stays-{}", std::process::id()));
+        let node = || std::fs::metadata(&path).unwrap().ino();
+        write(&path, 1, &[b"one"]);
+        let first = node();
+        write(&path, 1, &[b"one"]);
+        assert_eq!(node(), first);
+        for (identity, section) in [(2, &b"one"[..]), (2, b"longer")] {
+            write(&path, identity, &[section]);
+            let SideFound::Whole(file) = Sidefile::open(&path, KIND).unwrap() else { panic!("a whole file") };
+            assert_eq!((file.identity(), file.len(0)), (identity, section.len() as u64));
+        }
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[1..]).unwrap();
+        write(&path, 2, &[b"longer"]);
+        assert_eq!(std::fs::read(&path).unwrap(), bytes, "damage is replaced");
+        std::fs::remove_file(&path).unwrap();
     }
 
     proptest! {

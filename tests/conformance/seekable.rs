@@ -122,7 +122,7 @@ fn rows_of_every_format_are_the_same_with_seek_points() {
         let field = picture_field(&*plain);
         for id in 0..COUNT as u64 {
             assert_eq!(
-                !seekable.seek_points(id, field, &mut Vec::new()).is_empty(),
+                !seekable.seek_points(id, field, &mut Vec::new()).unwrap().is_empty(),
                 has_points(id),
                 "{name}: sample {id}"
             );
@@ -139,12 +139,13 @@ fn points_follow_their_samples_into_parts_and_sums() {
     let dir = Dir::new();
     formats(&dir);
     let whole = images(&dir.path("")).unwrap().seekable(dir.path("seek")).unwrap();
-    let points: Vec<Vec<u8>> = (0..COUNT as u64).map(|id| whole.seek_points(id, 0, &mut Vec::new()).to_vec()).collect();
+    let points: Vec<Vec<u8>> =
+        (0..COUNT as u64).map(|id| whole.seek_points(id, 0, &mut Vec::new()).unwrap().to_vec()).collect();
     let whole = Arc::new(whole);
     let same = |dataset: &dyn Dataset, ids: &[usize]| {
         for (id, origin) in ids.iter().enumerate() {
             assert!(
-                dataset.framed().unwrap().seek_points(id as u64, 0, &mut Vec::new()) == points[*origin],
+                dataset.framed().unwrap().seek_points(id as u64, 0, &mut Vec::new()).unwrap() == points[*origin],
                 "{}: {id}",
                 dataset.describe()
             );
@@ -204,8 +205,13 @@ fn a_replaced_picture_is_decoded_as_it_is() {
     let pad = |bytes: &[u8], to: usize| [bytes, &vec![0; to - bytes.len()][..]].concat();
     let longest = old.len().max(new.len());
     dir.write("images/a.jpg", &pad(&old, longest));
-    let points =
-        images(&dir.path("")).unwrap().seekable(dir.path("seek")).unwrap().seek_points(0, 0, &mut Vec::new()).to_vec();
+    let points = images(&dir.path(""))
+        .unwrap()
+        .seekable(dir.path("seek"))
+        .unwrap()
+        .seek_points(0, 0, &mut Vec::new())
+        .unwrap()
+        .to_vec();
     assert!(!points.is_empty());
     let new = pad(&new, longest);
     let mut single = Single::new(Image::random_resized_crop(20).scale(0.01, 0.3), &EncodedField::image("x")).unwrap();

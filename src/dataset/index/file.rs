@@ -4,8 +4,8 @@
 
 use super::table::{ENTRIES, Form, Notes, ShardRecord, Table};
 use super::{Place, Settings};
+use crate::dataset::digest::Digest;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::publish::{Pending, make_folder};
 use crate::storage::sidefile::{SideFound, SideKind, SideWriter, Sidefile};
 use crate::storage::{Blob, fnv, is_url};
 use std::path::{Path, PathBuf};
@@ -172,7 +172,7 @@ fn find(side: &Sidefile, hash: u64) -> Option<ShardRecord> {
 
 /// Writes the table of one shard. Errors: the system's.
 pub(super) fn write(target: &Path, table: &Table) -> std::io::Result<()> {
-    write_tables(target, &mut [(0, table)], false)
+    write_tables(target, &[(0, table)])
 }
 
 /// Writes the tables of all shards. Errors: the system's.
@@ -180,29 +180,24 @@ pub(super) fn write_all<'a>(
     target: &Path,
     tables: impl Iterator<Item = (&'a PathBuf, &'a Table)>,
 ) -> std::io::Result<()> {
-    if is_url(target) {
-        return Err(std::io::Error::other("nothing is written to a store; make it on a local disk, and upload it"));
-    }
     let mut tables: Vec<_> = tables.filter_map(|(path, table)| Some((hash_of(path)?, table))).collect();
     tables.sort_unstable_by_key(|(hash, _)| *hash);
-    write_tables(target, &mut tables, true)
+    write_tables(target, &tables)
 }
 
-fn write_tables(target: &Path, tables: &mut [(u64, &Table)], sync: bool) -> std::io::Result<()> {
-    if let Some(dir) = target.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-        make_folder(dir)?;
-    }
-    let mut out = SideWriter::new(Pending::create(target)?, KIND)?;
-    let (mut entries, mut notes) = (0, 0);
-    for (hash, table) in &*tables {
+fn write_tables(target: &Path, tables: &[(u64, &Table)]) -> std::io::Result<()> {
+    let mut out = SideWriter::create(target, KIND)?;
+    let (mut entries, mut notes, mut identity) = (0, 0, Digest::new("index file"));
+    for (hash, table) in tables {
         let record = ShardRecord { hash: *hash, entries, notes, ..table.record };
         entries += table.record.entries_bytes().unwrap_or(0);
         notes += record.notes_bytes;
+        identity = identity.bytes(bytemuck::bytes_of(&record));
         out.put(bytemuck::bytes_of(&record))?;
     }
     out.end_section();
     let mut buffer = Vec::new();
-    for (_, table) in &*tables {
+    for (_, table) in tables {
         let start = table.record.entries;
         let end = start + table.record.entries_bytes().unwrap_or(0);
         for at in (start..end).step_by(COPY as usize) {
@@ -211,14 +206,13 @@ fn write_tables(target: &Path, tables: &mut [(u64, &Table)], sync: bool) -> std:
         }
     }
     out.end_section();
-    for (_, table) in &*tables {
+    for (_, table) in tables {
         let ShardRecord { notes, notes_bytes, .. } = table.record;
         let part = table.side.read(NOTES, notes, notes_bytes as usize, &mut buffer);
         out.put(part.map_err(std::io::Error::other)?)?;
     }
     out.end_section();
-    // One file for one shard is not synced: its CRCs detect a file torn by a crash.
-    out.finish(0)?.commit(sync)
+    out.publish(identity.end())
 }
 
 /// For the fuzz target: takes these bytes as the sections of an index file for a shard of this version, so that its

@@ -73,9 +73,10 @@
 //! Limits: 2^32 - 1 rows and 16 fields per shard. Invariants:
 //! - An index file is used if it is whole, was made for the same format and options, and the shard still
 //!   has the same length, modification time and first and last 4 KiB. Otherwise the shard is scanned again. So a torn,
-//!   cut or forged file is never trusted for its length. Damage in a file that is read in place is an error of the samples there.
+//!   cut or forged file is never trusted for its length. Damage in a file that is read in place is an error of the
+//!   samples there, which says how to make the file again.
 //! - One file may hold the indexes of all shards ([`Place::File`]); then a bucket needs no scan, and many shards take no
-//!   memory.
+//!   memory, unless the file is an object itself.
 //! - Index files appear by a rename. An unwritable folder costs the cache, not the dataset: see [`Index::unsaved`].
 //! - Everything left out is in the ledger ([`Index::damage`], [`Index::left_out`]), also if the index comes from a
 //!   file.
@@ -271,10 +272,10 @@ impl Index {
         let new = shards.iter().position(|shard| shard.from != IndexOrigin::Cache);
         if let (Place::File(target), Some(new)) = (&settings.place, new) {
             let parts = shards.iter().map(|shard| &shard.table);
-            let failed = file::write_all(target, files.iter().zip(parts)).err();
-            shards[new].unsaved = failed.map(|error| format!("{}: {error}", target.display()));
+            let written = file::write_all(target, files.iter().zip(parts));
+            let written = written.map_err(|error| shards[new].unsaved = Some(format!("{}: {error}", target.display())));
             // From now on in place, if it is large.
-            if let Some(all) = file::open_all(target)? {
+            if let Some(all) = written.map_or(Ok(None), |()| file::open_all(target))? {
                 let in_file = |(path, shard): (&PathBuf, &mut Shard)| {
                     let place = (file::purpose(settings), settings.fields);
                     if let Some(table) = file::load(&all, path, false, &shard.version, place) {

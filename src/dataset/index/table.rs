@@ -55,13 +55,18 @@ impl Notes {
         }
         let value: Value = serde_json::from_slice(bytes).ok()?;
         let mut notes = Self::default();
-        for entry in value.get("damage")?.as_array()? {
+        let (damage, left_out) = (value.get("damage")?.as_array()?, value.get("left_out")?.as_object()?);
+        // One more of each sums up the rest.
+        if damage.len() > LEDGER_MAX + 1 || left_out.len() > LEFT_OUT_MAX + 1 {
+            return None;
+        }
+        for entry in damage {
             let number = |index: usize| entry.get(index)?.as_u64();
             let kind = DamageKind::from_str(entry.get(0)?.as_str()?)?;
             let damage = Damage::new(kind, number(1)?, number(2)?, number(3)?, entry.get(4)?.as_str()?);
             notes.damage.push(damage.at(path));
         }
-        for (reason, count) in value.get("left_out")?.as_object()? {
+        for (reason, count) in left_out {
             notes.left_out.insert(reason.clone(), count.as_u64()?);
         }
         Some(notes)
@@ -339,7 +344,8 @@ impl Table {
     /// Errors: those of the side file.
     pub(super) fn entry(&self, row: usize, field: usize) -> Result<Option<Entry>> {
         let place = (row as u64 * self.record.fields + field as u64) * self.form.bytes() as u64;
-        self.form.read(&self.side, self.record.entries + place)
+        let entry = self.form.read(&self.side, self.record.entries + place);
+        entry.map_err(|error| error.with_note("delete the index file, and the shard is scanned again"))
     }
 
     /// The entries of a row, and how they are read. Errors: those of the side file.

@@ -5,16 +5,17 @@
 //! ```
 //!
 //! The first `open` reads everything once and passes the codes of each picture, on all cores. Later ones open the file
-//! alone. Points take about 1 % of the pictures' bytes in the file, and 8 bytes per field and sample; in memory at most 16 MiB.
+//! alone. Points take about 1 % of the pictures' bytes in the file, and 8 bytes per field and sample. In memory they take at most
+//! 16 MiB, unless the file is an object of a store; while they are made, 8 bytes per field and sample.
 //! Shards that this crate writes need none: their pictures hold points themselves, see [`prepare`](crate::prepare).
 //!
 //! Sections of the file: the entries, one after the other, and the end of each. An entry holds
 //! the points of one field of one sample; it is empty for other formats, progressive JPEGs, JPEGs with restart markers
 //! and damaged ones.
 //!
-//! Invariants: a damaged or older file is made again; a file of another dataset, or of another kind, is never replaced.
-//! Points never change a pixel of an intact picture: the decoder compares them with the picture, see `crate::jpeg`.
-//! A picture whose points cannot be read is decoded without them.
+//! Invariants: a file whose damage shows when it is opened, or of an older version, is made again; a file of another dataset, or
+//! of another kind, is never replaced. Points never change a pixel of an intact picture: the decoder compares them with the
+//! picture, see `crate::jpeg`. A picture whose points cannot be read later is decoded without them, and counted.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::forward::{forward, frames_of, own};
@@ -23,7 +24,6 @@ use crate::dataset::sample::Plain;
 use crate::dataset::{Dataset, Framed, Sizes, frames};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::jpeg;
-use crate::storage::publish::{Pending, make_folder};
 use crate::storage::sidefile::{SideFound, SideKind, SideWriter, Sidefile};
 use crate::tensor::Encoding;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ pub struct Seekable<D> {
     file: Sidefile,
     place: PathBuf,
     origin: PointsOrigin,
-    /// Lookups that met a damaged page.
+    /// Lookups that failed.
     lost: AtomicU64,
 }
 
@@ -88,7 +88,7 @@ impl<D: Dataset> Seekable<D> {
                 for (sample, field) in
                     (0..part.len()).flat_map(|sample| fields.clone().map(move |field| (sample, field)))
                 {
-                    out.push(frames(&part).seek_points(sample, field, &mut buffer))?;
+                    out.push(frames(&part).seek_points(sample, field, &mut buffer)?)?;
                 }
                 samples += part.len();
                 lens.extend(part.sources().ids().map(|id| part.sources().len_of(id)));
@@ -122,14 +122,6 @@ impl<D: Dataset> Seekable<D> {
     pub fn bytes(&self) -> u64 {
         self.file.len(ENTRIES)
     }
-
-    /// The points of an entry.
-    fn entry<'a>(&'a self, entry: u64, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        let start = entry.checked_sub(1).map_or(Ok(0), |before| self.file.number(ENDS, before))?;
-        let end = self.file.number(ENDS, entry)?;
-        // Forged ends are out of the section, or empty.
-        self.file.read(ENTRIES, start, end.saturating_sub(start) as usize, buffer)
-    }
 }
 
 impl<D: Dataset> Framed for Seekable<D> {
@@ -139,11 +131,12 @@ impl<D: Dataset> Framed for Seekable<D> {
         frames(&self.inner).field_bytes_max(field)
     }
 
-    fn seek_points<'a>(&'a self, sample: u64, field: usize, buffer: &'a mut Vec<u8>) -> &'a [u8] {
-        let Some(Some(column)) = self.columns.get(field) else { return &[] };
-        self.entry(sample * self.width as u64 + *column as u64, buffer).unwrap_or_else(|_| {
+    fn seek_points<'a>(&'a self, sample: u64, field: usize, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        let Some(Some(column)) = self.columns.get(field) else { return Ok(&[]) };
+        let entry = sample * self.width as u64 + *column as u64;
+        let points = self.file.entry((ENTRIES, ENDS), entry, jpeg::POINTS_MAX as u64, buffer);
+        points.inspect_err(|_| {
             self.lost.fetch_add(1, Ordering::Relaxed);
-            &[]
         })
     }
 }
@@ -166,7 +159,7 @@ impl<D: Dataset> Dataset for Seekable<D> {
         let (inner, megabytes, place) = (self.inner.describe(), self.bytes() as f64 / 1e6, self.place.display());
         let lost = match self.lost.load(Ordering::Relaxed) {
             0 => String::new(),
-            lost => format!("; the file is damaged, {lost} pictures were decoded without: delete it to make it again"),
+            lost => format!("; {lost} of them could not be read: delete the file to make it again"),
         };
         format!("{inner}; seek points of {megabytes:.3} MB, {how} {place}{lost}")
     }
@@ -212,10 +205,9 @@ fn open_or_make(
     let unwritable =
         |error| Error::os(Stage::Index, "cannot write the seek points here: name another file", error).with_path(place);
     let open = || Sidefile::open(place, KIND).map_err(|error| error.with_path(place));
-    let origin = match open()? {
-        SideFound::Whole(file) if file.identity() == identity && file.len(ENDS) == 8 * entries => {
-            return Ok((file, PointsOrigin::Kept));
-        }
+    let is_ours = |file: &Sidefile| file.identity() == identity && file.len(ENDS) == 8 * entries;
+    let anew = match open()? {
+        SideFound::Whole(file) if is_ours(&file) => return Ok((file, PointsOrigin::Kept)),
         SideFound::Whole(file) => {
             let there = file.len(ENDS) / 8;
             let message = format!(
@@ -230,16 +222,13 @@ fn open_or_make(
         SideFound::Nothing => PointsOrigin::Made,
         SideFound::Damaged | SideFound::Older => PointsOrigin::MadeAgain,
     };
-    if let Some(dir) = place.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-        make_folder(dir).map_err(unwritable)?;
-    }
     // Begun first, so that a wrong path costs no pass over the data.
-    let out = Pending::create(place).and_then(|out| SideWriter::new(out, KIND)).map_err(unwritable)?;
+    let out = SideWriter::create(place, KIND).map_err(unwritable)?;
     let mut writer = PointsWriter { out, ends: Vec::new(), end: 0, place };
     fill(&mut writer)?;
     writer.finish(identity).map_err(unwritable)?;
     match open()? {
-        SideFound::Whole(file) => Ok((file, origin)),
+        SideFound::Whole(file) if is_ours(&file) => Ok((file, anew)),
         _ => {
             refused(ErrorKind::Changed, "the file of seek points changed while it was written: name a file of its own")
         }
@@ -267,7 +256,7 @@ impl PointsWriter<'_> {
         self.out.end_section();
         self.out.put(bytemuck::cast_slice(&self.ends))?;
         self.out.end_section();
-        self.out.finish(identity)?.commit(false)
+        self.out.publish(identity)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The file of a plan, a side file: one entry per input, found by its number, and the settings.
 //!
 //! Sections: blocks of 256 inputs, each with its name's length 4, class 4, bytes 8, version 8, name; the ends of the blocks, 8
-//! each; the settings as JSON; the number of inputs and their bytes, 8 each.
+//! each; the settings as JSON; the number of inputs and their bytes, 8 each, and notes that decide no output.
 //!
 //! A lookup reads two ends and one block, so memory does not depend on the number of inputs; the writer keeps 8 bytes per
 //! block.
@@ -53,14 +53,19 @@ pub(super) struct Writer {
 
 impl Writer {
     pub(super) fn create(target: PathBuf) -> Result<Self> {
-        let out = SideWriter::new(output::create_shared(target.clone())?, KIND);
-        let out = out.map_err(|source| output::failed(source, &target))?;
+        let out = SideWriter::create(&target, KIND).map_err(|source| output::failed(source, &target))?;
         let id = Digest::new("plan");
         Ok(Self { out, block: Vec::new(), ends: Vec::new(), end: 0, inputs: 0, bytes: 0, id })
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.out.put(bytes).map_err(|source| output::failed(source, self.out.target()))
+    }
+
+    /// The identity that the file will have with these settings, after its last input.
+    pub(super) fn id(&self, settings: &str) -> u64 {
+        let id = if self.block.is_empty() { self.id } else { self.id.bytes(&self.block) };
+        id.bytes(settings.as_bytes()).end()
     }
 
     /// Number of inputs so far.
@@ -91,8 +96,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the file and gives it its name, unless that is taken.
-    pub(super) fn finish(mut self, settings: &str) -> Result<()> {
+    /// Ends the file and gives it its name, unless that is taken. `notes` are not part of the identity.
+    pub(super) fn finish(mut self, settings: &str, notes: &str) -> Result<()> {
         if !self.block.is_empty() {
             self.end_block()?;
         }
@@ -101,6 +106,7 @@ impl Writer {
             self.out.end_section();
             self.put(section)?;
         }
+        self.put(notes.as_bytes())?;
         self.out.end_section();
         let (id, target) = (self.id.bytes(settings.as_bytes()).end(), self.out.target().to_path_buf());
         output::commit_new(self.out.finish(id).map_err(|source| output::failed(source, &target))?)
@@ -112,6 +118,7 @@ pub(super) struct Reader {
     file: Sidefile,
     path: PathBuf,
     pub(super) settings: String,
+    pub(super) notes: String,
     pub(super) inputs: u64,
     pub(super) bytes: u64,
     pub(super) id: u64,
@@ -123,22 +130,25 @@ impl Reader {
     /// Errors: [`Decode`](crate::ErrorKind::Decode) for another file, another version, or a damaged plan.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let wrong = |what: &str| Error::new(ErrorKind::Decode, Stage::Index, what).with_path(path);
-        let damaged = || wrong("the plan is damaged or cut short");
+        let damaged = || wrong("the plan is damaged or cut short: remove the output folder, and plan again");
         let file = match Sidefile::of(Blob::open(path)?, KIND)? {
             SideFound::Whole(file) => file,
             SideFound::Damaged => return Err(damaged()),
             SideFound::Older => return Err(wrong("a plan of another version of this program: make the plan again")),
             SideFound::Foreign | SideFound::Nothing => return Err(wrong("not a plan, or an incomplete one")),
         };
-        let (inputs, bytes) = (file.number(SUMS, 0)?, file.number(SUMS, 1)?);
-        if file.len(SETTINGS) > PART_MAX || inputs.div_ceil(BLOCK).checked_mul(8) != Some(file.len(ENDS)) {
+        let [inputs, bytes]: [u64; 2] = file.value(SUMS, 0).map_err(|_| damaged())?;
+        if inputs.div_ceil(BLOCK).checked_mul(8) != Some(file.len(ENDS)) {
             return Err(damaged());
         }
-        let mut buffer = Vec::new();
-        let settings = file.read(SETTINGS, 0, file.len(SETTINGS) as usize, &mut buffer)?;
-        let settings = std::str::from_utf8(settings).map_err(|_| damaged())?.to_string();
-        let id = file.identity();
-        Ok(Self { file, path: path.to_path_buf(), settings, inputs, bytes, id, last: Mutex::new(None) })
+        let text = |section, start| {
+            let (len, mut buffer) = (file.len(section).saturating_sub(start), Vec::new());
+            let bytes =
+                if len > PART_MAX { Err(damaged()) } else { file.read(section, start, len as usize, &mut buffer) };
+            bytes.and_then(|bytes| std::str::from_utf8(bytes).map(String::from).map_err(|_| damaged()))
+        };
+        let (settings, notes, id) = (text(SETTINGS, 0)?, text(SUMS, 16)?, file.identity());
+        Ok(Self { file, path: path.to_path_buf(), settings, notes, inputs, bytes, id, last: Mutex::new(None) })
     }
 
     /// The input of this number, which is below `inputs`.
@@ -147,24 +157,11 @@ impl Reader {
         let mut last = self.last.hold();
         if last.as_ref().is_none_or(|(held, _)| *held != number) {
             *last = None;
-            *last = Some((number, self.block(number)?));
+            let block = self.file.entry((INPUTS, ENDS), number, PART_MAX, &mut Vec::new())?.to_vec();
+            *last = Some((number, block));
         }
         let block = last.as_ref().map_or(&[][..], |(_, block)| block);
-        find(block, (input % BLOCK) as usize).ok_or_else(|| self.damaged())
-    }
-
-    fn block(&self, number: u64) -> Result<Vec<u8>> {
-        let start = number.checked_sub(1).map_or(Ok(0), |before| self.file.number(ENDS, before))?;
-        let len = self.file.number(ENDS, number)?.saturating_sub(start);
-        if len > PART_MAX {
-            return Err(self.damaged());
-        }
-        let mut buffer = Vec::new();
-        Ok(self.file.read(INPUTS, start, len as usize, &mut buffer)?.to_vec())
-    }
-
-    fn damaged(&self) -> Error {
-        Error::new(ErrorKind::Decode, Stage::Index, "the plan is damaged").with_path(&self.path)
+        find(block, (input % BLOCK) as usize).ok_or_else(|| self.file.damaged())
     }
 
     /// The plan's path.

@@ -66,7 +66,7 @@ impl Plan {
     /// system.
     pub fn finish(&self, check: Check) -> Result<Finished> {
         let _lock = self.lock()?;
-        self.finish_alone(check)
+        self.finish_alone(check, 0)
     }
 
     /// Keeps others from finishing the plan. Errors: [`ErrorKind::Config`] if another call does.
@@ -79,12 +79,12 @@ impl Plan {
     }
 
     /// [`finish`](Self::finish), under a [lock](Self::lock).
-    pub(super) fn finish_alone(&self, check: Check) -> Result<Finished> {
+    pub(super) fn finish_alone(&self, check: Check, workers: usize) -> Result<Finished> {
         let path = self.reader.path();
         let left_out = self.left_out().clone();
         let mut finished = Finished { tasks: self.tasks(), left_out, ..Finished::default() };
         let mut shards = 0;
-        let pool = pool(0)?;
+        let pool = pool(workers)?;
         for start in (0..self.tasks()).step_by(TOGETHER as usize) {
             let tasks = start..self.tasks().min(start.saturating_add(TOGETHER));
             let done: Result<Vec<_>> =
@@ -120,7 +120,7 @@ impl Plan {
 
     /// The outcome of a task, if its output is whole.
     fn whole(&self, task: u64, check: Check) -> Result<Option<Done>> {
-        let Found::Done(done) = record::read(&self.record(task), &self.id_text(), task)? else { return Ok(None) };
+        let Found::Done(done) = self.found(task)? else { return Ok(None) };
         if !record::is_sound(&self.record(task), &done)? {
             return Ok(None);
         }
@@ -213,13 +213,14 @@ fn sweep(dir: &Path, ours: impl Fn(&str) -> bool) -> Result<()> {
 
 impl Finished {
     fn add(&mut self, done: Done) {
-        self.samples += done.samples;
-        self.damaged += done.damaged;
-        self.bytes.0 += done.bytes.0;
-        self.bytes.1 += done.bytes.1;
-        self.with_points += done.with_points;
+        let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
+        add(&mut self.samples, done.samples);
+        add(&mut self.damaged, done.damaged);
+        add(&mut self.bytes.0, done.bytes.0);
+        add(&mut self.bytes.1, done.bytes.1);
+        add(&mut self.with_points, done.with_points);
         for (reason, count) in done.unchanged {
-            *self.unchanged.entry(reason).or_default() += count;
+            add(self.unchanged.entry(reason).or_default(), count);
         }
     }
 

@@ -29,8 +29,17 @@ pub(super) struct Head {
     pub(super) root: String,
     pub(super) tasks: u64,
     pub(super) work: Work,
+    #[serde(skip)]
+    pub(super) notes: Notes,
+}
+
+/// What a plan keeps beside what decides the output.
+#[derive(Default, Serialize, Deserialize)]
+pub(super) struct Notes {
     /// Files of the folder that are no inputs, by ending.
-    pub(super) left_out: BTreeMap<String, u64>,
+    left_out: BTreeMap<String, u64>,
+    /// Whether damaged pictures are left out. A task without any gives the same output both ways.
+    skip_damaged: bool,
 }
 
 #[derive(PartialEq, Serialize, Deserialize)]
@@ -101,10 +110,15 @@ impl Plan {
             ErrorKind::NotFound => error.with_note("name the folder or the file of a plan; `plan` makes one"),
             _ => error,
         })?;
-        let head: Head = serde_json::from_str(&reader.settings).map_err(|source| {
+        let head = serde_json::from_str(&reader.settings);
+        let head = head.and_then(|head: Head| Ok(Head { notes: serde_json::from_str(&reader.notes)?, ..head }));
+        let mut head = head.map_err(|source| {
             let message = "the settings of the plan are of another version of this program";
             Error::new(ErrorKind::Decode, Stage::Index, message).with_source(source).with_path(reader.path())
         })?;
+        if let Work::Shards(settings) = &mut head.work {
+            settings.skip_damaged = head.notes.skip_damaged;
+        }
         if head.tasks == 0 || head.tasks > reader.inputs {
             let message = format!("a plan of {} tasks for {} inputs", head.tasks, reader.inputs);
             return Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_path(reader.path()));
@@ -167,7 +181,7 @@ impl Plan {
 
     /// Files of the input folder that are no inputs, by ending.
     pub fn left_out(&self) -> &BTreeMap<String, u64> {
-        &self.head.left_out
+        &self.head.notes.left_out
     }
 
     /// The settings of [`of_files`](Self::of_files) and [`of_pictures`](Self::of_pictures); `None` for a plan of [`Shards::plan`].
@@ -224,7 +238,9 @@ fn write(
     work: Work,
     list: impl FnOnce(&mut Writer, &mut Head) -> Result<()>,
 ) -> Result<Plan> {
-    let mut head = Head { root, tasks: 0, work, left_out: BTreeMap::new() };
+    let skip_damaged = matches!(&work, Work::Shards(settings) if settings.skip_damaged);
+    let notes = Notes { skip_damaged, ..Notes::default() };
+    let mut head = Head { root, tasks: 0, work, notes };
     let mut writer = Writer::create(dir.join(PLAN))?;
     list(&mut writer, &mut head)?;
     let (tasks, inputs) = (head.tasks, writer.inputs());
@@ -234,12 +250,17 @@ fn write(
     if tasks > inputs {
         return Err(bad(format!("{tasks} tasks for {inputs} inputs: name at most {inputs} tasks")));
     }
-    let settings = serde_json::to_string(&head);
-    let settings = settings.map_err(|source| bad("the settings cannot be kept").with_source(source))?;
-    writer.finish(&settings).map_err(|error| match error.kind() {
-        ErrorKind::Config => bad("the output folder holds another plan").with_path(dir.join(PLAN)),
-        _ => error,
-    })?;
+    let json = serde_json::to_string(&head).and_then(|head_json| Ok((head_json, serde_json::to_string(&head.notes)?)));
+    let (settings, notes) = json.map_err(|source| bad("the settings cannot be kept").with_source(source))?;
+    let (id, path) = (writer.id(&settings), dir.join(PLAN));
+    match writer.finish(&settings, &notes) {
+        // A plan of equal inputs and settings stays.
+        Err(error) if error.kind() == ErrorKind::Config && !Plan::open(&path).is_ok_and(|there| there.id() == id) => {
+            return Err(bad("the output folder holds another plan").with_path(path));
+        }
+        Err(error) if error.kind() != ErrorKind::Config => return Err(error),
+        _ => {}
+    }
     make_folder(&dir.join(TASKS)).map_err(|source| output::failed(source, dir))?;
     Plan::open(dir.join(PLAN))
 }
@@ -256,7 +277,7 @@ fn write_pictures(root: &Path, to: &Path, work: Work, tasks: impl FnOnce(u64, u6
     let text = root.to_str().ok_or_else(|| bad("a plan needs a folder whose path is UTF-8").with_path(root))?;
     write(to, text.into(), work, |writer, head| {
         let mut bytes = 0_u64;
-        head.left_out = each_picture(root, to, &mut |input| {
+        head.notes.left_out = each_picture(root, to, &mut |input| {
             bytes = bytes.saturating_add(input.len);
             writer.add(&input)
         })?;

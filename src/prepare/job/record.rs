@@ -32,8 +32,16 @@ pub(super) struct Done {
     pub(super) unchanged: BTreeMap<String, u64>,
     /// The output file; none if every input is damaged, or the task writes none.
     pub(super) shard: Option<Output>,
-    /// CRC32C of all lines before.
+    /// CRC32C of all lines before, and of this one with 0 here.
     pub(super) lines_crc32c: u32,
+}
+
+impl Done {
+    /// The CRC of a record, from that of the lines before.
+    fn crc(&self, lines: u32) -> u32 {
+        let zeroed = serde_json::to_string(&Self { lines_crc32c: 0, ..self.clone() }).unwrap_or_default();
+        crc32c::crc32c_append(lines, zeroed.as_bytes())
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,7 +117,8 @@ impl Record {
 
     /// Completes the record, whose CRC it sets, and gives it its name.
     pub(super) fn finish(mut self, done: Done) -> Result<()> {
-        let json = serde_json::to_string(&Done { lines_crc32c: self.crc, ..done }).map_err(std::io::Error::from);
+        let crc = done.crc(self.crc);
+        let json = serde_json::to_string(&Done { lines_crc32c: crc, ..done }).map_err(std::io::Error::from);
         let written = json.and_then(|json| writeln!(self.file, "{json}"));
         written.map_err(|source| output::failed(source, self.file.target()))?;
         output::commit_new(self.file)
@@ -174,7 +183,7 @@ pub(super) fn each_line(path: &Path, done: &Done, each: &mut dyn FnMut(List, &st
         match (written, damaged) {
             (Some(line), _) => each(List::Manifest, line)?,
             (None, Some(line)) => each(List::Ledger, line)?,
-            (None, None) if crc == done.lines_crc32c => return Ok(()),
+            (None, None) if done.crc(crc) == done.lines_crc32c => return Ok(()),
             (None, None) => {
                 let message = "the record of the task is damaged: remove it, and run the task again";
                 return Err(Error::new(ErrorKind::Decode, Stage::Write, message).with_path(path));

@@ -1,6 +1,7 @@
 //! Runs tasks of a plan, one after the other, each with all workers.
 
 use super::super::output;
+use super::super::shards::MANIFEST;
 use super::plan::{Plan, Work};
 use super::record::{self, Done, Found, List, Record};
 use super::shard::Task;
@@ -159,7 +160,7 @@ impl Plan {
     /// Whether the output of a task is whole. Of one that is not, record and output are removed.
     fn is_done(&self, task: u64, watch: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
         let path = self.record(task);
-        let output = match record::read(&path, &self.id_text(), task)? {
+        let output = match self.found(task)? {
             Found::Nothing => return Ok(false),
             Found::Damaged => None,
             Found::Done(done) => match done.shard.clone() {
@@ -170,9 +171,22 @@ impl Plan {
             },
         };
         watch(Event::Again(task));
-        // The record last: until then the output is known to be this plan's.
+        // A folder with a manifest is complete. The record last: until then the output is known to be this plan's.
+        output::remove_if_there(&self.dir.join(MANIFEST))?;
         output.iter().chain([&path]).try_for_each(|gone| output::remove_if_there(gone))?;
         Ok(false)
+    }
+
+    /// The record of a task. One that names another output than the task's is damaged.
+    pub(super) fn found(&self, task: u64) -> Result<Found> {
+        let name = match &self.head.work {
+            Work::Shards(settings) => Some(settings.format()?.shard(task)),
+            Work::Files { .. } | Work::Pictures { .. } => None,
+        };
+        Ok(match record::read(&self.record(task), &self.id_text(), task)? {
+            Found::Done(Done { shard: Some(shard), .. }) if Some(&shard.name) != name.as_ref() => Found::Damaged,
+            found => found,
+        })
     }
 
     fn files(
@@ -220,11 +234,17 @@ impl Plan {
     }
 }
 
+/// Maximum threads of a run, as of a loader.
+const WORKERS_MAX: usize = 1024;
+
 /// Gets the number of a task's inputs that are done.
 type Progress<'a> = dyn FnMut(u64) + Send + 'a;
 
 /// A pool of this many threads; 0: one per core.
 pub(super) fn pool(workers: usize) -> Result<rayon::ThreadPool> {
+    if workers > WORKERS_MAX {
+        return Err(bad(format!("{workers} workers; at most {WORKERS_MAX} are possible")));
+    }
     let pool = rayon::ThreadPoolBuilder::new().num_threads(workers).build();
     pool.map_err(|error| Error::new(ErrorKind::Io, Stage::Build, "cannot start the workers").with_source(error))
 }

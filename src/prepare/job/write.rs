@@ -1,14 +1,15 @@
 //! Shards by one call: a plan is made or found, all its tasks run, and only their output stays.
 
 use super::super::output::remove_if_there;
-use super::super::shards::{PLAN, Shards};
+use super::super::shards::{PLAN, Settings, Shards};
 use super::finish::{Check, Finished};
 use super::plan::{Plan, Work, in_empty, root_of};
 use super::run::Event;
 use super::tasks::{Tasks, bad};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use crate::stop::Stop;
-use crate::storage::publish::remove_folder;
+use crate::storage::publish::{Lock, remove_folder};
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -29,8 +30,11 @@ impl Shards {
         to: impl AsRef<Path>,
         mut watch: impl FnMut(Event<'_>) -> ControlFlow<()> + Send,
     ) -> Result<Finished> {
-        let plan = self.planned(from.as_ref(), to.as_ref())?;
-        let _lock = plan.lock()?;
+        let (mut plan, _lock) = self.planned(from.as_ref(), to.as_ref())?;
+        // The call decides, not the one that left the plan.
+        if let Work::Shards(settings) = &mut plan.head.work {
+            settings.skip_damaged = self.settings.skip_damaged;
+        }
         let stop = Stop::new();
         let mut watch = |event: Event<'_>| {
             if watch(event).is_break() {
@@ -44,26 +48,40 @@ impl Shards {
             return Err(Error::new(ErrorKind::Cancelled, Stage::Write, message).with_path(to.as_ref()));
         }
         // Every shard has been read by now.
-        let finished = plan.finish_alone(Check::Lengths)?;
+        let finished = plan.finish_alone(Check::Lengths, self.workers)?;
         if !finished.missing.is_empty() {
             let message = format!("shards were removed meanwhile: {}; call again", finished.missing_list());
             return Err(Error::new(ErrorKind::Changed, Stage::Write, message).with_path(to.as_ref()));
+        }
+        if finished.damaged > 0 && !self.settings.skip_damaged {
+            let message = format!(
+                "an earlier call left out {} damaged pictures, which damaged.tsv names: leave them out{}, or remove the output \
+                 folder",
+                finished.damaged,
+                Setting::SkipDamaged.hint(|skip| format!(" ({skip})")),
+            );
+            return Err(bad(message).with_path(to.as_ref()));
         }
         plan.remove()?;
         Ok(finished)
     }
 
     /// The plan of the folder: the one that is there, if it is of these settings and pictures.
-    fn planned(&self, from: &Path, to: &Path) -> Result<Plan> {
+    fn planned(&self, from: &Path, to: &Path) -> Result<(Plan, Lock)> {
         let root = root_of(from, to)?;
         let tasks = |samples, bytes| self.count(samples, bytes);
         let old = match Plan::open(to.join(PLAN)) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                return in_empty(to, || self.plan_in(&root, to, tasks));
+                let plan = in_empty(to, || self.plan_in(&root, to, tasks))?;
+                let lock = plan.lock()?;
+                return Ok((plan, lock));
             }
             old => old?,
         };
-        let work = Work::Shards(self.settings.clone());
+        // First, so that no other call finishes it meanwhile.
+        let lock = old.lock()?;
+        let skip_damaged = matches!(&old.head.work, Work::Shards(there) if there.skip_damaged);
+        let work = Work::Shards(Settings { skip_damaged, ..self.settings.clone() });
         let same = old.head.work == work && tasks(old.inputs(), old.bytes())? == old.tasks();
         if !same || old.root() != root {
             let message = "the output folder holds a plan of other settings or of another input folder: write with those, or \
@@ -71,7 +89,7 @@ impl Shards {
             return Err(bad(message).with_path(old.reader.path()));
         }
         // Lists the pictures again. An equal plan stays.
-        self.plan_in(&root, to, tasks).map_err(|error| match error.kind() {
+        let plan = self.plan_in(&root, to, tasks).map_err(|error| match error.kind() {
             ErrorKind::Config if error.site().path.as_deref() == Some(old.reader.path()) => {
                 let message = format!(
                     "pictures were added, removed or modified since the plan in {} was made: undo that, or remove the output \
@@ -81,7 +99,8 @@ impl Shards {
                 Error::new(ErrorKind::Changed, Stage::Write, message).with_path(&root)
             }
             _ => error,
-        })
+        });
+        Ok((plan?, lock))
     }
 }
 

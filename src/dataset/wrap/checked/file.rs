@@ -5,7 +5,7 @@ use crate::dataset::parallel::parallel;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::storage::listing::look;
-use crate::storage::sidefile::{self, SideFound, SideKind, Sidefile};
+use crate::storage::sidefile::{SideFound, SideKind, SideWriter, Sidefile};
 use crate::storage::{SourceId, Sources};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -41,8 +41,16 @@ impl Head {
 
     /// Writes the file. Errors: the system's.
     pub(super) fn write(self, place: &Path, crcs: &[u32]) -> Result<()> {
-        let sections = [bytemuck::bytes_of(&self), bytemuck::cast_slice(crcs)];
-        let written = sidefile::write(place, KIND, self.lengths, &sections);
+        let (head, crcs) = (bytemuck::bytes_of(&self), bytemuck::cast_slice(crcs));
+        // Of the content, so that an equal file stays and any other one goes.
+        let identity = Digest::new("checksums").bytes(head).word(crc32c::crc32c(crcs).into()).end();
+        let written = SideWriter::create(place, KIND).and_then(|mut out| {
+            for section in [head, crcs] {
+                out.put(section)?;
+                out.end_section();
+            }
+            out.publish(identity)
+        });
         written.map_err(|error| Error::os(Stage::Index, "cannot write the checksums", error).with_path(place))
     }
 }
@@ -133,10 +141,10 @@ pub(super) fn load(place: &Path, lengths: u64) -> Result<Found> {
         SideFound::Older => return useless(ErrorKind::Decode, "the file of checksums is of another version"),
         SideFound::Whole(file) => file,
     };
-    let head: Head = file.value(HEAD, 0)?;
-    if head.bytes() != Some(file.len(CRCS)) {
+    let head: Option<Head> = file.value(HEAD, 0).ok();
+    let Some(head) = head.filter(|head| head.bytes() == Some(file.len(CRCS))) else {
         return useless(ErrorKind::Decode, "the file of checksums is damaged");
-    }
+    };
     if head.lengths == lengths {
         return Ok(Found::Whole(Sums { file, head }));
     }
