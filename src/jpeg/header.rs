@@ -154,6 +154,11 @@ impl Header {
         }
     }
 
+    /// Whether the file has an index of further pictures, which counts bytes from its start.
+    pub(super) fn has_further_pictures(&self, input: &[u8]) -> bool {
+        self.segments(input).any(|(marker, _, body)| marker == 0xE2 && body.starts_with(b"MPF\0"))
+    }
+
     /// Refuses bytes between the segments of the header.
     pub(crate) fn check_stray(&self) -> Result<()> {
         match self.stray {

@@ -121,6 +121,8 @@ pub(crate) enum WithoutPoints {
     RestartMarkers,
     /// It has them.
     Present,
+    /// The file holds further pictures, whose places count from its start (MPF).
+    SeveralPictures,
 }
 
 impl std::fmt::Display for WithoutPoints {
@@ -131,6 +133,7 @@ impl std::fmt::Display for WithoutPoints {
             Self::SeveralScans => "several scans",
             Self::RestartMarkers => "restart markers",
             Self::Present => "has seek points",
+            Self::SeveralPictures => "further pictures in the file (MPF)",
         })
     }
 }
@@ -244,7 +247,7 @@ impl Decoder {
     /// Clears `out` and writes `input` into it with its seek points in a segment, or as it is. Lossless: any decoder gets the
     /// same pixels. A second pass changes nothing. Wrong points are replaced.
     ///
-    /// Other bytes stay, those behind the picture too; an index there that counts bytes from the start of the file is not adapted.
+    /// Other bytes stay, those behind the picture too.
     ///
     /// Errors: those of strict decoding, for a damaged picture that could have points. `out` is then empty.
     pub(crate) fn embed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Embedded> {
@@ -252,11 +255,14 @@ impl Decoder {
         let why = match self.survey(input, seek::BYTES_MAX)? {
             Ok((header, points)) => {
                 header.check_stray()?;
-                if points != header.points_of(input) {
-                    seek::embed(input, &header, &points, out);
-                    return Ok(Embedded::Points(points.len() as u32));
+                match points == header.points_of(input) {
+                    true => WithoutPoints::Present,
+                    false if header.has_further_pictures(input) => WithoutPoints::SeveralPictures,
+                    false => {
+                        seek::embed(input, &header, &points, out);
+                        return Ok(Embedded::Points(points.len() as u32));
+                    }
                 }
-                WithoutPoints::Present
             }
             Err(why) => why,
         };
@@ -266,7 +272,7 @@ impl Decoder {
 
     /// Walks through a picture; gives its header and at most `most` bytes of seek points, or why it has none.
     fn survey(&mut self, input: &[u8], most: usize) -> Result<std::result::Result<(Header, Vec<u8>), WithoutPoints>> {
-        if !input.starts_with(&[0xFF, 0xD8, 0xFF]) {
+        if !input.starts_with(&[0xFF, 0xD8]) {
             return Ok(Err(WithoutPoints::NotJpeg));
         }
         let header = match Header::parse(input) {

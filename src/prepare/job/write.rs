@@ -41,7 +41,14 @@ impl Shards {
                 stop.request();
             }
         };
-        let ran = plan.run_shards(&Tasks::all(), self.workers, &stop, &mut watch, true)?;
+        let ran = plan.run_shards(&Tasks::all(), self.workers, &stop, &mut watch, true);
+        let ran = ran.map_err(|error| match error.stage() {
+            Stage::Decode => Setting::SkipDamaged
+                .there()
+                .into_iter()
+                .fold(error, |error, skip| error.with_note(&format!("{skip} leaves damaged pictures out"))),
+            _ => error,
+        })?;
         if ran.stopped {
             let (done, tasks) = (ran.done + ran.skipped, plan.tasks());
             let message = format!("stopped after {done} of {tasks} shards: the same call goes on from there");
