@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Ending of index files.
 pub(super) use crate::storage::listing::INDEX as ENDING;
-pub(super) const KIND: SideKind = SideKind { name: *b"indx", version: 2, older: b"feedpak1" };
+pub(super) const KIND: SideKind = SideKind { name: *b"fdx ", version: 2, older: b"feedpak1" };
 const SHARDS: usize = 0;
 const NOTES: usize = 2;
 /// Bytes at each end of a shard that belong to its version.
