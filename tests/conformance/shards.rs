@@ -249,11 +249,27 @@ fn a_damaged_picture_ends_the_work_or_is_in_the_ledger() {
     assert!(matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated), "{error}");
     assert!(error.site().path.as_ref().unwrap().ends_with("class1/0001.jpg"), "{error}");
     assert_eq!(error.site().sample, Some(4), "{error}");
+    assert!(error.message().contains("`skip_damaged(true)` leaves damaged pictures out"), "{error}");
     let left = ["plan.fdp", "shard-000000.tar", "tasks/000000.tsv"];
     assert_eq!(names(&dir.path("refused")), left, "whole shards stay, and nothing of the half one");
     let to = dir.path("skipped");
-    let finished = write(&shards.skip_damaged(true), &from, &to).unwrap();
+    let skipping = shards.clone().skip_damaged(true);
+    let finished = write(&skipping, &from, &to).unwrap();
     assert_eq!((finished.damaged, finished.with_points, finished.samples), (3, 7, 7));
+    // The refused one goes on, and other files of the folder do not matter.
+    dir.write("in/class1/notes.txt", b"x");
+    assert_eq!(write(&skipping, &from, &dir.path("refused")).unwrap().damaged, 3);
+    assert!(content(&dir.path("refused")) == content(&to));
+    // The other way round, nothing is left out in silence.
+    let stop = |event: Event<'_>| match event {
+        Event::Done(1) => ControlFlow::Break(()),
+        _ => ControlFlow::Continue(()),
+    };
+    assert_eq!(skipping.write(&from, dir.path("half"), stop).unwrap_err().kind(), ErrorKind::Cancelled);
+    std::fs::remove_file(from.join("class2/0000.jpg")).unwrap();
+    let error = write(&shards, &from, &dir.path("half")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
+    dir.write("in/class2/0000.jpg", b"");
     assert!(finished.to_string().contains("damaged     3, listed in damaged.tsv"), "{finished}");
     let ledger = std::fs::read_to_string(to.join("damaged.tsv")).unwrap();
     let lines: Vec<&str> = ledger.lines().skip(1).collect();
@@ -357,7 +373,7 @@ fn a_folder_of_something_else_is_refused_and_kept() {
             ErrorKind::Decode,
         ),
     ];
-    let settings = [shards.clone().shuffle(1), shards.clone().skip_damaged(true), shards.clone().seek_points(false)];
+    let settings = [shards.clone().shuffle(1), shards.clone().seek_points(false)];
     let sizes = [shards.clone().samples_per_shard(3), shards.clone().bytes_max(1 << 20)];
     for other in settings.into_iter().chain(sizes) {
         cases.push(("other settings", Box::new(planned), other, from.clone(), ErrorKind::Config));

@@ -99,6 +99,7 @@ ARGUMENTS = {
     "resume": (b"{}",),
     "load_state_dict": ({},),
     "bind": (1,),
+    "skip": (range(1),),
     "__exit__": (None, None, None),
 }
 # What answers without a look at the parent's loader.

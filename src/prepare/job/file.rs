@@ -135,7 +135,9 @@ impl Reader {
             SideFound::Whole(file) => file,
             SideFound::Damaged => return Err(damaged()),
             SideFound::Older => return Err(wrong("a plan of another version of this program: make the plan again")),
-            SideFound::Foreign | SideFound::Nothing => return Err(wrong("not a plan, or an incomplete one: name another folder, or remove the file")),
+            SideFound::Foreign | SideFound::Nothing => {
+                return Err(wrong("not a plan, or an incomplete one: name another folder, or remove the file"));
+            }
         };
         let [inputs, bytes]: [u64; 2] = file.value(SUMS, 0).map_err(|_| damaged())?;
         if inputs.div_ceil(BLOCK).checked_mul(8) != Some(file.len(ENDS)) {
