@@ -257,7 +257,8 @@ impl<'a> Readers<'a> {
     /// The row of MCUs in which the last scan ends, or ends early.
     fn end_row(&self, layout: &Layout) -> u32 {
         self.readers.last().map_or(0, |reader| {
-            let mcu = if reader.broken { reader.broken_at } else { reader.mcu.saturating_sub(1) };
+            let last = reader.mcu.saturating_sub(1);
+            let mcu = if reader.broken || reader.behind == Some(last) { reader.broken_at } else { last };
             match reader.scan.parts() {
                 [part] => {
                     let factors = layout.planes()[part.component].factors;
@@ -310,8 +311,10 @@ struct Reader<'a> {
     total: u32,
     /// The rest of the interval is damaged.
     broken: bool,
-    /// The last MCU that was so.
+    /// The last MCU that was so, and did not begin behind one that was.
     broken_at: u32,
+    /// The first MCU behind a damaged interval. Whether its own data are there does not count, as for libjpeg-turbo.
+    behind: Option<u32>,
     /// MCUs of a row of a scan of one component.
     across: u32,
 }
@@ -337,6 +340,7 @@ impl<'a> Reader<'a> {
             total,
             broken: false,
             broken_at: 0,
+            behind: None,
             across,
         }
     }
@@ -473,7 +477,10 @@ impl<'a> Reader<'a> {
     fn fault(&mut self, fault: Fault) -> Result<()> {
         let fault = if self.bits.overrun() { Fault::End } else { fault };
         if !self.strict {
-            (self.broken, self.broken_at) = (true, self.mcu - 1);
+            self.broken = true;
+            if self.behind != Some(self.mcu - 1) {
+                self.broken_at = self.mcu - 1;
+            }
             return Ok(());
         }
         let (what, scan, mcu, total) = (fault.words(), self.number + 1, self.mcu - 1, self.total);
@@ -485,6 +492,7 @@ impl<'a> Reader<'a> {
     fn restart(&mut self) -> Result<()> {
         self.check_end()?;
         let number = ((self.mcu / self.scan.restart + 7) % 8) as u8;
+        self.behind = self.broken.then_some(self.mcu);
         let (place, found) = self.find_restart(number);
         if self.strict && !found {
             let message = format!("{DAMAGED}: restart marker {number} is missing in scan {}", self.number + 1);
