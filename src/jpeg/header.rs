@@ -1,10 +1,7 @@
 //! The segments up to the first scan: sizes, tables, and the place of the coded data.
 //!
-//! `read` takes what the codes depend on; `parse` asks for what the pixels depend on, too.
-//!
-//! Invariants: every length is checked against the file before its bytes are touched. The codes of a [`Scan`] can be
-//! walked: one scan of all components, tables present. One from [`Scan::parse`] can be decoded: quantisation tables present,
-//! factors that libjpeg-turbo takes.
+//! Invariants: every length is checked against the file before its bytes are touched. A [`Scan`] from [`Scan::parse`] can be
+//! decoded: one scan of all components, Huffman and quantisation tables present, factors that libjpeg-turbo takes.
 
 use super::huffman::{STANDARD, Table, ZIGZAG};
 use crate::error::{Error, Result};
@@ -108,7 +105,7 @@ impl Header {
     }
 
     /// Reads the segments up to the first scan.
-    pub(crate) fn read(input: &[u8]) -> Result<Self> {
+    fn read(input: &[u8]) -> Result<Self> {
         let mut header: Option<Self> = None;
         let mut restart = 0;
         let (mut exif, mut points, mut stray, mut short_adobe) = ((0, 0), (0, 0), (0, 0), 0);
@@ -362,22 +359,6 @@ pub(crate) struct Scan<'a> {
 impl<'a> Scan<'a> {
     /// Reads all tables of a picture with this header, which has one scan.
     pub(super) fn parse(input: &'a [u8], header: &Header) -> Result<Self> {
-        let mut scan = Self::read(input, header)?;
-        let mut have = [false; 4];
-        for (_, start, body) in header.segments(input).filter(|(marker, ..)| *marker == 0xDB) {
-            scan.read_quants(body, start, &mut have)?;
-        }
-        if !scan.components().iter().all(|part| have.get(part.quant).is_some_and(|have| *have)) {
-            return Err(at_offset("JPEG without a quantisation table that it names", header.scan));
-        }
-        let (h, v) = header.largest_factors();
-        // libjpeg-turbo refuses the others.
-        scan.check_factors(|own| h.is_multiple_of(own.h.into()) && v.is_multiple_of(own.v.into()))?;
-        Ok(scan)
-    }
-
-    /// Reads the Huffman tables of a picture with this header, which has one scan.
-    pub(crate) fn read(input: &'a [u8], header: &Header) -> Result<Self> {
         let mut scan = Self::empty(header);
         for (marker, start, body) in header.segments(input) {
             match marker {
@@ -392,6 +373,16 @@ impl<'a> Scan<'a> {
             scan.components().iter().map(|part| u32::from(part.factors.h) * u32::from(part.factors.v)).sum();
         let few = scan.count == 1 || blocks <= BLOCKS_MAX as u32;
         scan.check_factors(|own| few && (1..=4).contains(&own.h) && (1..=4).contains(&own.v))?;
+        let mut have = [false; 4];
+        for (_, start, body) in header.segments(input).filter(|(marker, ..)| *marker == 0xDB) {
+            scan.read_quants(body, start, &mut have)?;
+        }
+        if !scan.components().iter().all(|part| have.get(part.quant).is_some_and(|have| *have)) {
+            return Err(at_offset("JPEG without a quantisation table that it names", header.scan));
+        }
+        let (h, v) = header.largest_factors();
+        // libjpeg-turbo refuses the others.
+        scan.check_factors(|own| h.is_multiple_of(own.h.into()) && v.is_multiple_of(own.v.into()))?;
         Ok(scan)
     }
 

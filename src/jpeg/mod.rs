@@ -5,7 +5,7 @@
 //!      │      ┌──────────────┐        │   beside the crop: passed, too
 //!      │      │     crop     │        │   blocks of the crop, and those that interpolation of chroma reads:
 //!      │      └──────────────┘        │     codes ─► coefficients ─► samples ─► rows of chroma ─► RGB
-//!      │ rows below: not decoded       │     two blocks at a time      one row of MCUs, in the cache
+//!      │ rows below: not decoded      │     two blocks at a time      one row of MCUs, in the cache
 //!      └──────────────────────────────┘
 //! ```
 //!
@@ -101,7 +101,6 @@ impl<'a> Scans<'a> {
 
 /// What became of a picture that was to get seek points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "unstable"), allow(dead_code, reason = "for `prepare`"))]
 pub(crate) enum Embedded {
     /// The output is the picture with this many bytes of points.
     Points(u32),
@@ -186,8 +185,8 @@ impl Decoder {
     ///
     /// If `picture` is not `strict`, damage ends the restart interval, or the scan: in a sequential picture of one scan its MCUs
     /// are grey, one of several scans adds nothing more. A progressive one shows what libjpeg-turbo does, but for rare damage.
-    /// Otherwise damage is an error, with its byte and MCU. `points` are those of [`seek_points`](Self::seek_points), or empty. Those in the picture
-    /// come second.
+    /// Otherwise damage is an error, with its byte and MCU. `points` are those of [`seek_points`](Self::seek_points), or
+    /// empty. Those in the picture come second.
     pub(crate) fn decode(
         &mut self,
         picture: Input<'_>,
@@ -238,7 +237,7 @@ impl Decoder {
 
     /// Seek points of a JPEG, for [`decode`](Self::decode). Empty if it can have none: see [`seek`].
     pub(crate) fn seek_points(&mut self, input: &[u8]) -> Vec<u8> {
-        match self.survey(input, seek::BYTES_MAX) {
+        match self.survey(input, POINTS_MAX) {
             Ok(Ok((_, points))) => points,
             Ok(Err(_)) | Err(_) => Vec::new(),
         }
@@ -252,7 +251,7 @@ impl Decoder {
     /// Errors: those of strict decoding, for a damaged picture that could have points. `out` is then empty.
     pub(crate) fn embed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Embedded> {
         out.clear();
-        let why = match self.survey(input, seek::BYTES_MAX)? {
+        let why = match self.survey(input, POINTS_MAX)? {
             Ok((header, points)) => {
                 header.check_stray()?;
                 match points == header.points_of(input) {

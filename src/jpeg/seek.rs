@@ -22,7 +22,7 @@
 //! * Pictures with restart markers have no points, nor have damaged ones and those of several scans.
 //! * Pixels do not depend on points. Other codes have another CRC: then the picture is decoded without points. So it is if
 //!   a point that the walk passes after each jump does not agree. Metadata and bytes behind the coded data do not matter.
-//! * The CRC reads all coded data. Without that, decoding a crop takes as long.
+//! * The CRC reads all coded data, also those below a crop.
 //! * Points made to deceive, with the right CRC, make wrong pixels at worst.
 
 use super::bits::Place;

@@ -171,6 +171,11 @@ impl Sidefile {
         Self { path: "<memory>".into(), identity: 0, sections, pages: Pages::Held(bytes) }
     }
 
+    /// The file's path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The hash of what the file is about.
     pub(crate) fn identity(&self) -> u64 {
         self.identity
@@ -211,10 +216,14 @@ impl Sidefile {
 
     /// A value that lies at `offset` of a section. Errors: as [`read`](Self::read).
     pub(crate) fn value<T: bytemuck::Pod>(&self, section: usize, offset: u64) -> Result<T> {
-        let at = self.at(section, offset, size_of::<T>())?;
         let mut out = T::zeroed();
-        self.pages.copy(at, bytemuck::bytes_of_mut(&mut out))?;
+        self.fill(section, offset, bytemuck::bytes_of_mut(&mut out))?;
         Ok(out)
+    }
+
+    /// Fills `out` from `offset` of a section on. Errors: as [`read`](Self::read).
+    pub(crate) fn fill(&self, section: usize, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.pages.copy(self.at(section, offset, out.len())?, out)
     }
 
     /// Entry `number` of a section, whose end lies in the section `ends`, as a number. Errors: as [`read`](Self::read); an

@@ -68,7 +68,7 @@
 //!
 //! A table takes 12 bytes per
 //! entry if every part is below 4 GiB and all offsets of the shard fit 32 bits as multiples of a power of two; else 20.
-//! An index file of up to 16 MiB is held in memory. A larger one is read in place, some 2 µs per sample, and takes none.
+//! An index file of up to 16 MiB is held in memory. A larger one is read in place and takes none.
 //!
 //! Limits: 2^32 - 1 rows and 16 fields per shard. Invariants:
 //! - An index file is used if it is whole, was made for the same format and options, and the shard still

@@ -116,7 +116,6 @@ impl Writer {
 /// An open file of a plan.
 pub(super) struct Reader {
     file: Sidefile,
-    path: PathBuf,
     pub(super) settings: String,
     pub(super) notes: String,
     pub(super) inputs: u64,
@@ -150,7 +149,7 @@ impl Reader {
             bytes.and_then(|bytes| std::str::from_utf8(bytes).map(String::from).map_err(|_| damaged()))
         };
         let (settings, notes, id) = (text(SETTINGS, 0)?, text(SUMS, 16)?, file.identity());
-        Ok(Self { file, path: path.to_path_buf(), settings, notes, inputs, bytes, id, last: Mutex::new(None) })
+        Ok(Self { file, settings, notes, inputs, bytes, id, last: Mutex::new(None) })
     }
 
     /// The input of this number, which is below `inputs`.
@@ -168,7 +167,7 @@ impl Reader {
 
     /// The plan's path.
     pub(super) fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 }
 
