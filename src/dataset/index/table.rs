@@ -224,6 +224,8 @@ pub(super) enum Form {
     Wide,
 }
 
+/// Bytes of the longest form of an entry.
+const ENTRY_MAX: usize = 20;
 /// Length that marks a missing entry.
 const ABSENT: u32 = u32::MAX;
 const WIDE: u64 = 1 << 8;
@@ -260,7 +262,7 @@ impl Form {
     pub(super) fn bytes(self) -> usize {
         match self {
             Self::Compact { .. } => 12,
-            Self::Wide => 20,
+            Self::Wide => ENTRY_MAX,
         }
     }
 
@@ -277,18 +279,19 @@ impl Form {
         }
     }
 
-    fn read(self, side: &Sidefile, at: u64) -> Result<Option<Entry>> {
+    /// `bytes`: those of an entry.
+    fn read(self, bytes: &[u8]) -> Option<Entry> {
         let (entry, absent) = match self {
             Self::Compact { shift } => {
-                let [offset, len, crc]: [u32; 3] = side.value(ENTRIES, at)?;
+                let [offset, len, crc]: [u32; 3] = bytemuck::pod_read_unaligned(bytes);
                 (Entry { offset: u64::from(offset) << shift, len: len.into(), crc }, len == ABSENT)
             }
             Self::Wide => {
-                let [offset, len]: [u64; 2] = side.value(ENTRIES, at)?;
-                (Entry { offset, len, crc: side.value(ENTRIES, at + 16)? }, len == u64::MAX)
+                let [offset, len]: [u64; 2] = bytemuck::pod_read_unaligned(&bytes[..16]);
+                (Entry { offset, len, crc: bytemuck::pod_read_unaligned(&bytes[16..]) }, len == u64::MAX)
             }
         };
-        Ok((!absent).then_some(entry))
+        (!absent).then_some(entry)
     }
 }
 
@@ -343,17 +346,26 @@ impl Table {
 
     /// Errors: those of the side file.
     pub(super) fn entry(&self, row: usize, field: usize) -> Result<Option<Entry>> {
-        let place = (row as u64 * self.record.fields + field as u64) * self.form.bytes() as u64;
-        let entry = self.form.read(&self.side, self.record.entries + place);
-        entry.map_err(|error| error.with_note("delete the index file, and the shard is scanned again"))
+        let mut entry = [None];
+        self.entries(row as u64 * self.record.fields + field as u64, &mut entry)?;
+        Ok(entry[0])
     }
 
     /// The entries of a row, and how they are read. Errors: those of the side file.
     pub(super) fn row(&self, row: usize) -> Result<(Row, Span)> {
         let mut entries = [None; FIELDS_MAX];
-        for (field, entry) in entries.iter_mut().enumerate().take(self.record.fields as usize) {
-            *entry = self.entry(row, field)?;
-        }
+        let fields = self.record.fields as usize;
+        self.entries(row as u64 * self.record.fields, &mut entries[..fields])?;
         Ok((entries, Span::of(entries.iter().flatten().copied())))
+    }
+
+    /// Reads consecutive entries at once.
+    fn entries(&self, first: u64, entries: &mut [Option<Entry>]) -> Result<()> {
+        let (each, mut bytes) = (self.form.bytes(), [0; FIELDS_MAX * ENTRY_MAX]);
+        let bytes = &mut bytes[..each * entries.len()];
+        let read = self.side.fill(ENTRIES, self.record.entries + first * each as u64, bytes);
+        read.map_err(|error| error.with_note("delete the index file, and the shard is scanned again"))?;
+        entries.iter_mut().zip(bytes.chunks(each)).for_each(|(entry, bytes)| *entry = self.form.read(bytes));
+        Ok(())
     }
 }
