@@ -1,8 +1,6 @@
 //! A JPEG of any scans: whole, at a part of its size and cut from its middle, without seek points, with those beside it
 //! and in it, its pixels are libjpeg-turbo's to the bit, if both take it. So is what both show of a damaged progressive one.
 //!
-//! Known to differ: `fuzz/known/jpeg-dc-only.jpg`, cut within its only scan, of DC coefficients without their last bit.
-//!
 //! An input is a JPEG file, or (any other first bytes) a recipe of one, which both take or neither, unless the recipe damages
 //! it. `FEEDLINE_JPEG=out.jpg` keeps the picture of a recipe.
 //!

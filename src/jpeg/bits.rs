@@ -20,12 +20,9 @@ impl Place {
 /// Bits that are there after [`Bits::refill`].
 pub(super) const FULL: u32 = 56;
 
-/// Most bytes of fill within the data.
-const FILL_MAX: usize = 64;
-
 /// Whether these bytes are 0xFF as data: escaped by a zero, perhaps behind fill. Gives their number, or 0.
 fn escaped(bytes: &[u8]) -> usize {
-    let ones = bytes.iter().take(FILL_MAX).take_while(|byte| **byte == 0xFF).count();
+    let ones = bytes.iter().take_while(|byte| **byte == 0xFF).count();
     if ones > 0 && bytes.get(ones) == Some(&0) { ones + 1 } else { 0 }
 }
 
@@ -83,7 +80,8 @@ impl<'a> Bits<'a> {
                     self.at += 1;
                     *byte
                 }
-                rest => match escaped(rest.unwrap_or_default()) {
+                // Fill is measured once: behind the end of the data, `at` stays.
+                rest => match if self.fed > 0 { 0 } else { escaped(rest.unwrap_or_default()) } {
                     0 => {
                         self.fed = self.fed.saturating_add(1);
                         0
@@ -172,9 +170,14 @@ impl<'a> Bits<'a> {
 
     /// Offset of the first 0xFF from here on that no zero follows: a marker, or fill before one.
     pub(super) fn end(&self) -> Option<usize> {
-        let next = self.next_byte();
-        let rest = &self.input[next..];
-        Some(next + memchr::memchr_iter(0xFF, rest).find(|at| escaped(&rest[*at..]) == 0)?)
+        let mut at = self.next_byte();
+        loop {
+            at += memchr::memchr(0xFF, &self.input[at..])?;
+            match escaped(&self.input[at..]) {
+                0 => return Some(at),
+                bytes => at += bytes,
+            }
+        }
     }
 
     /// Offset of the first byte that is not begun.
@@ -223,7 +226,10 @@ mod tests {
             let mut input: Vec<u8> = Vec::new();
             for _ in 0..next(60) {
                 match next(4) {
-                    0 => input.extend(&[0xFF, 0xFF, 0xFF, 0][next(3) as usize..]),
+                    0 => {
+                        let fill = [0, 0, 1, 2, 80][next(5) as usize];
+                        input.extend([0xFF].repeat(fill + 1).iter().chain(&[0]));
+                    }
                     1 => input.push(0),
                     _ => input.push(next(255) as u8),
                 }

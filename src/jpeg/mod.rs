@@ -184,7 +184,7 @@ impl Decoder {
     /// 1, 2, 4 or 8. After an error, some rows were written.
     ///
     /// If `picture` is not `strict`, damage ends the restart interval, or the scan: in a sequential picture of one scan its MCUs
-    /// are grey, one of several scans adds nothing more. A progressive one shows what libjpeg-turbo does, but for rare damage.
+    /// are grey, one of several scans adds nothing more. A progressive one shows what libjpeg-turbo does.
     /// Otherwise damage is an error, with its byte and MCU. `points` are those of [`seek_points`](Self::seek_points), or
     /// empty. Those in the picture come second.
     pub(crate) fn decode(

@@ -536,7 +536,8 @@ mod turbo {
         let mut paths: Vec<_> = files.map(|entry| entry.unwrap().path()).collect();
         paths.retain(|path| path.extension().is_some_and(|end| end == "jpg"));
         // Damaged: strict decoders refuse it.
-        paths.retain(|path| !path.ends_with("fill-in-data.jpg") && !path.ends_with("lost-scan.jpg"));
+        let damaged = ["fill-in-data.jpg", "long-fill.jpg", "lost-scan.jpg"];
+        paths.retain(|path| !damaged.iter().any(|name| path.ends_with(name)));
         paths.sort();
         paths.iter().map(|path| (path.display().to_string(), std::fs::read(path).unwrap())).collect()
     }

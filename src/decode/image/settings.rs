@@ -179,7 +179,7 @@ impl Image {
     /// Whether a damaged JPEG is an error; true by default.
     ///
     /// If false, its readable part is decoded, as by browsers and Pillow, and the rest is grey. A damaged progressive one
-    /// is what libjpeg-turbo 3.1 shows (but for rare damage), which smooths what is incomplete; this takes twice the time. Stray bytes between
+    /// is what libjpeg-turbo 3.1 shows, which smooths what is incomplete; this takes twice the time. Stray bytes between
     /// the segments of a header count as damage even if no pixel changes: the bytes after them may be an overwritten segment.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
