@@ -154,6 +154,9 @@ impl Row<'_> {
             let name = field.name();
             return Err(shape_error(format!("field `{name}` was written, and its length was not set: `set_len`")));
         }
+        // A field that was left alone still holds an earlier sample.
+        let all = u64::MAX >> (64 - self.spec().fields().len());
+        self.written |= all & self.allowed & !self.sized & new;
         self.pad();
         Ok(())
     }

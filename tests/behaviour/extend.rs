@@ -476,6 +476,31 @@ fn substitutes_stay_empty_in_packed_rows_of_any_decoder() {
 }
 
 #[test]
+fn a_field_that_a_decoder_leaves_alone_is_zero() {
+    struct Even;
+    impl Decoder for Even {
+        fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
+            Ok(vec![Field::up_to(&input.name, DType::U8, 40)])
+        }
+        fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
+            if ctx.id() % 2 == 1 { Ok(()) } else { out.copy_from(ctx.fields().start, input) }
+        }
+    }
+    let dir = Dir::new();
+    let lens = [30, 9, 20, 9, 9, 9, 40, 40];
+    let loader = Loader::builder(tar(&dir, &lens)).decode_field("text", Even).batch_size(1);
+    // Three slots, so that an even sample was in each row before.
+    let loader = build(loader.tuning(|tuning| tuning.slots(3)));
+    for (id, batch) in loader.epoch(0).unwrap().enumerate() {
+        let batch = batch.unwrap();
+        let text = batch.field("text").unwrap();
+        let (len, bytes) = (text.lens().unwrap()[0], text.as_slice::<u8>().unwrap());
+        assert_eq!(len, if id % 2 == 0 { lens[id] as u64 } else { 0 });
+        assert!(bytes[len as usize..].iter().all(|byte| *byte == 0), "sample {id}: {bytes:?}");
+    }
+}
+
+#[test]
 fn an_added_field_without_a_length_is_an_error() {
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 20, 8);
