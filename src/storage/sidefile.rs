@@ -205,13 +205,10 @@ impl Sidefile {
         len: usize,
         buffer: &'a mut Vec<u8>,
     ) -> Result<&'a [u8]> {
-        let at = self.at(section, offset, len)?;
-        if let Pages::Held(bytes) = &self.pages {
-            return Ok(&bytes[at as usize..at as usize + len]);
-        }
-        buffer.resize(len, 0);
-        self.pages.copy(at, buffer)?;
-        Ok(buffer)
+        self.bytes(section, offset, len, || {
+            buffer.resize(len, 0);
+            buffer
+        })
     }
 
     /// A value that lies at `offset` of a section. Errors: as [`read`](Self::read).
@@ -219,6 +216,23 @@ impl Sidefile {
         let mut out = T::zeroed();
         self.fill(section, offset, bytemuck::bytes_of_mut(&mut out))?;
         Ok(out)
+    }
+
+    /// As [`read`](Self::read), with `room` for `len` bytes.
+    pub(crate) fn bytes<'a>(
+        &'a self,
+        section: usize,
+        offset: u64,
+        len: usize,
+        room: impl FnOnce() -> &'a mut [u8],
+    ) -> Result<&'a [u8]> {
+        let at = self.at(section, offset, len)?;
+        if let Pages::Held(bytes) = &self.pages {
+            return Ok(&bytes[at as usize..at as usize + len]);
+        }
+        let room = room();
+        self.pages.copy(at, room)?;
+        Ok(room)
     }
 
     /// Fills `out` from `offset` of a section on. Errors: as [`read`](Self::read).

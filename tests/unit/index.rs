@@ -201,7 +201,7 @@ fn a_forged_index_file_takes_no_memory_and_never_panics() {
             let mut numbers = right;
             numbers[at] = value;
             if let Some(table) = load(bytemuck::cast(numbers), &bytes, &bytes) {
-                (0..table.rows() as usize).for_each(|row| drop(table.row(row)));
+                (0..table.rows() as usize).for_each(|row| drop(table.row(row, &mut [0; _])));
             }
         }
     }

@@ -429,11 +429,11 @@ impl Index {
     /// place. Errors: as [`entry`](Self::entry).
     pub fn extents<'a>(&'a self, sample: u64, plain: u32, parts: &mut Parts<'a>) -> Result<()> {
         let (shard, row) = self.locate(sample);
-        let (entries, span) = self.tables[shard].row(row)?;
-        let entries = &entries[..self.fields];
-        let source = SourceId::at(shard);
-        for (field, entry) in entries.iter().enumerate() {
-            let Some(entry) = entry else { continue };
+        let (mut room, source) = ([0; _], SourceId::at(shard));
+        let row = self.tables[shard].row(row, &mut room)?;
+        let span = row.span();
+        for field in 0..self.fields {
+            let Some(entry) = row.entry(field) else { continue };
             match span {
                 Span::Shared { offset, len } => parts.framed(field, Extent { source, offset, len }),
                 Span::Apart(_) => {
@@ -447,7 +447,7 @@ impl Index {
             }
         }
         // Missing fields come last, since shared extents must follow each other.
-        (0..self.fields).filter(|field| entries[*field].is_none()).for_each(|field| parts.inline(field, &[]));
+        (0..self.fields).filter(|field| row.entry(*field).is_none()).for_each(|field| parts.inline(field, &[]));
         Ok(())
     }
 
@@ -464,8 +464,9 @@ impl Index {
     /// Errors: [`ErrorKind::Decode`] with both CRCs, [`ErrorKind::Truncated`]; both with path, offset and sample.
     pub fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {
         let (shard, row) = self.locate(sample);
-        let (entries, span) = self.tables[shard].row(row)?;
-        let Some(entry) = entries[field] else { return Ok(&[]) };
+        let mut room = [0; _];
+        let row = self.tables[shard].row(row, &mut room)?;
+        let (Some(entry), span) = (row.entry(field), row.span()) else { return Ok(&[]) };
         let site = |error: Error| {
             error
                 .with_path(self.sources.path(SourceId::at(shard)))

@@ -327,8 +327,26 @@ impl Span {
     }
 }
 
-/// The entries of a row, by field.
-pub(super) type Row = [Option<Entry>; FIELDS_MAX];
+/// Room for the entries of a row.
+pub(super) type RowBytes = [u8; FIELDS_MAX * ENTRY_MAX];
+
+/// The entries of a row, packed.
+pub(super) struct Row<'a> {
+    form: Form,
+    bytes: &'a [u8],
+}
+
+impl Row<'_> {
+    pub(super) fn entry(&self, field: usize) -> Option<Entry> {
+        let each = self.form.bytes();
+        self.form.read(&self.bytes[field * each..][..each])
+    }
+
+    /// How the fields are read.
+    pub(super) fn span(&self) -> Span {
+        Span::of(self.bytes.chunks_exact(self.form.bytes()).filter_map(|bytes| self.form.read(bytes)))
+    }
+}
 
 /// Table of one shard, in a side file.
 pub(super) struct Table {
@@ -346,26 +364,21 @@ impl Table {
 
     /// Errors: those of the side file.
     pub(super) fn entry(&self, row: usize, field: usize) -> Result<Option<Entry>> {
-        let mut entry = [None];
-        self.entries(row as u64 * self.record.fields + field as u64, &mut entry)?;
-        Ok(entry[0])
+        let number = row as u64 * self.record.fields + field as u64;
+        Ok(self.entries(number, &mut [0; ENTRY_MAX][..self.form.bytes()])?.entry(0))
     }
 
-    /// The entries of a row, and how they are read. Errors: those of the side file.
-    pub(super) fn row(&self, row: usize) -> Result<(Row, Span)> {
-        let mut entries = [None; FIELDS_MAX];
-        let fields = self.record.fields as usize;
-        self.entries(row as u64 * self.record.fields, &mut entries[..fields])?;
-        Ok((entries, Span::of(entries.iter().flatten().copied())))
+    /// The entries of a row, in memory or in `room`. Errors: those of the side file.
+    pub(super) fn row<'a>(&'a self, row: usize, room: &'a mut RowBytes) -> Result<Row<'a>> {
+        let fields = self.record.fields;
+        self.entries(row as u64 * fields, &mut room[..fields as usize * self.form.bytes()])
     }
 
-    /// Reads consecutive entries at once.
-    fn entries(&self, first: u64, entries: &mut [Option<Entry>]) -> Result<()> {
-        let (each, mut bytes) = (self.form.bytes(), [0; FIELDS_MAX * ENTRY_MAX]);
-        let bytes = &mut bytes[..each * entries.len()];
-        let read = self.side.fill(ENTRIES, self.record.entries + first * each as u64, bytes);
-        read.map_err(|error| error.with_note("delete the index file, and the shard is scanned again"))?;
-        entries.iter_mut().zip(bytes.chunks(each)).for_each(|(entry, bytes)| *entry = self.form.read(bytes));
-        Ok(())
+    /// Consecutive entries, read at once.
+    fn entries<'a>(&'a self, first: u64, room: &'a mut [u8]) -> Result<Row<'a>> {
+        let start = self.record.entries + first * self.form.bytes() as u64;
+        let read = self.side.bytes(ENTRIES, start, room.len(), || room);
+        let bytes = read.map_err(|error| error.with_note("delete the index file, and the shard is scanned again"))?;
+        Ok(Row { form: self.form, bytes })
     }
 }
