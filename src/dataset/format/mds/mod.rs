@@ -414,7 +414,8 @@ impl Mds {
         if self.chunks {
             most = self.sources.ids().map(|id| self.sources.len_of(id)).max().unwrap_or(0);
         }
-        for sample in (0..self.len()).filter(|_| !self.chunks) {
+        // An index may promise billions.
+        for sample in 0..if self.chunks { 0 } else { self.len() } {
             let len = self.extent(sample).len;
             if len > most {
                 (most, largest) = (len, Some(sample));
