@@ -1,5 +1,6 @@
 //! The part of a picture that becomes the output: pure arithmetic, after torchvision's `transforms`.
 
+use super::patches::Patches;
 use crate::order::Draws;
 
 /// Width and height in pixels.
@@ -33,6 +34,8 @@ pub(super) enum Op {
     CenterCrop { resize: u32, size: u32 },
     /// `RandomResizedCrop(size, scale, ratio)`.
     RandomResizedCrop { size: u32, scale: (f64, f64), ratio: (f64, f64) },
+    /// The whole picture, to sides of whole patches.
+    Patches(Patches),
 }
 
 /// A rectangle of whole pixels.
@@ -66,11 +69,13 @@ pub(super) struct Part {
 }
 
 impl Op {
-    /// The size of the output.
+    /// The size of the output, or of a patch.
     pub(super) fn output(&self) -> Size {
         match *self {
             Self::Resize(size) => size,
-            Self::CenterCrop { size, .. } | Self::RandomResizedCrop { size, .. } => Size::new(size, size),
+            Self::CenterCrop { size, .. }
+            | Self::RandomResizedCrop { size, .. }
+            | Self::Patches(Patches { size, .. }) => Size::new(size, size),
         }
     }
 
@@ -79,6 +84,7 @@ impl Op {
         match *self {
             Self::Resize(size) => Crop::of_view(Rect::of(picture), size),
             Self::CenterCrop { resize, size } => center(picture, resize, size),
+            Self::Patches(patches) => Crop::of_view(Rect::of(picture), patches.output(picture)),
             Self::RandomResizedCrop { scale, ratio, .. } => {
                 Crop::of_view(random_rect(picture, scale, ratio, draws), self.output())
             }

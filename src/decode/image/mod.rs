@@ -56,6 +56,7 @@ mod other;
 #[cfg(test)]
 #[path = "../../../tests/unit/image_parts.rs"]
 mod parts_tests;
+mod patches;
 mod resize;
 mod settings;
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use super::finish::Values;
 use super::geometry::{Crop, Op, Size};
 use super::limits::Limits;
+use super::patches::{Patches, Rule};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::tensor::DType;
 
@@ -102,6 +103,25 @@ impl Image {
         Self::new(Op::RandomResizedCrop { size, scale: (0.08, 1.0), ratio: (3.0 / 4.0, 4.0 / 3.0) })
     }
 
+    /// The whole picture as square patches of `size` × `size` pixels, at most `most` of them.
+    ///
+    /// The picture keeps its aspect ratio and, if it fits, its size: sides are rounded up to whole patches, as by SigLIP2
+    /// NaFlex in Hugging Face's transformers. A larger one is scaled down. The fields of a row, for an encoded field
+    /// `image`:
+    ///
+    /// | field | shape | content |
+    /// |---|---|---|
+    /// | `image` | up to `most` of `[size · size · 3]` | patches, row by row; values in the order height, width, channel, in [`PixelLayout::Nchw`] channel, height, width |
+    /// | `image.positions` | up to `most` of `[2]`, `i32` | row and column of each patch |
+    /// | `image.grid` | `[2]`, `i32` | rows and columns of patches |
+    /// | `image.size` | `[2]`, `i32` | height and width of the picture before it was scaled |
+    ///
+    /// [`FieldView::lens`](crate::FieldView::lens) has the numbers of patches; their sums are the `cu_seqlens` of a batch.
+    /// `build()` refuses `most` patches that have more than 2²⁴ pixels side by side.
+    pub fn patches(size: u32, most: u32) -> Self {
+        Self::new(Op::Patches(Patches { size, most, rule: Rule::Native }))
+    }
+
     pub(super) fn new(op: Op) -> Self {
         Self {
             op,
@@ -130,6 +150,29 @@ impl Image {
     pub fn ratio(mut self, low: f64, high: f64) -> Self {
         if let Op::RandomResizedCrop { ratio, .. } = &mut self.op {
             *ratio = (low, high);
+        }
+        self
+    }
+
+    /// Whether a picture of fewer [patches](Self::patches) is enlarged to as many as fit, at most 100-fold per side, as by
+    /// SigLIP2 NaFlex; false by default. Other crops ignore it.
+    #[must_use]
+    pub fn enlarge(mut self, enlarge: bool) -> Self {
+        if let Op::Patches(patches) = &mut self.op {
+            patches.rule = if enlarge { Rule::Enlarge } else { Rule::Native };
+        }
+        self
+    }
+
+    /// [Patches](Self::patches) for a model that merges `side` × `side` of them: sizes by `smart_resize` of Qwen2-VL in Hugging
+    /// Face's transformers, at least `least` patches, block by block. Other crops ignore it.
+    ///
+    /// Sides are rounded to the nearest whole block. `Image::patches(14, 5120).merge(2, 16)` are Qwen2-VL's defaults. A
+    /// picture with a side over 200 times the other is an error of the sample; below that, a strip too long is cut to the budget.
+    #[must_use]
+    pub fn merge(mut self, side: u32, least: u32) -> Self {
+        if let Op::Patches(patches) = &mut self.op {
+            patches.rule = Rule::Merge { side, least };
         }
         self
     }
@@ -220,6 +263,7 @@ impl Image {
             ));
         }
         match self.op {
+            Op::Patches(patches) => patches.check().or_else(config)?,
             Op::CenterCrop { resize, size } if resize < size || resize > SIDE_MAX => {
                 return config(format!(
                     "a centre crop of {size} pixels from a shorter side of {resize}: the side must be at least the crop \

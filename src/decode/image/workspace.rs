@@ -2,10 +2,11 @@
 
 use super::finish;
 use super::format::Format;
-use super::geometry::{Crop, Rect, Size};
+use super::geometry::{Crop, Op, Rect, Size};
 use super::limits::{Limits, Room, over_limit};
 use super::orientation::Orientation;
 use super::other;
+use super::patches::Tiles;
 use super::resize::{Pixels, Resizer};
 use super::settings::{Filter, Image, PixelLayout};
 use crate::decode::{Ctx, Decoder};
@@ -26,6 +27,9 @@ impl Decoder for Image {
             return Err(Error::new(ErrorKind::Config, Stage::Build, message));
         }
         self.check()?;
+        if let Op::Patches(patches) = self.op {
+            return Ok(patches.fields(&input.name, self.values.dtype));
+        }
         let Size { width, height } = self.op.output();
         let (width, height) = (width as usize, height as usize);
         let shape = match self.layout {
@@ -59,22 +63,25 @@ impl Image {
         let scratch: &mut Workspace = ctx.scratch().get();
         // Drawn first, so that the flip does not depend on the picture's size.
         let flip = draws.bool(self.flip);
-        let (size, row) = (self.op.output(), out.bytes_mut(field));
-        let in_place = finish::in_place(self.values, self.layout);
+        let patches = if let Op::Patches(patches) = self.op { Some(patches) } else { None };
+        let (tile, row) = (self.op.output(), out.bytes_mut(field));
+        let in_place = patches.is_none() && finish::in_place(self.values, self.layout);
         let encoded = Encoded { bytes: input, points };
-        let Picture { orientation, stored, .. } =
+        let Picture { orientation, stored, full, .. } =
             scratch.decode(encoded, self, limits, &mut draws, in_place.then_some(&mut *row))?;
         if in_place {
             if !orientation.is_upright() {
                 orientation.turn(&scratch.resized, stored, row);
             }
             if flip {
-                finish::flip(row, size);
+                finish::flip(row, tile);
             }
             return Ok(());
         }
-        finish::write(scratch.upright(orientation, stored), size, flip, self.values, self.layout, row);
-        Ok(())
+        let block = patches.map_or(1, |patches| patches.block());
+        let tiles = Tiles { whole: orientation.size(stored), tile, block };
+        finish::write(scratch.upright(orientation, stored), tiles, flip, self.values, self.layout, row);
+        patches.map_or(Ok(()), |patches| patches.describe(tiles, orientation.size(full), field, out))
     }
 }
 
@@ -122,6 +129,8 @@ pub(super) struct Picture {
     /// The size at which it was decoded.
     #[cfg_attr(not(test), expect(dead_code, reason = "tests ask for it"))]
     pub(super) size: Size,
+    /// The size of the whole picture as stored.
+    full: Size,
     /// The size of the output as stored.
     pub(super) stored: Size,
     pub(super) orientation: Orientation,
@@ -153,7 +162,7 @@ impl Workspace {
                 let size = other::decode(format, input, &mut room)?;
                 let crop = crop(size);
                 self.resize(Rect::of(size), &crop, image.filter, row);
-                Ok(Picture { size, stored: crop.window.size, orientation: Orientation::default() })
+                Ok(Picture { size, full: size, stored: crop.window.size, orientation: Orientation::default() })
             }
         }
     }
@@ -198,7 +207,7 @@ impl Workspace {
                 .fold(error, |error, strict| error.with_note(&format!("{strict} takes what can be decoded"))),
             false => error,
         })?;
-        Ok(Picture { size, stored: crop.window.size, orientation })
+        Ok(Picture { size, full: header.size(), stored: crop.window.size, orientation })
     }
 
     /// Decodes the rows of a JPEG at 1 / `scale` of its size, and scales each while it is in the cache.
