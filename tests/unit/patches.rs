@@ -115,6 +115,40 @@ fn pictures_of_merged_patches_have_the_sizes_of_qwen2_vl() {
     assert_sizes(patches(16, 256, Rule::Merge { side: 2, least: 4 }), &small);
 }
 
+/// FNV-1a of the patches per side of 20,000 pictures, up to `strip` times as long as wide, and how many these are.
+fn hash(how: Patches, strip: u32) -> (usize, u64) {
+    let mut state = 1_u32;
+    let mut side = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        1 + (state >> 16) / (1 + (state >> 13 & 7).pow(3))
+    };
+    let sizes = (0..20_000)
+        .map(|_| (side(), side()))
+        .filter(|(w, h)| u64::from(*w.max(h)) <= u64::from(strip) * u64::from(*w.min(h)));
+    sizes.fold((0, 0xCBF2_9CE4_8422_2325), |(count, hash), (width, height)| {
+        let Size { width, height } = how.output(Size::new(width, height));
+        let both = [width / how.size, height / how.size];
+        (count + 1, both.iter().fold(hash, |hash, side| (hash ^ u64::from(*side)).wrapping_mul(0x100_0000_01B3)))
+    })
+}
+
+/// The hashes are those of transformers 4.57.1, for sizes of up to 65,536 pixels a side.
+#[test]
+fn thousands_of_sizes_are_those_of_transformers() {
+    let cases = [
+        (patches(16, 256, Rule::Enlarge), u32::MAX, (20_000, 0xCD4D_710D_2259_7DBF)),
+        (patches(14, 1024, Rule::Enlarge), u32::MAX, (20_000, 0x5AB6_052D_BBFD_272D)),
+        (patches(14, 7, Rule::Enlarge), u32::MAX, (20_000, 0x90F5_DF68_DE06_4464)),
+        // Wider strips exceed their budget or are refused.
+        (patches(14, 5120, Rule::Merge { side: 2, least: 16 }), 200, (17_980, 0xAFEF_30DE_5C2A_8BD7)),
+        (patches(16, 256, Rule::Merge { side: 2, least: 4 }), 64, (15_767, 0x01A9_61DC_16D5_AB31)),
+        (patches(16, 64, Rule::Merge { side: 1, least: 1 }), 64, (15_767, 0x7040_B0B1_48A3_01CB)),
+    ];
+    for (how, strip, expected) in cases {
+        assert_eq!(hash(how, strip), expected, "{how:?}");
+    }
+}
+
 proptest! {
     #[test]
     fn every_size_has_one_patch_to_the_budget(
@@ -213,8 +247,8 @@ fn strips_and_hostile_sizes_are_errors_that_name_them() {
     assert_eq!(error.kind(), ErrorKind::Decode);
     assert!(error.to_string().contains("201x1 pixels: for merged patches"), "{error}");
     let mut hostile = picture(9, 3);
-    hostile[18..22].copy_from_slice(&0x00FF_FFFF_u32.to_le_bytes());
-    hostile[22..26].copy_from_slice(&0x00FF_FFFF_u32.to_le_bytes());
+    hostile[18..22].copy_from_slice(&65_535_u32.to_le_bytes());
+    hostile[22..26].copy_from_slice(&65_535_u32.to_le_bytes());
     for image in [Image::patches(16, 256), Image::patches(16, 256).enlarge(true), Image::patches(16, 256).merge(2, 4)] {
         let error = single(&image).decode(&hostile, 0, 0, 0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Limit, "{error}");

@@ -79,6 +79,12 @@ impl Op {
         }
     }
 
+    /// The most pixels of an output.
+    pub(super) fn most_pixels(&self) -> u64 {
+        let patches = if let Self::Patches(patches) = self { u64::from(patches.most) } else { 1 };
+        patches * self.output().pixels()
+    }
+
     /// The part of a picture of size `picture` (no side 0) that becomes the output.
     pub(super) fn crop(&self, picture: Size, draws: &mut Draws) -> Crop {
         match *self {

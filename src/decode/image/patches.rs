@@ -1,7 +1,7 @@
 //! Pictures at their own resolution: square patches, as many as a picture has, up to a budget.
 //!
 //! ```text
-//! picture ──size()──► sides of whole patches ──crop + resize──► pixels ──finish──► patches, in order
+//! picture ──output()──► sides of whole patches ──crop + resize──► pixels ──finish──► patches, in order
 //!   80 × 50, patch 16            80 × 64                                             0  1  2  3  4
 //!                                5 × 4 patches                                       5  6  7  8  9
 //!                                                                                   10 11 …
@@ -19,7 +19,7 @@
 //! * A row has 1 to `most` patches, whatever the picture's size: a strip is widened to one patch, and cut to `most`
 //!   (where the programs outside would exceed the budget).
 //! * `most` patches in a row have at most 2²⁴ pixels, so no side overflows.
-//! * Nothing is allocated here.
+//! * Nothing is allocated here; the pixels before they are cut count with their most in [`Limits::memory`](super::Limits).
 
 #[cfg(test)]
 #[path = "../../../tests/unit/patches.rs"]

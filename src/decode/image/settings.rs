@@ -42,7 +42,7 @@ pub enum Filter {
 /// crop is skipped. Pixels equal those of libjpeg-turbo, and so Pillow's and torchvision's, to the bit, also those of
 /// progressive JPEGs and of sequential ones in several scans.
 ///
-/// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]. Random choices depend on (seed,
+/// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]; see also [`Image::patches`]. Random choices depend on (seed,
 /// epoch, sample id) alone.
 ///
 /// # Memory
@@ -56,7 +56,7 @@ pub enum Filter {
 /// - Tables: 4 MiB for formats other than JPEG, 256 KiB for JPEG; 8 bytes per restart interval.
 /// - Copies of the file's metadata: as many bytes as are encoded.
 /// - Resizing, with T source pixels under an output pixel in each direction: per column of the output 12 × (T + 8) for rows
-///   and 24 × (T + 2) for weights; 12 per column of the source; 6 per pixel of output.
+///   and 24 × (T + 2) for weights; 12 per column of the source; 6 per pixel of the largest output.
 ///
 /// The sum is computed from the header and compared with [`Limits::memory`] before any of it is allocated. By default pictures
 /// of any format fit that have the default of [`Limits::pixels`].

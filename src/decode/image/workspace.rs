@@ -154,7 +154,7 @@ impl Workspace {
             Format::Jpeg => self.decode_jpeg(encoded, image, limits, draws, row),
             format => {
                 let crop = |size| image.op.crop(size, &mut draws.clone());
-                let resizing = |size| resizing(&crop(size), image.filter);
+                let resizing = |size| resizing(&crop(size), image);
                 // Less than what other formats are charged for tables.
                 self.jpeg.release_beyond(1 << 20);
                 let Self { pixels, resizer, .. } = self;
@@ -187,7 +187,7 @@ impl Workspace {
         let size = header.size().divided(scale);
         let crop = if scale == 1 { crop } else { crop.scaled(scale, size) };
         let (pixels, resizer) = (&mut self.pixels, &mut self.resizer);
-        let resizing = |_| resizing(&crop, image.filter);
+        let resizing = |_| resizing(&crop, image);
         let mut room = Room { limits, encoded: input.len(), resizing: &resizing, pixels, resizer };
         let picture = jpeg::Input { bytes: input, header: &header, strict: image.strict };
         room.admit(header.size())?;
@@ -232,8 +232,7 @@ impl Workspace {
         if orientation.is_upright() {
             return &self.resized;
         }
-        self.upright.resize(self.resized.len(), 0);
-        orientation.turn(&self.resized, stored, &mut self.upright);
+        orientation.turn(&self.resized, stored, sized(&mut self.upright, self.resized.len()));
         &self.upright
     }
 
@@ -252,13 +251,22 @@ impl Workspace {
 
 /// The place of the crop's output: `row`, or `resized`.
 fn target<'a>(row: Option<&'a mut [u8]>, resized: &'a mut Vec<u8>, crop: &Crop) -> &'a mut [u8] {
-    row.unwrap_or_else(|| {
-        resized.resize(3 * crop.window.size.pixels() as usize, 0);
-        resized
-    })
+    row.unwrap_or_else(|| sized(resized, 3 * crop.window.size.pixels() as usize))
 }
 
-/// Maximum heap bytes for resizing: the resizer's, and the output before its last pass, as stored and turned upright.
-fn resizing(crop: &Crop, filter: Filter) -> u64 {
-    crop.plan(filter).heap_bytes() + 6 * crop.window.size.pixels()
+/// The list with this length, of any content. It takes no more memory than the longest.
+fn sized(list: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if list.capacity() < len {
+        // Freed first, because the old content is not needed.
+        *list = Vec::new();
+        list.reserve_exact(len);
+    }
+    list.resize(len, 0);
+    list
+}
+
+/// Maximum heap bytes for resizing: the resizer's, and the largest output before its last pass, as stored and turned
+/// upright. It stays from an earlier picture.
+fn resizing(crop: &Crop, image: &Image) -> u64 {
+    crop.plan(image.filter).heap_bytes() + 6 * image.op.most_pixels()
 }
