@@ -20,12 +20,14 @@ def folder(path, sizes, noise=False):
     return path
 
 
-def batches(path, **settings):
-    return list(fl.images(path, device="cpu", **settings))
+def only(path, **settings):
+    (batch,) = fl.images(path, device="cpu", **settings)
+    return batch
 
 
 def grids(path, **settings):
-    return [tuple(map(int, grid)) for batch in batches(path, batch_size=64, **settings) for grid in batch["image.grid"]]
+    loader = fl.images(path, device="cpu", batch_size=64, **settings)
+    return [tuple(map(int, grid)) for batch in loader for grid in batch["image.grid"]]
 
 
 def some_sizes(count, longest):
@@ -35,7 +37,7 @@ def some_sizes(count, longest):
 
 def test_grids_are_those_of_siglip2_naflex(tmp_path):
     theirs = pytest.importorskip("transformers.models.siglip2.image_processing_siglip2").get_image_size_for_max_num_patches
-    sizes = some_sizes(3000, 700)
+    sizes = some_sizes(1500, 500)
     folder(tmp_path, sizes)
     for size, most in [(16, 256), (14, 61)]:
         expected = [tuple(side // size for side in theirs(h, w, size, most)) for w, h in sizes]
@@ -56,8 +58,8 @@ def test_grids_of_merged_patches_are_those_of_qwen2_vl(tmp_path):
         return tuple(side // size for side in sides)
 
     # Theirs exceeds its budget for strips with a ratio above `most / merge**2`.
-    sizes = [(w, h) for w, h in some_sizes(3000, 700) if max(w, h) <= 64 * min(w, h)]
-    assert len(sizes) > 2000
+    sizes = [(w, h) for w, h in some_sizes(1500, 500) if max(w, h) <= 64 * min(w, h)]
+    assert len(sizes) > 1000
     assert grids(folder(tmp_path, sizes), patches=(size, most), merge=(merge, least)) == [expected(*size) for size in sizes]
 
 
@@ -65,7 +67,7 @@ def test_grids_of_merged_patches_are_those_of_qwen2_vl(tmp_path):
 def test_patches_are_cut_from_the_picture_that_pillow_scales(tmp_path, merge):
     sizes = [(97, 61), (320, 200), (16, 16), (5, 3), (640, 17), (33, 480)]
     folder(tmp_path, sizes, noise=True)
-    (batch,) = batches(tmp_path, patches=(16, 40), merge=merge, batch_size=len(sizes))
+    batch = only(tmp_path, patches=(16, 40), merge=merge, batch_size=len(sizes))
     lens = batch["image.lens"].astype(int)
     assert batch["image"].shape == (len(sizes), 40, 768) and list(batch["image.positions.lens"]) == list(lens)
     # As rows without padding: what attention of varying lengths takes.
@@ -76,7 +78,9 @@ def test_patches_are_cut_from_the_picture_that_pillow_scales(tmp_path, merge):
     for number, (width, height) in enumerate(sizes):
         rows, columns = map(int, batch["image.grid"][number])
         assert tuple(batch["image.size"][number]) == (height, width)
-        picture = Image.open(tmp_path / f"{number:05}.png").resize((columns * 16, rows * 16), Image.Resampling.BILINEAR)
+        # Width first: newer versions of Pillow choose, and round otherwise.
+        picture = Image.open(tmp_path / f"{number:05}.png").resize((columns * 16, height), Image.Resampling.BILINEAR)
+        picture = picture.resize((columns * 16, rows * 16), Image.Resampling.BILINEAR)
         cut = np.asarray(picture).reshape(rows // block, block, 16, columns // block, block, 16, 3)
         cut = cut.transpose(0, 3, 1, 4, 2, 5, 6).reshape(rows * columns, 768)
         assert np.array_equal(flat[cu_seqlens[number] : cu_seqlens[number + 1]], cut)
@@ -87,9 +91,9 @@ def test_patches_are_cut_from_the_picture_that_pillow_scales(tmp_path, merge):
 
 def test_floats_and_planes_are_made_of_the_same_bytes(tmp_path):
     folder(tmp_path, [(97, 61), (16, 16)], noise=True)
-    (bytes_,) = batches(tmp_path, patches=(16, 40), batch_size=2)
+    bytes_ = only(tmp_path, patches=(16, 40), batch_size=2)
     mean, std = (0.5, 0.25, 0.125), (0.5, 0.5, 0.25)
-    (floats,) = batches(tmp_path, patches=(16, 40), batch_size=2, dtype="f32", normalize=(mean, std), layout="nchw")
+    floats = only(tmp_path, patches=(16, 40), batch_size=2, dtype="f32", normalize=(mean, std), layout="nchw")
     pixels = bytes_["image"].reshape(2, 40, 16, 16, 3).astype(np.float32) / np.float32(255)
     expected = np.moveaxis((pixels - np.float32(mean)) / np.float32(std), -1, 2).reshape(2, 40, 768)
     there = np.arange(40) < bytes_["image.lens"][:, None]
@@ -108,4 +112,4 @@ def test_floats_and_planes_are_made_of_the_same_bytes(tmp_path):
 )
 def test_settings_that_do_not_fit_are_refused(tmp_path, settings, words):
     with pytest.raises(ConfigError, match=words):
-        batches(folder(tmp_path, [(9, 9)]), batch_size=1, **settings)
+        only(folder(tmp_path, [(9, 9)]), batch_size=1, **settings)
