@@ -1,7 +1,8 @@
 //! Against Pillow and torchvision (fixtures), against straight loops (the oracle below), and against damage.
 
 use super::finish::Values;
-use super::geometry::{Crop, Op, Rect, Size};
+use super::geometry::{Crop, Rect, Size};
+use super::settings::Op;
 use super::workspace::{Encoded, PURPOSE, Workspace};
 use super::*;
 use crate::decode::{Decoder, Single};

@@ -1,6 +1,6 @@
 //! Patches against straight loops, and their sizes against those that transformers 4.57.1 computed.
 
-use super::super::geometry::Op;
+use super::super::settings::Op;
 use super::super::{Image, Limits, PixelLayout};
 use super::*;
 use crate::decode::Single;

@@ -1,14 +1,28 @@
 //! What a decoder of pictures is told: crop, size, values, limits.
 
 use super::finish::Values;
-use super::geometry::{Crop, Op, Size};
+use super::geometry::{Crop, Rect, Size, center, random_rect};
 use super::limits::Limits;
 use super::patches::{Patches, Rule};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::order::Draws;
 use crate::tensor::DType;
 
 /// Longest side of an output.
 const SIDE_MAX: u32 = 16_384;
+
+/// Crop and output size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Op {
+    /// The whole picture, to exactly this size.
+    Resize(Size),
+    /// `Resize(shorter side)` then `CenterCrop(size)`.
+    CenterCrop { resize: u32, size: u32 },
+    /// `RandomResizedCrop(size, scale, ratio)`.
+    RandomResizedCrop { size: u32, scale: (f64, f64), ratio: (f64, f64) },
+    /// The whole picture, to sides of whole patches.
+    Patches(Patches),
+}
 
 /// Order of a row's dimensions (N is the batch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +97,36 @@ pub struct Image {
     pub(super) strict: bool,
     pub(super) scaling: bool,
     pub(super) orient: bool,
+}
+
+impl Op {
+    /// The size of the output, or of a patch.
+    pub(super) fn output(&self) -> Size {
+        match *self {
+            Self::Resize(size) => size,
+            Self::CenterCrop { size, .. }
+            | Self::RandomResizedCrop { size, .. }
+            | Self::Patches(Patches { size, .. }) => Size::new(size, size),
+        }
+    }
+
+    /// The most pixels of an output.
+    pub(super) fn most_pixels(&self) -> u64 {
+        let patches = if let Self::Patches(patches) = self { u64::from(patches.most) } else { 1 };
+        patches * self.output().pixels()
+    }
+
+    /// The part of a picture of size `picture` (no side 0) that becomes the output.
+    pub(super) fn crop(&self, picture: Size, draws: &mut Draws) -> Crop {
+        match *self {
+            Self::Resize(size) => Crop::of_view(Rect::of(picture), size),
+            Self::CenterCrop { resize, size } => center(picture, resize, size),
+            Self::Patches(patches) => Crop::of_view(Rect::of(picture), patches.output(picture)),
+            Self::RandomResizedCrop { scale, ratio, .. } => {
+                Crop::of_view(random_rect(picture, scale, ratio, draws), self.output())
+            }
+        }
+    }
 }
 
 impl Image {

@@ -2,13 +2,13 @@
 
 use super::finish;
 use super::format::Format;
-use super::geometry::{Crop, Op, Rect, Size};
+use super::geometry::{Crop, Rect, Size};
 use super::limits::{Limits, Room, over_limit};
 use super::orientation::Orientation;
 use super::other;
 use super::patches::Tiles;
 use super::resize::{Pixels, Resizer};
-use super::settings::{Filter, Image, PixelLayout};
+use super::settings::{Filter, Image, Op, PixelLayout};
 use crate::decode::{Ctx, Decoder};
 use crate::error::{Error, ErrorKind, Result, Stage, guarded};
 use crate::jpeg::{self, Header};
