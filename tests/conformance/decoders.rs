@@ -74,6 +74,8 @@ fn image_cases() -> Vec<Case> {
     let images = [
         ("resize", Image::resize(9, 31), false),
         ("centre crop", Image::center_crop(30, 24).filter(Filter::Bicubic), false),
+        ("patches", Image::patches(7, 20), false),
+        ("patches, merged f32", Image::patches(7, 20).merge(2, 8).dtype(DType::F32), false),
         ("random crop, u8 NHWC", random(), true),
         ("random crop, u8 NCHW", random().layout(PixelLayout::Nchw), true),
         ("random crop, f32 NHWC", random().dtype(DType::F32).normalize(mean, std), true),

@@ -1,7 +1,8 @@
 //! Against Pillow and torchvision (fixtures), against straight loops (the oracle below), and against damage.
 
 use super::finish::Values;
-use super::geometry::{Crop, Op, Rect, Size};
+use super::geometry::{Crop, Rect, Size};
+use super::settings::Op;
 use super::workspace::{Encoded, PURPOSE, Workspace};
 use super::*;
 use crate::decode::{Decoder, Single};
@@ -318,6 +319,7 @@ fn every_dtype_layout_and_crop_is_that_of_the_straight_loops() {
             Op::RandomResizedCrop { scale, ratio, .. } => {
                 Crop::of_view(oracle_random(picture, scale, ratio, &mut draws), op.output())
             }
+            Op::Patches(_) => unreachable!("not in the list"),
         };
         let resized = oracle_resize(&pixels, picture, crop);
         for dtype in [DType::U8, DType::F32, DType::F16, DType::BF16] {

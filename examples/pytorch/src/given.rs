@@ -82,6 +82,8 @@ fn legal(name: &str) -> Option<&'static str> {
         "subset" | "indices" | "weights" | "keep" | "columns" => "give a list",
         "up_to" => "give a number, or a dict from column to number",
         "size" => "give a number, or (height, width)",
+        "patches" => "give (pixels of a side, most patches)",
+        "merge" => "give (patches of a side, least patches)",
         "normalize" => "give (mean, std), each a list of numbers",
         _ => return None,
     })

@@ -56,6 +56,9 @@ type Normalize = [Vec<f32>; 2];
 /// What becomes of pictures.
 pub struct Pictures {
     size: Option<Side>,
+    patches: Option<(u32, u32)>,
+    enlarge: Option<bool>,
+    merge: Option<(u32, u32)>,
     augment: Option<bool>,
     dtype: Option<String>,
     normalize: Option<Normalize>,
@@ -440,6 +443,9 @@ impl Pictures {
     pub fn of(given: &mut Given<'_>) -> PyResult<Self> {
         Ok(Self {
             size: given.take("size")?,
+            patches: given.take("patches")?,
+            enlarge: given.take("enlarge")?,
+            merge: given.take("merge")?,
             augment: given.take("augment")?,
             dtype: given.take("dtype")?,
             normalize: given.take("normalize")?,
@@ -458,19 +464,49 @@ impl Pictures {
 
     /// For training a random part and a flip; else the middle, as validation usually has it. Bytes in any case.
     fn decoder(&self, random: bool) -> Result<Image> {
-        let size = self.size.ok_or_else(|| config("the source has pictures: size (pixels of a side) is missing"))?;
-        let image = match size {
-            Side::Both(height, width) if self.augment != Some(true) => Image::resize(width, height),
-            Side::Both(..) => return Err(config("augment cuts squares: size is then one number, not (height, width)")),
-            Side::Square(size) if random => Image::random_resized_crop(size).flip(0.5),
-            Side::Square(size) => Image::center_crop(size.saturating_mul(8) / 7, size),
+        let image = match (self.size, self.patches) {
+            (None, None) => {
+                return Err(config("the source has pictures: size (pixels of a side) or patches is missing"));
+            }
+            (Some(_), Some(_)) => return Err(config("patches have the pictures' own sizes: leave out size")),
+            (None, Some((size, most))) => self.patched(Image::patches(size, most))?,
+            (Some(_), None) if self.enlarge.is_some() || self.merge.is_some() => {
+                return Err(config("enlarge and merge are for patches"));
+            }
+            (Some(Side::Both(height, width)), None) if self.augment != Some(true) => Image::resize(width, height),
+            (Some(Side::Both(..)), None) => {
+                return Err(config("augment cuts squares: size is then one number, not (height, width)"));
+            }
+            (Some(Side::Square(size)), None) if random => Image::random_resized_crop(size).flip(0.5),
+            (Some(Side::Square(size)), None) => Image::center_crop(size.saturating_mul(8) / 7, size),
         };
         // Floats get their layout when they are made.
-        let planes = self.channels_first()? && self.dtype.is_none();
+        let planes = self.channels_first()? && (self.dtype.is_none() || self.patches.is_some());
         let image = image.layout(if planes { PixelLayout::Nchw } else { PixelLayout::Nhwc });
         let image = image.dct_scaling(self.dct_scaling).strict(self.strict.unwrap_or(true));
         let limits = self.max_pixels.map_or_else(Limits::default, Limits::of_pixels);
         Ok(image.exif_orientation(self.exif_orientation).limits(limits))
+    }
+
+    /// The decoder makes their floats, because a batch of varying rows is not finished later.
+    fn patched(&self, image: Image) -> Result<Image> {
+        let image = image.flip(if self.augment == Some(true) { 0.5 } else { 0.0 });
+        let image = match (self.merge, self.enlarge) {
+            (Some(_), Some(true)) => return Err(config("merge has its own least number of patches: leave out enlarge")),
+            (Some((side, least)), _) => image.merge(side, least),
+            (None, enlarge) => image.enlarge(enlarge.unwrap_or(false)),
+        };
+        let Some(name) = &self.dtype else { return Ok(image) };
+        let image = image.dtype(dtype(name)?);
+        let each = |values: &[f32]| match *values {
+            [one] => Ok([one; 3]),
+            [red, green, blue] => Ok([red, green, blue]),
+            _ => Err(config(format!("normalize has {} values for 3 channels: give 1 or 3", values.len()))),
+        };
+        Ok(match &self.normalize {
+            Some([mean, std]) => image.normalize(each(mean)?, each(std)?),
+            None => image,
+        })
     }
 
     fn channels_first(&self) -> Result<bool> {
@@ -489,6 +525,9 @@ impl Pictures {
                 Some(_) => Err(config("normalize makes floats: say dtype, \"f32\", \"f16\" or \"bf16\"")),
             };
         };
+        if self.patches.is_some() {
+            return Ok(None);
+        }
         let mut finish = Finish::to(dtype(name)?);
         if let Some([mean, std]) = &self.normalize {
             finish = finish.mean_std(mean, std);
@@ -500,6 +539,9 @@ impl Pictures {
     fn refuse(&self) -> Result<()> {
         let given = [
             ("size", self.size.is_some()),
+            ("patches", self.patches.is_some()),
+            ("enlarge", self.enlarge.is_some()),
+            ("merge", self.merge.is_some()),
             ("augment", self.augment.is_some()),
             ("dtype", self.dtype.is_some()),
             ("normalize", self.normalize.is_some()),

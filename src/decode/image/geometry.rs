@@ -24,17 +24,6 @@ impl Size {
     }
 }
 
-/// Crop and output size.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Op {
-    /// The whole picture, to exactly this size.
-    Resize(Size),
-    /// `Resize(shorter side)` then `CenterCrop(size)`.
-    CenterCrop { resize: u32, size: u32 },
-    /// `RandomResizedCrop(size, scale, ratio)`.
-    RandomResizedCrop { size: u32, scale: (f64, f64), ratio: (f64, f64) },
-}
-
 /// A rectangle of whole pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rect {
@@ -63,27 +52,6 @@ pub(super) struct Part {
     pub(super) top: f64,
     pub(super) width: f64,
     pub(super) height: f64,
-}
-
-impl Op {
-    /// The size of the output.
-    pub(super) fn output(&self) -> Size {
-        match *self {
-            Self::Resize(size) => size,
-            Self::CenterCrop { size, .. } | Self::RandomResizedCrop { size, .. } => Size::new(size, size),
-        }
-    }
-
-    /// The part of a picture of size `picture` (no side 0) that becomes the output.
-    pub(super) fn crop(&self, picture: Size, draws: &mut Draws) -> Crop {
-        match *self {
-            Self::Resize(size) => Crop::of_view(Rect::of(picture), size),
-            Self::CenterCrop { resize, size } => center(picture, resize, size),
-            Self::RandomResizedCrop { scale, ratio, .. } => {
-                Crop::of_view(random_rect(picture, scale, ratio, draws), self.output())
-            }
-        }
-    }
 }
 
 impl Crop {
@@ -135,7 +103,7 @@ impl Rect {
 }
 
 /// `Resize(resize)`, then `CenterCrop(size)`, for `size <= resize`.
-fn center(picture: Size, resize: u32, size: u32) -> Crop {
+pub(super) fn center(picture: Size, resize: u32, size: u32) -> Crop {
     let shorter = u64::from(picture.width.min(picture.height));
     // torchvision: the longer side is int(resize * long / short).
     let scaled = |side: u32| u32::try_from(u64::from(resize) * u64::from(side) / shorter).unwrap_or(u32::MAX);
@@ -147,7 +115,7 @@ fn center(picture: Size, resize: u32, size: u32) -> Crop {
 }
 
 /// torchvision's `RandomResizedCrop.get_params`: ten tries, then the largest central part with a legal ratio.
-fn random_rect(picture: Size, scale: (f64, f64), ratio: (f64, f64), draws: &mut Draws) -> Rect {
+pub(super) fn random_rect(picture: Size, scale: (f64, f64), ratio: (f64, f64), draws: &mut Draws) -> Rect {
     let Size { width, height } = picture;
     let area = picture.pixels() as f64;
     let (log_low, log_high) = (ratio.0.ln(), ratio.1.ln());

@@ -1,4 +1,4 @@
-//! Pictures: common formats in, pixels of one size out.
+//! Pictures: common formats in, pixels of one size out, or patches of pictures of any size.
 //!
 //! ```text
 //! JPEG ──────────► crate::jpeg: the crop alone ──── rows of RGB, in the cache ─┐
@@ -7,7 +7,7 @@
 //!                                                                                                ▼
 //!                                                 row ◄────────────────────────────────────  u8 pixels
 //!                                                      upright, flip, dtype, layout,      (u8 NHWC: into the row,
-//!                                                      normalise, one pass                 else a small buffer)
+//!                                                      normalise, patches, one pass        else a small buffer)
 //! ```
 //!
 //! # Pixels
@@ -56,6 +56,7 @@ mod other;
 #[cfg(test)]
 #[path = "../../../tests/unit/image_parts.rs"]
 mod parts_tests;
+mod patches;
 mod resize;
 mod settings;
 #[cfg(test)]

@@ -1,13 +1,28 @@
 //! What a decoder of pictures is told: crop, size, values, limits.
 
 use super::finish::Values;
-use super::geometry::{Crop, Op, Size};
+use super::geometry::{Crop, Rect, Size, center, random_rect};
 use super::limits::Limits;
+use super::patches::{Patches, Rule};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::order::Draws;
 use crate::tensor::DType;
 
 /// Longest side of an output.
 const SIDE_MAX: u32 = 16_384;
+
+/// Crop and output size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Op {
+    /// The whole picture, to exactly this size.
+    Resize(Size),
+    /// `Resize(shorter side)` then `CenterCrop(size)`.
+    CenterCrop { resize: u32, size: u32 },
+    /// `RandomResizedCrop(size, scale, ratio)`.
+    RandomResizedCrop { size: u32, scale: (f64, f64), ratio: (f64, f64) },
+    /// The whole picture, to sides of whole patches.
+    Patches(Patches),
+}
 
 /// Order of a row's dimensions (N is the batch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +56,7 @@ pub enum Filter {
 /// crop is skipped. Pixels equal those of libjpeg-turbo, and so Pillow's and torchvision's, to the bit, also those of
 /// progressive JPEGs and of sequential ones in several scans.
 ///
-/// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]. Random choices depend on (seed,
+/// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]; see also [`Image::patches`]. Random choices depend on (seed,
 /// epoch, sample id) alone.
 ///
 /// # Memory
@@ -55,7 +70,7 @@ pub enum Filter {
 /// - Tables: 4 MiB for formats other than JPEG, 256 KiB for JPEG; 8 bytes per restart interval.
 /// - Copies of the file's metadata: as many bytes as are encoded.
 /// - Resizing, with T source pixels under an output pixel in each direction: per column of the output 12 × (T + 8) for rows
-///   and 24 × (T + 2) for weights; 12 per column of the source; 6 per pixel of output.
+///   and 24 × (T + 2) for weights; 12 per column of the source; 6 per pixel of the largest output.
 ///
 /// The sum is computed from the header and compared with [`Limits::memory`] before any of it is allocated. By default pictures
 /// of any format fit that have the default of [`Limits::pixels`].
@@ -84,6 +99,36 @@ pub struct Image {
     pub(super) orient: bool,
 }
 
+impl Op {
+    /// The size of the output, or of a patch.
+    pub(super) fn output(&self) -> Size {
+        match *self {
+            Self::Resize(size) => size,
+            Self::CenterCrop { size, .. }
+            | Self::RandomResizedCrop { size, .. }
+            | Self::Patches(Patches { size, .. }) => Size::new(size, size),
+        }
+    }
+
+    /// The most pixels of an output.
+    pub(super) fn most_pixels(&self) -> u64 {
+        let patches = if let Self::Patches(patches) = self { u64::from(patches.most) } else { 1 };
+        patches * self.output().pixels()
+    }
+
+    /// The part of a picture of size `picture` (no side 0) that becomes the output.
+    pub(super) fn crop(&self, picture: Size, draws: &mut Draws) -> Crop {
+        match *self {
+            Self::Resize(size) => Crop::of_view(Rect::of(picture), size),
+            Self::CenterCrop { resize, size } => center(picture, resize, size),
+            Self::Patches(patches) => Crop::of_view(Rect::of(picture), patches.output(picture)),
+            Self::RandomResizedCrop { scale, ratio, .. } => {
+                Crop::of_view(random_rect(picture, scale, ratio, draws), self.output())
+            }
+        }
+    }
+}
+
 impl Image {
     /// The whole picture, scaled to `width` × `height` pixels.
     pub fn resize(width: u32, height: u32) -> Self {
@@ -100,6 +145,25 @@ impl Image {
     /// A random part of the picture, scaled to `size` × `size` pixels: torchvision's `RandomResizedCrop`.
     pub fn random_resized_crop(size: u32) -> Self {
         Self::new(Op::RandomResizedCrop { size, scale: (0.08, 1.0), ratio: (3.0 / 4.0, 4.0 / 3.0) })
+    }
+
+    /// The whole picture as square patches of `size` × `size` pixels, at most `most` of them.
+    ///
+    /// The picture keeps its aspect ratio and, if it fits, its size: sides are rounded up to whole patches, as by SigLIP2
+    /// NaFlex in Hugging Face's transformers. A larger one is scaled down. The fields of a row, for an encoded field
+    /// `image`:
+    ///
+    /// | field | shape | content |
+    /// |---|---|---|
+    /// | `image` | up to `most` of `[size · size · 3]` | patches, row by row; values in the order height, width, channel, in [`PixelLayout::Nchw`] channel, height, width |
+    /// | `image.positions` | up to `most` of `[2]`, `i32` | row and column of each patch |
+    /// | `image.grid` | `[2]`, `i32` | rows and columns of patches |
+    /// | `image.size` | `[2]`, `i32` | height and width of the picture before it was scaled |
+    ///
+    /// [`FieldView::lens`](crate::FieldView::lens) has the numbers of patches; their sums are the `cu_seqlens` of a batch.
+    /// `build()` refuses `most` patches that have more than 2²⁴ pixels side by side.
+    pub fn patches(size: u32, most: u32) -> Self {
+        Self::new(Op::Patches(Patches { size, most, rule: Rule::Native }))
     }
 
     pub(super) fn new(op: Op) -> Self {
@@ -130,6 +194,29 @@ impl Image {
     pub fn ratio(mut self, low: f64, high: f64) -> Self {
         if let Op::RandomResizedCrop { ratio, .. } = &mut self.op {
             *ratio = (low, high);
+        }
+        self
+    }
+
+    /// Whether a picture of fewer [patches](Self::patches) is enlarged to as many as fit, at most 100-fold per side, as by
+    /// SigLIP2 NaFlex; false by default. Other crops ignore it.
+    #[must_use]
+    pub fn enlarge(mut self, enlarge: bool) -> Self {
+        if let Op::Patches(patches) = &mut self.op {
+            patches.rule = if enlarge { Rule::Enlarge } else { Rule::Native };
+        }
+        self
+    }
+
+    /// [Patches](Self::patches) for a model that merges `side` × `side` of them: sizes by `smart_resize` of Qwen2-VL in Hugging
+    /// Face's transformers, at least `least` patches, block by block. Other crops ignore it.
+    ///
+    /// Sides are rounded to the nearest whole block. `Image::patches(14, 5120).merge(2, 16)` are Qwen2-VL's defaults. A
+    /// picture with a side over 200 times the other is an error of the sample; below that, a strip too long is cut to the budget.
+    #[must_use]
+    pub fn merge(mut self, side: u32, least: u32) -> Self {
+        if let Op::Patches(patches) = &mut self.op {
+            patches.rule = Rule::Merge { side, least };
         }
         self
     }
@@ -220,6 +307,7 @@ impl Image {
             ));
         }
         match self.op {
+            Op::Patches(patches) => patches.check().or_else(config)?,
             Op::CenterCrop { resize, size } if resize < size || resize > SIDE_MAX => {
                 return config(format!(
                     "a centre crop of {size} pixels from a shorter side of {resize}: the side must be at least the crop \

@@ -6,8 +6,9 @@ use super::geometry::{Crop, Rect, Size};
 use super::limits::{Limits, Room, over_limit};
 use super::orientation::Orientation;
 use super::other;
+use super::patches::Tiles;
 use super::resize::{Pixels, Resizer};
-use super::settings::{Filter, Image, PixelLayout};
+use super::settings::{Filter, Image, Op, PixelLayout};
 use crate::decode::{Ctx, Decoder};
 use crate::error::{Error, ErrorKind, Result, Stage, guarded};
 use crate::jpeg::{self, Header};
@@ -26,6 +27,9 @@ impl Decoder for Image {
             return Err(Error::new(ErrorKind::Config, Stage::Build, message));
         }
         self.check()?;
+        if let Op::Patches(patches) = self.op {
+            return Ok(patches.fields(&input.name, self.values.dtype));
+        }
         let Size { width, height } = self.op.output();
         let (width, height) = (width as usize, height as usize);
         let shape = match self.layout {
@@ -59,22 +63,25 @@ impl Image {
         let scratch: &mut Workspace = ctx.scratch().get();
         // Drawn first, so that the flip does not depend on the picture's size.
         let flip = draws.bool(self.flip);
-        let (size, row) = (self.op.output(), out.bytes_mut(field));
-        let in_place = finish::in_place(self.values, self.layout);
+        let patches = if let Op::Patches(patches) = self.op { Some(patches) } else { None };
+        let (tile, row) = (self.op.output(), out.bytes_mut(field));
+        let in_place = patches.is_none() && finish::in_place(self.values, self.layout);
         let encoded = Encoded { bytes: input, points };
-        let Picture { orientation, stored, .. } =
+        let Picture { orientation, stored, full, .. } =
             scratch.decode(encoded, self, limits, &mut draws, in_place.then_some(&mut *row))?;
         if in_place {
             if !orientation.is_upright() {
                 orientation.turn(&scratch.resized, stored, row);
             }
             if flip {
-                finish::flip(row, size);
+                finish::flip(row, tile);
             }
             return Ok(());
         }
-        finish::write(scratch.upright(orientation, stored), size, flip, self.values, self.layout, row);
-        Ok(())
+        let block = patches.map_or(1, |patches| patches.block());
+        let tiles = Tiles { whole: orientation.size(stored), tile, block };
+        finish::write(scratch.upright(orientation, stored), tiles, flip, self.values, self.layout, row);
+        patches.map_or(Ok(()), |patches| patches.describe(tiles, orientation.size(full), field, out))
     }
 }
 
@@ -122,6 +129,8 @@ pub(super) struct Picture {
     /// The size at which it was decoded.
     #[cfg_attr(not(test), expect(dead_code, reason = "tests ask for it"))]
     pub(super) size: Size,
+    /// The size of the whole picture as stored.
+    full: Size,
     /// The size of the output as stored.
     pub(super) stored: Size,
     pub(super) orientation: Orientation,
@@ -145,7 +154,7 @@ impl Workspace {
             Format::Jpeg => self.decode_jpeg(encoded, image, limits, draws, row),
             format => {
                 let crop = |size| image.op.crop(size, &mut draws.clone());
-                let resizing = |size| resizing(&crop(size), image.filter);
+                let resizing = |size| resizing(&crop(size), image);
                 // Less than what other formats are charged for tables.
                 self.jpeg.release_beyond(1 << 20);
                 let Self { pixels, resizer, .. } = self;
@@ -153,7 +162,7 @@ impl Workspace {
                 let size = other::decode(format, input, &mut room)?;
                 let crop = crop(size);
                 self.resize(Rect::of(size), &crop, image.filter, row);
-                Ok(Picture { size, stored: crop.window.size, orientation: Orientation::default() })
+                Ok(Picture { size, full: size, stored: crop.window.size, orientation: Orientation::default() })
             }
         }
     }
@@ -178,7 +187,7 @@ impl Workspace {
         let size = header.size().divided(scale);
         let crop = if scale == 1 { crop } else { crop.scaled(scale, size) };
         let (pixels, resizer) = (&mut self.pixels, &mut self.resizer);
-        let resizing = |_| resizing(&crop, image.filter);
+        let resizing = |_| resizing(&crop, image);
         let mut room = Room { limits, encoded: input.len(), resizing: &resizing, pixels, resizer };
         let picture = jpeg::Input { bytes: input, header: &header, strict: image.strict };
         room.admit(header.size())?;
@@ -198,7 +207,7 @@ impl Workspace {
                 .fold(error, |error, strict| error.with_note(&format!("{strict} takes what can be decoded"))),
             false => error,
         })?;
-        Ok(Picture { size, stored: crop.window.size, orientation })
+        Ok(Picture { size, full: header.size(), stored: crop.window.size, orientation })
     }
 
     /// Decodes the rows of a JPEG at 1 / `scale` of its size, and scales each while it is in the cache.
@@ -223,8 +232,7 @@ impl Workspace {
         if orientation.is_upright() {
             return &self.resized;
         }
-        self.upright.resize(self.resized.len(), 0);
-        orientation.turn(&self.resized, stored, &mut self.upright);
+        orientation.turn(&self.resized, stored, sized(&mut self.upright, self.resized.len()));
         &self.upright
     }
 
@@ -243,13 +251,22 @@ impl Workspace {
 
 /// The place of the crop's output: `row`, or `resized`.
 fn target<'a>(row: Option<&'a mut [u8]>, resized: &'a mut Vec<u8>, crop: &Crop) -> &'a mut [u8] {
-    row.unwrap_or_else(|| {
-        resized.resize(3 * crop.window.size.pixels() as usize, 0);
-        resized
-    })
+    row.unwrap_or_else(|| sized(resized, 3 * crop.window.size.pixels() as usize))
 }
 
-/// Maximum heap bytes for resizing: the resizer's, and the output before its last pass, as stored and turned upright.
-fn resizing(crop: &Crop, filter: Filter) -> u64 {
-    crop.plan(filter).heap_bytes() + 6 * crop.window.size.pixels()
+/// The list with this length, of any content. It takes no more memory than the longest.
+fn sized(list: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if list.capacity() < len {
+        // Freed first, because the old content is not needed.
+        *list = Vec::new();
+        list.reserve_exact(len);
+    }
+    list.resize(len, 0);
+    list
+}
+
+/// Maximum heap bytes for resizing: the resizer's, and the largest output before its last pass, as stored and turned
+/// upright. It stays from an earlier picture.
+fn resizing(crop: &Crop, image: &Image) -> u64 {
+    crop.plan(image.filter).heap_bytes() + 6 * image.op.most_pixels()
 }

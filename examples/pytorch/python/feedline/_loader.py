@@ -137,6 +137,15 @@ class Pictures(TypedDict, total=False):
 
     size: int | tuple[int, int] | None
     """Pixels of a side of a square part; or (height, width), to which the whole picture is scaled."""
+    patches: tuple[int, int] | None
+    """Instead of `size`: (pixels of a side, most patches). The whole picture at its own size, or smaller, as a row of patches.
+
+    The fields `image` (patches, row by row), `image.positions` (row, column), `image.grid` (rows, columns) and `image.size`
+    (height, width of the picture); the sums of `image.lens` are the `cu_seqlens` of a batch."""
+    enlarge: bool | None
+    """Patches: True enlarges small pictures, as SigLIP2 NaFlex."""
+    merge: tuple[int, int] | None
+    """Patches: (patches of a side, least patches), for models that merge them: sizes and order of Qwen2-VL."""
     augment: bool | None
     """A random part and flip, or the middle. By default the first with `shuffle`."""
     dtype: Any
