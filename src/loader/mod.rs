@@ -518,6 +518,9 @@ impl LoaderState {
     fn report(&self) -> Report {
         let (core, rank) = (self.runtime.core(), self.jobs.rank);
         let (total, steady) = self.measurements();
+        let Cursor { epoch, position, .. } = self.place().cursor;
+        // A sampler that panics says so in the epoch.
+        let progress = self.jobs.order.progress(epoch, position).ok().flatten();
         Report {
             dataset: core.samples.dataset.describe(),
             device: self.info.device.to_string(),
@@ -526,6 +529,7 @@ impl LoaderState {
             choice: self.facts.choice.clone().and(core.unregistered.get()),
             routes: self.facts.routes.clone(),
             planned_amplification: self.facts.planned_amplification,
+            sources: progress.unwrap_or_default().sources,
             origin: self.facts.before.origin(&total),
             total,
             verdict: Verdict::of(&steady),

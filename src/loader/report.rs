@@ -4,10 +4,14 @@ use super::origin::Origin;
 use crate::ledger::Ledger;
 use crate::memory::MemoryPlan;
 use crate::meter::{ReadStats, Snapshot};
+use crate::order::Delivered;
 use crate::pipeline::FieldRoute;
 use crate::report::{Cause, Verdict};
 use crate::storage::Choice;
 use std::fmt;
+
+/// Sources of a mixture in the text.
+const SOURCES_SHOWN: usize = 32;
 
 /// Report on a run so far. `Display` gives the readable text.
 #[derive(Clone, Debug)]
@@ -39,6 +43,8 @@ pub struct Report {
     /// For datasets in chunks: the planned [read amplification](Snapshot::read_amplification) of a whole epoch over all
     /// ranks.
     pub planned_amplification: Option<f64>,
+    /// Of a mixture, what each source has delivered, to all ranks together.
+    pub sources: Vec<Delivered>,
     /// Origin of the bytes: storage or memory.
     pub origin: Origin,
     /// Failed samples, and the number of substituted rows.
@@ -56,6 +62,19 @@ impl Report {
         let planned = self.planned_amplification.filter(|_| self.rank.is_some());
         let planned = planned.map_or(String::new(), |times| format!("; planned over all ranks {times:.2} ×"));
         Some(format!("{} opened{amplified}; the dataset has {}{planned}", chunks.opened, chunks.count))
+    }
+
+    /// For mixtures, what each source has delivered.
+    fn mixture(&self) -> Option<String> {
+        let source = |(index, source): (usize, &Delivered)| {
+            let Delivered { delivered, samples } = source;
+            format!("source {index}: {delivered} samples, {:.2} passes over {samples}", source.passes())
+        };
+        let mut lines: Vec<String> = self.sources.iter().enumerate().take(SOURCES_SHOWN).map(source).collect();
+        if self.sources.len() > SOURCES_SHOWN {
+            lines.push(format!("and {} more", self.sources.len() - SOURCES_SHOWN));
+        }
+        (!lines.is_empty()).then(|| lines.join("\n          "))
     }
 
     /// Wait of the consumer: of its thread, or on a GPU of its stream, because the thread may run ahead.
@@ -129,6 +148,7 @@ impl fmt::Display for Report {
                 "skipped",
                 (consumer.skipped_batches > 0).then(|| format!("{} batches of the order", consumer.skipped_batches)),
             ),
+            ("mixture", self.mixture()),
             ("waits", Some(self.waits())),
             ("workers", Some(format!("{} decode workers, busy {:.0} %", decode.workers, 100.0 * busy))),
             ("reader", Some(self.choice.to_string())),

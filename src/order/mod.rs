@@ -87,6 +87,43 @@ pub trait Sampler: Send + Sync + 'static {
     /// A hash of all that decides the ids: seed, weights, lists. A saved state holds it, so that a run does not resume in
     /// another order. It must be the same in every process and on every machine.
     fn identity(&self) -> u64;
+
+    /// How far a run is after the positions below `position` of `epoch`, for samplers whose later part may change between
+    /// runs ([`Mix::scheduled`](crate::dataset::Mix::scheduled)). The default, `None`, is for all others.
+    ///
+    /// A run then resumes if [`Progress::past`] is the same, whatever the [`identity`](Self::identity). Not asked for a
+    /// sampler that is shuffled.
+    fn progress(&self, epoch: u64, position: u64) -> Option<Progress> {
+        let _ = (epoch, position);
+        None
+    }
+}
+
+/// How far a run is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// A hash of all that decided the ids so far.
+    pub past: u64,
+    /// Segments that have begun, for error messages.
+    pub segments: u64,
+    /// The sources, in order, for the report.
+    pub sources: Vec<Delivered>,
+}
+
+/// What a source of a mixture has delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivered {
+    /// Positions that drew from it, of all ranks together, since epoch 0.
+    pub delivered: u64,
+    /// Samples of a pass over it.
+    pub samples: u64,
+}
+
+impl Delivered {
+    /// Passes over the source so far.
+    pub fn passes(&self) -> f64 {
+        self.delivered as f64 / self.samples.max(1) as f64
+    }
 }
 
 /// A hash of numbers for [`Sampler::identity`] and [`Dataset::identity`](crate::dataset::Dataset::identity), the same on
@@ -311,6 +348,14 @@ impl Order {
                 Ok(Some(Lanes::new(&whole, u64::from(self.lanes), 1, None)))
             }
             (None, _) => Ok(None),
+        }
+    }
+
+    /// How far a run of a mixture is. Errors: of a sampler that panics.
+    pub(crate) fn progress(&self, epoch: u64, position: u64) -> Result<Option<Progress>> {
+        match &self.source {
+            Source::Sampler(sampler) if !self.shuffled => in_sampler(|| sampler.progress(epoch, position)),
+            _ => Ok(None),
         }
     }
 
