@@ -160,7 +160,7 @@ impl Checkpoint {
         }
         let settings = |checkpoint: &Self| {
             let Settings { shuffled, identity, .. } = checkpoint.order;
-            let rest = [("shuffle", u64::from(shuffled)), ("list of indices, sampler or length of runs", identity)];
+            let rest = [("shuffle", u64::from(shuffled)), ("list of indices, sampler, mix or length of runs", identity)];
             std::iter::once(("global batch", checkpoint.global_batch)).chain(checkpoint.numbers()).chain(rest)
         };
         if let Some(((what, own), (_, theirs))) =

@@ -3,8 +3,7 @@
 use super::origin::Origin;
 use crate::ledger::Ledger;
 use crate::memory::MemoryPlan;
-use crate::meter::{ReadStats, Snapshot};
-use crate::order::Delivered;
+use crate::meter::{ReadStats, Snapshot, SourceCount};
 use crate::pipeline::FieldRoute;
 use crate::report::{Cause, Verdict};
 use crate::storage::Choice;
@@ -43,8 +42,6 @@ pub struct Report {
     /// For datasets in chunks: the planned [read amplification](Snapshot::read_amplification) of a whole epoch over all
     /// ranks.
     pub planned_amplification: Option<f64>,
-    /// Of a mixture, what each source has delivered, to all ranks together.
-    pub sources: Vec<Delivered>,
     /// Origin of the bytes: storage or memory.
     pub origin: Origin,
     /// Failed samples, and the number of substituted rows.
@@ -66,13 +63,14 @@ impl Report {
 
     /// For mixtures, what each source has delivered.
     fn mixture(&self) -> Option<String> {
-        let source = |(index, source): (usize, &Delivered)| {
-            let Delivered { delivered, samples } = source;
-            format!("source {index}: {delivered} samples, {:.2} passes over {samples}", source.passes())
+        let source = |(index, source): (usize, &SourceCount)| {
+            let SourceCount { delivered, samples, passes, .. } = source;
+            format!("source {index}: {delivered} samples, {passes:.2} passes over {samples}")
         };
-        let mut lines: Vec<String> = self.sources.iter().enumerate().take(SOURCES_SHOWN).map(source).collect();
-        if self.sources.len() > SOURCES_SHOWN {
-            lines.push(format!("and {} more", self.sources.len() - SOURCES_SHOWN));
+        let sources = &self.total.consumer.sources;
+        let mut lines: Vec<String> = sources.iter().enumerate().take(SOURCES_SHOWN).map(source).collect();
+        if sources.len() > SOURCES_SHOWN {
+            lines.push(format!("and {} more", sources.len() - SOURCES_SHOWN));
         }
         (!lines.is_empty()).then(|| lines.join("\n          "))
     }

@@ -106,24 +106,8 @@ pub struct Progress {
     pub past: u64,
     /// Segments that have begun, for error messages.
     pub segments: u64,
-    /// The sources, in order, for the report.
-    pub sources: Vec<Delivered>,
-}
-
-/// What a source of a mixture has delivered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Delivered {
-    /// Positions that drew from it, of all ranks together, since epoch 0.
-    pub delivered: u64,
-    /// Samples of a pass over it.
-    pub samples: u64,
-}
-
-impl Delivered {
-    /// Passes over the source so far.
-    pub fn passes(&self) -> f64 {
-        self.delivered as f64 / self.samples.max(1) as f64
-    }
+    /// Of each source, in order, the positions that drew from it and the samples of a pass over it; for the report.
+    pub sources: Vec<(u64, u64)>,
 }
 
 /// A hash of numbers for [`Sampler::identity`] and [`Dataset::identity`](crate::dataset::Dataset::identity), the same on
@@ -578,6 +562,14 @@ impl EpochOrder {
     /// Whether all chunks are needed all the time.
     pub(crate) fn needs_all_chunks(&self) -> bool {
         self.needs.is_none()
+    }
+
+    /// The reason for all chunks, for errors.
+    pub(crate) fn why_all_chunks(&self) -> &'static str {
+        match self.source {
+            Source::Sampler(_) => "a mix or sampler needs every chunk at any time and has no window",
+            _ => "this order needs every chunk at any time; a windowed one needs few",
+        }
     }
 
     /// The most entries that a piece has, in any epoch.

@@ -922,6 +922,10 @@ fn a_mix_with_another_past_or_another_length_is_refused() {
     build(make(&three([0, 1, 2])).resume(state.clone()));
     refused(|| make(&three([0, 2, 1])), &state, kind, "3 shards, 2 when saved; the first difference is shard 1");
     refused(|| make(&three([1, 0, 2])), &state, kind, "3 shards, 2 when saved; the first difference is shard 0");
+    let one = Mix::scheduled([records(30, 1)], [(0, vec![1.0])], 5).unwrap().epoch_len(60).unwrap();
+    let keep = "a mix keeps its datasets in their order: put new ones last, give weight 0 to one that is to leave";
+    refused(|| make(&one), &state, kind, "1 shards, 2 when saved");
+    refused(|| make(&one), &state, kind, keep);
     // Other orders do not take more data.
     let plain = |mix: &Mix| Loader::builder(mix.dataset()).order(Order::indices([3, 1, 2])).batch_size(1);
     let state = build(plain(&mix([0.7, 0.3], 5))).state().unwrap();
@@ -993,9 +997,9 @@ fn a_mix_changes_at_any_resume_and_over_any_world() {
             found.extend(union(&ranks, false));
             let states: Vec<State> = loaders.iter().map(|loader| loader.state().unwrap()).collect();
             State::agree(&states).unwrap();
-            let report = loaders[0].report();
+            let sources = loaders[0].snapshot().consumer.sources;
             let place = states[0].epoch() * changing.epoch_len + states[0].position();
-            assert_eq!(report.sources.iter().map(|source| source.delivered).sum::<u64>(), place);
+            assert_eq!(sources.iter().map(|source| source.delivered).sum::<u64>(), place);
             resumes += usize::from(state.is_some());
             state = Some(stored(&states[0]));
         }
@@ -1029,7 +1033,7 @@ fn ranks_with_other_schedules_do_not_agree() {
     };
     State::agree(&[state(2.0), state(2.0)]).unwrap();
     let error = State::agree(&[state(2.0), state(2.0), state(3.0)]).unwrap_err();
-    assert!(error.message().contains("rank 2 has another list of indices, sampler or length of runs"), "{error}");
+    assert!(error.message().contains("rank 2 has another list of indices, sampler, mix or length of runs"), "{error}");
 }
 
 #[test]

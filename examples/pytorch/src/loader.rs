@@ -173,12 +173,6 @@ impl Loader {
         Ok(self.inner(py)?.report().to_string())
     }
 
-    /// Of a mix, what each source has delivered to all ranks, and the samples of a pass over it.
-    fn _sources(&self, py: Python<'_>) -> PyResult<Vec<(u64, u64)>> {
-        let sources = self.inner(py)?.report().sources;
-        Ok(sources.iter().map(|source| (source.delivered, source.samples)).collect())
-    }
-
     /// All measurements so far, as JSON.
     fn _snapshot(&self, py: Python<'_>) -> PyResult<String> {
         serde_json::to_string(&self.inner(py)?.snapshot()).map_err(|error| PyValueError::new_err(error.to_string()))

@@ -13,7 +13,7 @@ use super::Concat;
 use crate::dataset::Dataset;
 use crate::dataset::digest::Digest;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::order::{Delivered, Draws, Key, Order, Permutation, Progress, Sampler, gcd};
+use crate::order::{Draws, Key, Order, Permutation, Progress, Sampler, gcd};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -252,10 +252,7 @@ impl Sampler for Mix {
         let past = Digest::new("mix").word(self.schedule.root()).word(hash).end();
         let drawn = begun.checked_sub(1).map(|last| self.schedule.drawn(&segments[last], place));
         let drawn = drawn.unwrap_or_else(|| vec![0; lens.len()]);
-        let sources = drawn.iter().zip(lens).map(|(drawn, samples)| Delivered {
-            delivered: u64::try_from(*drawn).unwrap_or(u64::MAX),
-            samples: *samples,
-        });
+        let sources = drawn.iter().zip(lens).map(|(drawn, len)| (u64::try_from(*drawn).unwrap_or(u64::MAX), *len));
         Some(Progress { past, segments: begun as u64, sources: sources.collect() })
     }
 }
@@ -298,7 +295,8 @@ fn tables_of(segments: &[(u64, Vec<f64>)], sources: usize) -> Result<Vec<(u64, V
     let last = segments.len() - 1;
     let table = |(index, (start, weights)): (usize, &(u64, Vec<f64>))| {
         if weights.len() > sources || (index == last && weights.len() < sources) {
-            return bad(format!("{} has {} weights for {sources} datasets", name(index), weights.len()));
+            let message = format!("{} has {} weights for {sources} datasets", name(index), weights.len());
+            return bad(message + ": give one for each; a dataset that is to leave stays, with weight 0");
         }
         let mut counts = counts_of(weights, &name(index))?;
         counts.resize(sources, 0);

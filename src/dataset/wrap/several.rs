@@ -141,7 +141,9 @@ impl Chunks {
             let whole = part.dataset.chunked().filter(|chunks| chunks.is_whole());
             let own = whole.map_or(&[][..], Chunked::starts);
             let Some((last, own)) = own.split_last().filter(|(last, _)| **last == part.dataset.len()) else {
-                let message = format!("the chunks of part {index} do not end with its last sample");
+                let message = format!(
+                    "the chunks of part {index} do not end with its last sample; take parts of chunked datasets by files"
+                );
                 return Err(Error::new(ErrorKind::User, Stage::Index, message));
             };
             debug_assert!(own.iter().all(|start| start <= last));

@@ -605,13 +605,10 @@ class Loader(_Native, Generic[Out]):
 
     # Measurements
 
-    def sources(self) -> list[dict[str, float]]:
-        """Of a mix, for each path: what it has delivered to all ranks (`delivered`), its `samples`, and the `passes` over them."""
-        rows = self._sources()
-        return [{"delivered": count, "samples": samples, "passes": count / samples} for count, samples in rows]
-
     def snapshot(self) -> dict[str, Any]:
-        """All measurements so far: nanoseconds, bytes and counts by stage, for a log."""
+        """All measurements so far: nanoseconds, bytes and counts by stage, for a log.
+
+        Of a mix, `["consumer"]["sources"]` has for each path the samples `delivered` to all ranks, and the `passes` over it."""
         return json.loads(self._snapshot())
 
     def what_if(
