@@ -75,12 +75,18 @@ pub(crate) struct Checkpoint {
 }
 
 /// What of a mixture's schedule cannot change any more: that before this place, where the state was taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Past {
     pub(crate) epoch: u64,
     pub(crate) position: u64,
     pub(crate) segments: u64,
     pub(crate) hash: u64,
+}
+
+impl Past {
+    fn words(self) -> [u64; 4] {
+        [self.epoch, self.position, self.segments, self.hash]
+    }
 }
 
 /// The place of a run.
@@ -117,8 +123,8 @@ impl Checkpoint {
         let order = [kind, u64::from(shuffled), seed, window, lanes, positions, identity];
         let words = [u64::from(VERSION)].into_iter().chain(cursor).chain([*global_batch, last]).chain(order);
         let skips = skips.iter().flat_map(|skip| [skip.epoch, skip.start, skip.end]);
-        let past = past.map(|Past { epoch, position, segments, hash }| [epoch, position, segments, hash]);
-        let words = words.chain([*draws]).chain(dataset.words()).chain(skips).chain(past.into_iter().flatten());
+        let past = past.into_iter().flat_map(Past::words);
+        let words = words.chain([*draws]).chain(dataset.words()).chain(skips).chain(past);
         words.fold(0, |crc, word| crc32c::crc32c_append(crc, &word.to_le_bytes()))
     }
 
@@ -160,7 +166,8 @@ impl Checkpoint {
         }
         let settings = |checkpoint: &Self| {
             let Settings { shuffled, identity, .. } = checkpoint.order;
-            let rest = [("shuffle", u64::from(shuffled)), ("list of indices, sampler, mix or length of runs", identity)];
+            let rest =
+                [("shuffle", u64::from(shuffled)), ("list of indices, sampler, mix or length of runs", identity)];
             std::iter::once(("global batch", checkpoint.global_batch)).chain(checkpoint.numbers()).chain(rest)
         };
         if let Some(((what, own), (_, theirs))) =
@@ -429,7 +436,9 @@ struct Raw {
     draws: u64,
     dataset: Fingerprint,
     skip: Skips,
-    past: Option<Past>,
+    /// Required, as the others are.
+    #[serde(deserialize_with = "Option::deserialize")]
+    past: Option<[u64; 4]>,
     check: u32,
 }
 
@@ -441,7 +450,7 @@ impl From<State> for Raw {
     fn from(state: State) -> Self {
         let check = state.checkpoint.check();
         let Checkpoint { cursor, global_batch, last, order, draws, dataset, skips: skip, past } = state.checkpoint;
-        let (Cursor { epoch, position, batch, steps }, version) = (cursor, VERSION);
+        let (Cursor { epoch, position, batch, steps }, version, past) = (cursor, VERSION, past.map(Past::words));
         Self { version, epoch, position, batch, steps, global_batch, last, order, draws, dataset, skip, past, check }
     }
 }
@@ -450,8 +459,10 @@ impl TryFrom<Raw> for State {
     type Error = Error;
 
     fn try_from(raw: Raw) -> Result<Self> {
-        let Raw { epoch, position, batch, steps, global_batch, last, order, draws, dataset, skip, past, check, .. } = raw;
+        let Raw { epoch, position, batch, steps, global_batch, last, order, draws, dataset, skip, past, check, .. } =
+            raw;
         let cursor = Cursor { epoch, position, batch, steps };
+        let past = past.map(|[epoch, position, segments, hash]| Past { epoch, position, segments, hash });
         let checkpoint = Checkpoint { cursor, global_batch, last, order, draws, dataset, skips: skip, past };
         let found = checkpoint.check();
         if found != check {
@@ -648,8 +659,8 @@ mod tests {
     fn every_value_is_covered_by_the_checksum() {
         let past = Past { epoch: 3, position: 10_240, segments: 2, hash: 7 };
         let mixture = State::new(Checkpoint { past: Some(past), ..checkpoint() });
-        check_values(PINNED, 6 + 7 + 7 + 4);
-        check_values(&mixture.to_bytes(), 6 + 7 + 7 + 7);
+        check_values(PINNED, 6 + 7 + 7 + 5);
+        check_values(&mixture.to_bytes(), 6 + 7 + 7 + 5);
     }
 
     /// Checks that a change of any of the `count` values of a state is found.
@@ -671,10 +682,16 @@ mod tests {
                     let near = [now + 1, now.wrapping_sub(1), 0, 1, 51, u64::from(u32::MAX), u64::MAX - 1, u64::MAX];
                     near.into_iter().filter(|other| *other != now).map(Into::into).collect()
                 }
-                serde_json::Value::Null => {
-                    vec![serde_json::json!({"epoch": 0, "position": 0, "segments": 0, "hash": 0})]
-                }
+                serde_json::Value::Null => vec![serde_json::json!([0, 0, 0, 0])],
                 serde_json::Value::Bool(on) => vec![(!on).into()],
+                serde_json::Value::Array(past) if past.len() == 4 => (0..4)
+                    .map(|at| {
+                        let mut other = past.clone();
+                        other[at] = 9.into();
+                        other.into()
+                    })
+                    .chain([serde_json::Value::Null])
+                    .collect(),
                 serde_json::Value::Array(_) => vec![serde_json::json!([[3, 50, 60]])],
                 serde_json::Value::String(code) => match code.as_str() {
                     "keep" => vec!["drop".into()],
@@ -751,7 +768,7 @@ mod tests {
             text.replacen(from, to, 1).into_bytes()
         };
         let long = format!("\"last\":\"{}\"", "é".repeat(30_000));
-        let cases: [(&str, Vec<u8>); 24] = [
+        let cases: [(&str, Vec<u8>); 25] = [
             ("nothing", Vec::new()),
             ("white space", b"   \n".to_vec()),
             ("zeroes", vec![0; 700]),
@@ -771,6 +788,7 @@ mod tests {
             ("the version twice", with("\"version\":3", "\"version\":3,\"version\":3")),
             ("an inner key twice", with("\"seed\":42", "\"seed\":42,\"seed\":42")),
             ("a missing key", with("\"epoch\":3,", "")),
+            ("a missing past", with("\"past\":null,", "")),
             ("an unknown kind", with("\"kind\":\"shuffled\"", "\"kind\":\"stirred\"")),
             ("long text", with("\"last\":\"keep\"", &long)),
             ("bytes behind it", with("\"check\"", "\"check\"").into_iter().chain(*b" x").collect()),

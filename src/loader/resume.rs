@@ -72,7 +72,8 @@ impl LoaderState {
         let own = Checkpoint { past, ..own };
         let dataset = &self.runtime.core().samples.dataset;
         if past.is_none() || !own.dataset.appends_to(&saved.dataset, dataset.sources()) {
-            let keep = "a mix keeps its datasets in their order: put new ones last, give weight 0 to one that is to leave";
+            let keep =
+                "a mix keeps its datasets in their order: put new ones last, give weight 0 to one that is to leave";
             let compared = own.dataset.compare(&saved.dataset, &**dataset);
             compared.map_err(|error| if past.is_some() { error.with_note(keep) } else { error })?;
         }

@@ -212,7 +212,9 @@ fn a_mix_goes_on_behind_skipped_batches() {
     };
     let loaders = |mix: &Mix, world, state: Option<&State>| -> Vec<Loader> {
         let builder = |rank| Loader::builder(mix.dataset()).order(mix.order()).global_batch(10).rank(rank);
-        every_rank(world).map(|rank| build(state.cloned().into_iter().fold(builder(rank), |b, s| b.resume(s)))).collect()
+        every_rank(world)
+            .map(|rank| build(state.cloned().into_iter().fold(builder(rank), |b, s| b.resume(s))))
+            .collect()
     };
     let ids = |loaders: &[Loader], steps| -> Vec<u64> {
         let ranks: Vec<_> = loaders.iter().map(|loader| parts(loader.steps(steps).unwrap())).collect();

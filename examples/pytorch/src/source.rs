@@ -247,7 +247,7 @@ impl Source {
     }
 
     fn mix(&self, parts: Vec<Arc<dyn Dataset>>, seed: Option<u64>) -> Result<Mix> {
-        let seed = seed.ok_or_else(|| config("weights mix in a random order: shuffle, its seed, is missing"))?;
+        let seed = seed.ok_or_else(|| config("a mix has a random order: shuffle, its seed, is missing"))?;
         match (&self.weights, &self.schedule) {
             (Some(_), Some(_)) => Err(config("weights and schedule: give one of them")),
             (Some(weights), _) if weights.len() != parts.len() => {

@@ -465,18 +465,20 @@ fn window(count: u64, block: u64, earlier: u64) -> Range<u64> {
     earlier * block / count..((earlier + 1) * block).div_ceil(count)
 }
 
-/// Variants of a block, one after the other: the spread sources, each moved to a random place of its window, as far as
-/// the windows of those on the way allow.
+/// Variants of a block, one after the other: the spread sources, each in turn moved to a random place of its window, as far
+/// as the windows of those on the way allow; and the same in reverse, so that the variants favour neither end.
 fn variants(counts: &[u64], key: Key) -> Vec<(u16, u16)> {
     let spread = spread(counts);
     let block = spread.len() as u64;
     let window = |(source, earlier): (u16, u16)| window(counts[usize::from(source)], block, earlier.into());
-    let variant = |variant: u64| {
-        let (mut places, mut draws) = (spread.clone(), Draws::from_key(key.derive(variant)));
-        for from in 0..block {
-            let moved = places[from as usize];
-            let Range { start, end } = window(moved);
-            let (to, mut at) = (start + draws.below(end - start), from);
+    let pair = |number: u64| {
+        let (mut places, mut draws) = (spread.clone(), Draws::from_key(key.derive(number)));
+        let mut turns = spread.clone();
+        turns.sort_by_cached_key(|_| draws.next_u64());
+        for moved in turns {
+            let mut all = window(moved);
+            let to = all.start + draws.below(all.end - all.start);
+            let mut at = all.find(|at| places[*at as usize] == moved).expect("none leaves its window");
             while at != to {
                 let next = if at < to { at + 1 } else { at - 1 };
                 let met = places[next as usize];
@@ -487,9 +489,11 @@ fn variants(counts: &[u64], key: Key) -> Vec<(u16, u16)> {
                 at = next;
             }
         }
-        places
+        let reverse = |(source, earlier): &(u16, u16)| (*source, counts[usize::from(*source)] as u16 - 1 - earlier);
+        let reversed: Vec<_> = places.iter().rev().map(reverse).collect();
+        [places, reversed].concat()
     };
-    (0..(PLACES / block).clamp(*VARIANTS.start(), *VARIANTS.end())).flat_map(variant).collect()
+    (0..(PLACES / block).clamp(*VARIANTS.start(), *VARIANTS.end()) / 2).flat_map(pair).collect()
 }
 
 /// A permutation kept by a thread, since making one takes up to microseconds.
