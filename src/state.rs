@@ -436,10 +436,14 @@ struct Raw {
     draws: u64,
     dataset: Fingerprint,
     skip: Skips,
-    /// Required, as the others are.
-    #[serde(deserialize_with = "Option::deserialize")]
+    #[serde(deserialize_with = "required")]
     past: Option<[u64; 4]>,
     check: u32,
+}
+
+/// Without it, a missing value would be none.
+fn required<'de, D: Deserializer<'de>>(from: D) -> Result<Option<[u64; 4]>, D::Error> {
+    Option::deserialize(from)
 }
 
 fn known_version<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
