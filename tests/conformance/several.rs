@@ -228,7 +228,8 @@ fn parquet_and_zstd_shards_are_mixed_within_the_planned_memory() {
             let ids = |place: u64| mix.id(place / 100, place % 100);
             let (mut found, mut right): (Vec<u64>, Vec<u64>) =
                 (found.iter().map(|(id, _)| *id).collect(), (0..300).map(ids).collect());
-            (found.sort_unstable(), right.sort_unstable());
+            found.sort_unstable();
+            right.sort_unstable();
             assert_eq!(found, right, "{name}, {world} ranks");
         }
         let error = make(Rank::single()).memory_budget(10_000).build().unwrap_err();
