@@ -244,7 +244,7 @@ pub mod profile {
     pub use crate::meter::{
         BatchRecord, CacheReads, Chunks, Consumer, CopyStage, Cpu, DecodeStage, DirectReads, Effort, Gauges, GpuIdle,
         Handed, Latency, Lookups, Network, OrderStage, PipelineStage, ReadStats, ReaderInUse, ReaderKind, Slots,
-        Snapshot, Span, StorageStage, Timeline, Track, Unmeasured, Work,
+        Snapshot, SourceCount, Span, StorageStage, Timeline, Track, Unmeasured, Work,
     };
     pub use crate::report::{
         Cause, Change, Names, Prediction, StageLoad, Strength, Verdict, WhatIf, prometheus, trace,

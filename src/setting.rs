@@ -62,6 +62,7 @@ settings! {
     DeviceBatches: "tuning(|t| t.device_batches({}))", "device_batches={}", "";
     Direct: "direct", "direct", "--direct";
     Documents: "documents", "documents", "--up-to";
+    EpochLen: "Mix::epoch_len({})", "epoch_len={}", "";
     Epochs: "epochs(a..b)", "", "";
     Finish: "finish", "dtype", "";
     Flat: "flat", "flat", "--flat";

@@ -110,6 +110,12 @@ impl Fingerprint {
         })
     }
 
+    /// Whether the first shards of these `sources`, those of `self`, are all that `saved` had, and more samples follow.
+    pub(crate) fn appends_to(&self, saved: &Self, sources: &Sources) -> bool {
+        let more = self.samples > saved.samples && self.shards >= saved.shards && self.fields == saved.fields;
+        more && Hashes::of(sources, saved.shards).is_ok_and(|hashes| hashes == saved.hashes)
+    }
+
     /// Number of samples.
     pub fn samples(&self) -> u64 {
         self.samples

@@ -26,7 +26,7 @@ use crate::device::{DirectReader, IdleMeter};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::{Ledger, LedgerWriter};
 use crate::memory::MemoryPlan;
-use crate::meter::{Consumer, Handed, Lookups, Settings, Snapshot, Timeline};
+use crate::meter::{Consumer, Handed, Lookups, Settings, Snapshot, SourceCount, Timeline};
 use crate::order::{Batches, ChunkStarts, LastBatch, Order, Rank, Skips};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
@@ -487,6 +487,7 @@ impl LoaderState {
         let mode = self.facts.direct.as_ref().map(|reader| reader.mode());
         let mut steady = self.steady.hold();
         let mut now = self.measured();
+        now.consumer.sources = self.sources();
         if let (Some(copy), Some(mode)) = (&mut now.copy, mode) {
             copy.direct = Some(self.runtime.core().meters.copy.direct.read(mode));
         }
@@ -513,6 +514,14 @@ impl LoaderState {
         snapshot.consumer.user_ns = own.max(steady.said.as_ref().map_or(0, |said| said.consumer.user_ns));
         steady.said = Some(snapshot.clone());
         (Snapshot { steady_ns: snapshot.steady_ns, consumer: snapshot.consumer.clone(), ..now }, snapshot)
+    }
+
+    /// Of a mixture, what its sources have delivered.
+    fn sources(&self) -> Vec<SourceCount> {
+        let Cursor { epoch, position, .. } = self.place().cursor;
+        // A sampler that panics says so in the epoch.
+        let progress = self.jobs.order.progress(epoch, position).ok().flatten().unwrap_or_default();
+        progress.sources.into_iter().map(|(delivered, samples)| SourceCount::new(delivered, samples)).collect()
     }
 
     fn report(&self) -> Report {

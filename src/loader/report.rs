@@ -3,11 +3,14 @@
 use super::origin::Origin;
 use crate::ledger::Ledger;
 use crate::memory::MemoryPlan;
-use crate::meter::{ReadStats, Snapshot};
+use crate::meter::{ReadStats, Snapshot, SourceCount};
 use crate::pipeline::FieldRoute;
 use crate::report::{Cause, Verdict};
 use crate::storage::Choice;
 use std::fmt;
+
+/// Sources of a mixture in the text.
+const SOURCES_SHOWN: usize = 32;
 
 /// Report on a run so far. `Display` gives the readable text.
 #[derive(Clone, Debug)]
@@ -56,6 +59,20 @@ impl Report {
         let planned = self.planned_amplification.filter(|_| self.rank.is_some());
         let planned = planned.map_or(String::new(), |times| format!("; planned over all ranks {times:.2} ×"));
         Some(format!("{} opened{amplified}; the dataset has {}{planned}", chunks.opened, chunks.count))
+    }
+
+    /// For mixtures, what each source has delivered.
+    fn mixture(&self) -> Option<String> {
+        let source = |(index, source): (usize, &SourceCount)| {
+            let SourceCount { delivered, samples, passes, .. } = source;
+            format!("source {index}: {delivered} samples, {passes:.2} passes over {samples}")
+        };
+        let sources = &self.total.consumer.sources;
+        let mut lines: Vec<String> = sources.iter().enumerate().take(SOURCES_SHOWN).map(source).collect();
+        if sources.len() > SOURCES_SHOWN {
+            lines.push(format!("and {} more", sources.len() - SOURCES_SHOWN));
+        }
+        (!lines.is_empty()).then(|| lines.join("\n          "))
     }
 
     /// Wait of the consumer: of its thread, or on a GPU of its stream, because the thread may run ahead.
@@ -129,6 +146,7 @@ impl fmt::Display for Report {
                 "skipped",
                 (consumer.skipped_batches > 0).then(|| format!("{} batches of the order", consumer.skipped_batches)),
             ),
+            ("mixture", self.mixture()),
             ("waits", Some(self.waits())),
             ("workers", Some(format!("{} decode workers, busy {:.0} %", decode.workers, 100.0 * busy))),
             ("reader", Some(self.choice.to_string())),

@@ -6,10 +6,10 @@
 use super::{LoaderState, Place};
 use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::order::{OrderKind, Settings};
+use crate::order::{OrderKind, Progress, Settings};
 use crate::pipeline::runtime::within;
 use crate::setting::Setting;
-use crate::state::{Checkpoint, Cursor, State};
+use crate::state::{Checkpoint, Cursor, Past, State};
 use std::fmt::{Debug, Display};
 
 /// The part that all states of a loader share.
@@ -28,7 +28,13 @@ impl LoaderState {
         let (order, dataset) = (*order, dataset.clone());
         let (global_batch, last, draws) = (self.jobs.global, self.jobs.last, self.runtime.core().samples.seed);
         let skips = skips.ahead(cursor.epoch, cursor.batch);
-        Ok(Checkpoint { cursor, global_batch, last, order, draws, dataset, skips })
+        let past = self.past(cursor.epoch, cursor.position)?;
+        Ok(Checkpoint { cursor, global_batch, last, order, draws, dataset, skips, past })
+    }
+
+    fn past(&self, epoch: u64, position: u64) -> Result<Option<Past>> {
+        let progress = self.jobs.order.progress(epoch, position)?;
+        Ok(progress.map(|Progress { past, segments, .. }| Past { epoch, position, segments, hash: past }))
     }
 
     /// Called by `build`, because it reads the ends of some files and hashes listed indices.
@@ -61,7 +67,16 @@ impl LoaderState {
     fn compared(&self, state: &State, any_batch: bool) -> Result<Place> {
         let own = self.checkpoint(self.place())?;
         let saved = state.checkpoint();
-        own.dataset.compare(&saved.dataset, &*self.runtime.core().samples.dataset)?;
+        // At the place where the state was taken: its cursor may have been moved.
+        let past = saved.past.map_or(Ok(None), |past| self.past(past.epoch, past.position))?;
+        let own = Checkpoint { past, ..own };
+        let dataset = &self.runtime.core().samples.dataset;
+        if past.is_none() || !own.dataset.appends_to(&saved.dataset, dataset.sources()) {
+            let keep =
+                "a mix keeps its datasets in their order: put new ones last, give weight 0 to one that is to leave";
+            let compared = own.dataset.compare(&saved.dataset, &**dataset);
+            compared.map_err(|error| if past.is_some() { error.with_note(keep) } else { error })?;
+        }
         if let Some(difference) = difference(&own, saved, any_batch) {
             return Err(Error::new(ErrorKind::State, Stage::State, difference));
         }
@@ -90,6 +105,25 @@ fn way_out(setting: Setting, then: impl Debug) -> String {
     setting.hint(|setting| format!(": set {}, or resume rebatched", setting.with(then)))
 }
 
+/// The difference of two pasts at the same place.
+fn other_past(now: Past, then: Past) -> Option<String> {
+    let Past { epoch, position, segments, hash } = now;
+    let place = format!("position {position} of epoch {epoch}");
+    if segments != then.segments {
+        let then = then.segments;
+        return Some(format!(
+            "before {place}, where the state was taken, {then} segments of the mix had begun, {segments} in the loader's \
+             schedule: keep those that had begun, and begin others there or later"
+        ));
+    }
+    (hash != then.hash).then(|| {
+        format!(
+            "the mix was another before {place}, where the state was taken: a segment that had begun has another first \
+             position or other weights, or its sources or the key are others"
+        )
+    })
+}
+
 /// The first setting that would change the sequence of batches.
 fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<String> {
     fn differ(what: &str, then: impl Display, now: impl Display) -> String {
@@ -103,10 +137,18 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
     if (now.kind, now.shuffled) != (then.kind, then.shuffled) {
         return Some(differ("order", kind(then), kind(now)));
     }
-    if let Some(((what, then), (_, now))) = saved.numbers().into_iter().zip(own.numbers()).find(|(a, b)| a != b) {
-        return Some(differ(what, then, now));
+    if let Some(((what, first), (_, second))) = saved.numbers().into_iter().zip(own.numbers()).find(|(a, b)| a != b) {
+        // A mixture's is the number of its samples, unless it is set, and datasets may have been appended.
+        let set = |len: Setting| format!(": set {}", len.with(then.positions));
+        let lens = own.past.is_some() && first == then.positions && second == now.positions;
+        let hint = if lens { Setting::EpochLen.hint(set) } else { String::new() };
+        return Some(differ(what, first, second) + &hint);
     }
-    if now.identity != then.identity {
+    if let (Some(now), Some(then)) = (own.past, saved.past) {
+        if let Some(difference) = other_past(now, then) {
+            return Some(difference);
+        }
+    } else if now.identity != then.identity {
         let what = match now.kind {
             OrderKind::Indices => "indices",
             OrderKind::Windowed => "lengths of runs",

@@ -29,7 +29,7 @@ pub(crate) use network::NetworkMeter;
 pub use reads::{CacheReads, DirectReads, Network, ReadStats};
 pub use snapshot::{
     Chunks, Consumer, CopyStage, Cpu, DecodeStage, Effort, GpuIdle, Handed, Lookups, OrderStage, ReaderInUse,
-    ReaderKind, Slots, Snapshot, StorageStage, Unmeasured,
+    ReaderKind, Slots, Snapshot, SourceCount, StorageStage, Unmeasured,
 };
 pub use stages::PipelineStage;
 pub(crate) use stages::{Consuming, Copying, Planning};

@@ -75,6 +75,9 @@ pub struct Consumer {
     /// Batches of the order that were left out, see [`Loader::skip`](crate::Loader::skip).
     #[serde(default)]
     pub skipped_batches: u64,
+    /// Of a mixture, what each source has delivered at the run's place. [`Snapshot::since`] leaves it as it is.
+    #[serde(default)]
+    pub sources: Vec<SourceCount>,
     /// The part of the steady time: all but the first batch of each iterator. `None` where it was not counted apart.
     pub steady: Option<Handed>,
     /// Waits in `next()` for batches other than the first of an iterator, with the present wait and those that ended without a
@@ -94,6 +97,25 @@ pub struct Consumer {
     pub delay_ns: Option<u64>,
     /// On a GPU, by events on the consumer's stream.
     pub gpu: Option<GpuIdle>,
+}
+
+/// What a source of a mixture has delivered to all ranks together since epoch 0, resumes included. Samples of skipped
+/// batches count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SourceCount {
+    /// Samples drawn from it.
+    pub delivered: u64,
+    /// Samples of a pass over it.
+    pub samples: u64,
+    /// Passes so far: 1.25 is one and a quarter.
+    pub passes: f64,
+}
+
+impl SourceCount {
+    pub(crate) fn new(delivered: u64, samples: u64) -> Self {
+        Self { delivered, samples, passes: delivered as f64 / samples.max(1) as f64 }
+    }
 }
 
 /// Batches and samples handed out.

@@ -87,6 +87,27 @@ pub trait Sampler: Send + Sync + 'static {
     /// A hash of all that decides the ids: seed, weights, lists. A saved state holds it, so that a run does not resume in
     /// another order. It must be the same in every process and on every machine.
     fn identity(&self) -> u64;
+
+    /// How far a run is after the positions below `position` of `epoch`, for samplers whose later part may change between
+    /// runs ([`Mix::scheduled`](crate::dataset::Mix::scheduled)). The default, `None`, is for all others.
+    ///
+    /// A run then resumes if [`Progress::past`] is the same, whatever the [`identity`](Self::identity). Not asked for a
+    /// sampler that is shuffled.
+    fn progress(&self, epoch: u64, position: u64) -> Option<Progress> {
+        let _ = (epoch, position);
+        None
+    }
+}
+
+/// How far a run is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// A hash of all that decided the ids so far.
+    pub past: u64,
+    /// Segments that have begun, for error messages.
+    pub segments: u64,
+    /// Of each source, in order, the positions that drew from it and the samples of a pass over it; for the report.
+    pub sources: Vec<(u64, u64)>,
 }
 
 /// A hash of numbers for [`Sampler::identity`] and [`Dataset::identity`](crate::dataset::Dataset::identity), the same on
@@ -314,6 +335,14 @@ impl Order {
         }
     }
 
+    /// How far a run of a mixture is. Errors: of a sampler that panics.
+    pub(crate) fn progress(&self, epoch: u64, position: u64) -> Result<Option<Progress>> {
+        match &self.source {
+            Source::Sampler(sampler) if !self.shuffled => in_sampler(|| sampler.progress(epoch, position)),
+            _ => Ok(None),
+        }
+    }
+
     /// The part of a saved state that identifies the order, with the length of its epochs.
     ///
     /// Errors: of a sampler that panics.
@@ -533,6 +562,14 @@ impl EpochOrder {
     /// Whether all chunks are needed all the time.
     pub(crate) fn needs_all_chunks(&self) -> bool {
         self.needs.is_none()
+    }
+
+    /// The reason for all chunks, for errors.
+    pub(crate) fn why_all_chunks(&self) -> &'static str {
+        match self.source {
+            Source::Sampler(_) => "a mix or sampler needs every chunk at any time and has no window",
+            _ => "this order needs every chunk at any time; a windowed one needs few",
+        }
     }
 
     /// The most entries that a piece has, in any epoch.

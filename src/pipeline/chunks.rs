@@ -420,9 +420,7 @@ impl ChunkRoom {
         let each = bytes.saturating_add(lists);
         let most = order.entries_most();
         let (least, wanted, why) = match order {
-            order if order.needs_all_chunks() => {
-                (count, count, "this order needs every chunk at any time; a windowed one needs few")
-            }
+            order if order.needs_all_chunks() => (count, count, order.why_all_chunks()),
             _ if most > 1 => (most, (2 * most).min(count.max(most)), "the windows of this rank's lanes"),
             _ => (1, (workers + 2).min(count), "a sequential order"),
         };

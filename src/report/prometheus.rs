@@ -51,6 +51,12 @@ pub fn prometheus(loaders: &[(Names<'_>, &Snapshot)]) -> String {
             value(snapshot).into_iter().for_each(|value| line(out, format_args!("{name}{{{labels}}}"), value));
         });
     }
+    let help = "Samples of each source of a mixture so far, of all ranks, resumes included.";
+    text.family("source_samples", "gauge", help, |out, labels, snapshot| {
+        for (index, source) in snapshot.consumer.sources.iter().enumerate() {
+            line(out, format_args!("source_samples{{{labels},source=\"{index}\"}}"), source.delivered);
+        }
+    });
     let (name, help) =
         ("slot_seconds_total", "Time of all slots in each state, added up: its rate is their mean number.");
     text.family(name, "counter", help, |out, labels, snapshot| {
@@ -220,7 +226,7 @@ fn float(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meter::{CopyStage, GpuIdle};
+    use crate::meter::{CopyStage, GpuIdle, SourceCount};
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -261,6 +267,7 @@ mod tests {
         snapshot.consumer.waited_ns = 1_500_000_000;
         snapshot.storage.counts.bytes_moved = 1 << 40;
         snapshot.slots.full_ns = 1;
+        snapshot.consumer.sources = vec![SourceCount::new(5, 4), SourceCount::new(9, 4)];
         let values = read(&prometheus(&[(Names::new("train", 3), &snapshot)]));
         let table = [
             ("feedline_uptime_seconds{loader=\"train\",rank=\"3\"}", 12.345678901),
@@ -268,6 +275,7 @@ mod tests {
             ("feedline_starved_seconds_total{loader=\"train\",rank=\"3\"}", 1.5),
             ("feedline_storage_bytes_total{loader=\"train\",rank=\"3\"}", (1_u64 << 40) as f64),
             ("feedline_slot_seconds_total{loader=\"train\",rank=\"3\",state=\"full\"}", 1e-9),
+            ("feedline_source_samples{loader=\"train\",rank=\"3\",source=\"1\"}", 9.0),
         ];
         for (name, expected) in table {
             assert_eq!(values.get(name), Some(&expected), "{name}");

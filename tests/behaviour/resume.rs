@@ -858,7 +858,7 @@ fn a_resume_with_another_global_batch_is_refused() {
 }
 
 #[test]
-fn a_mix_of_other_weights_or_another_length_is_refused() {
+fn a_mix_with_another_past_or_another_length_is_refused() {
     let records = |count: usize, seed| Records::builder(4).open_bytes(noise(count * 4, seed)).unwrap();
     let mix = |weights: [f64; 2], key| {
         let parts = [(records(30, 1), weights[0]), (records(20, 2), weights[1])];
@@ -877,7 +877,7 @@ fn a_mix_of_other_weights_or_another_length_is_refused() {
         &right[2..],
         "the same mix",
     );
-    let other = "the state has other settings of the sampler than the loader";
+    let other = "the mix was another before position 20 of epoch 0, where the state was taken";
     for weights in [[0.3, 0.7], [1.0, 1.0], [0.71, 0.29]] {
         refused(|| make(&mix(weights, 5)), &state, ErrorKind::State, other);
     }
@@ -895,8 +895,145 @@ fn a_mix_of_other_weights_or_another_length_is_refused() {
         || make(&longer),
         &state,
         ErrorKind::State,
-        "number of positions in an epoch is 60 in the state, 70 in the loader",
+        "number of positions in an epoch is 60 in the state, 70 in the loader: set `Mix::epoch_len(60)`",
     );
+    let scheduled = |segments: &[(u64, [f64; 2])], counts: [usize; 2]| {
+        let segments = segments.iter().map(|(start, weights)| (*start, weights.to_vec()));
+        let parts = [records(counts[0], 1), records(counts[1], 2)];
+        Mix::scheduled(parts, segments, 5).unwrap().epoch_len(60).unwrap()
+    };
+    let (old, new) = ([0.7, 0.3], [0.1, 0.9]);
+    build(make(&scheduled(&[(0, old), (20, new), (21, old)], [30, 20])).resume(state.clone()));
+    let before = "before position 20 of epoch 0, where the state was taken, 1 segments of the mix had begun, 2 in the \
+                  loader's schedule";
+    refused(|| make(&scheduled(&[(0, old), (19, new)], [30, 20])), &state, ErrorKind::State, before);
+    // A moved state has the past of the place where it was taken.
+    let moved = state.clone().at_epoch(4);
+    build(make(&scheduled(&[(0, old), (20, new)], [30, 20])).resume(moved.clone()));
+    refused(|| make(&scheduled(&[(0, old), (19, new)], [30, 20])), &moved, ErrorKind::State, before);
+    // Another length of a source is another dataset, and datasets are appended, not put before.
+    let kind = ErrorKind::FingerprintMismatch;
+    refused(|| make(&scheduled(&[(0, old), (20, new)], [30, 21])), &state, kind, "51 samples, 50 when saved");
+    let three = |order: [usize; 3]| {
+        let parts = order.map(|source| records([30, 20, 9][source], source as u64 + 1));
+        let segments = [(0, old.to_vec()), (20, vec![0.2, 0.3, 0.5])];
+        Mix::scheduled(parts, segments, 5).unwrap().epoch_len(60).unwrap()
+    };
+    build(make(&three([0, 1, 2])).resume(state.clone()));
+    refused(|| make(&three([0, 2, 1])), &state, kind, "3 shards, 2 when saved; the first difference is shard 1");
+    refused(|| make(&three([1, 0, 2])), &state, kind, "3 shards, 2 when saved; the first difference is shard 0");
+    let one = Mix::scheduled([records(30, 1)], [(0, vec![1.0])], 5).unwrap().epoch_len(60).unwrap();
+    let keep = "a mix keeps its datasets in their order: put new ones last, give weight 0 to one that is to leave";
+    refused(|| make(&one), &state, kind, "1 shards, 2 when saved");
+    refused(|| make(&one), &state, kind, keep);
+    // Other orders do not take more data.
+    let plain = |mix: &Mix| Loader::builder(mix.dataset()).order(Order::indices([3, 1, 2])).batch_size(1);
+    let state = build(plain(&mix([0.7, 0.3], 5))).state().unwrap();
+    refused(|| plain(&three([0, 1, 2])), &state, kind, "3 shards, 2 when saved; the first 2 are the same");
+}
+
+/// A list of datasets that grows and a schedule whose future changes.
+struct Changing {
+    lens: Vec<usize>,
+    segments: Vec<(u64, Vec<f64>)>,
+    epoch_len: u64,
+    key: u64,
+}
+
+impl Changing {
+    fn draw(draws: &mut Draws) -> Self {
+        let lens = (0..1 + draws.below(3)).map(|_| 1 + draws.below(60) as usize).collect();
+        let mut new = Self { lens, segments: Vec::new(), epoch_len: 30 + draws.below(200), key: draws.next_u64() };
+        new.change(0, draws);
+        new
+    }
+
+    fn mix(&self) -> Mix {
+        let part =
+            |(source, len): (usize, &usize)| Records::builder(4).open_bytes(noise(len * 4, source as u64 + 1)).unwrap();
+        let parts: Vec<Records> = self.lens.iter().enumerate().map(part).collect();
+        Mix::scheduled(parts, self.segments.clone(), self.key).unwrap().epoch_len(self.epoch_len).unwrap()
+    }
+
+    /// Other segments from position `at` of the run on, and perhaps more sources.
+    fn change(&mut self, at: u64, draws: &mut Draws) {
+        if at > 0 && draws.bool(0.5) {
+            self.lens.push(1 + draws.below(60) as usize);
+        }
+        self.segments.retain(|(start, _)| *start < at);
+        let mut start = at;
+        for _ in 0..1 + draws.below(4) {
+            let mut weights: Vec<f64> = self.lens.iter().map(|_| draws.below(6) as f64).collect();
+            let any = draws.below(weights.len() as u64) as usize;
+            weights[any] += 1.0;
+            self.segments.push((start, weights));
+            start += 1 + draws.below(120);
+        }
+    }
+}
+
+#[test]
+fn a_mix_changes_at_any_resume_and_over_any_world() {
+    let mut draws = Draws::new(12, 0, 0, "changing mixes");
+    let (mut resumes, worlds) = (0, [1, 3, 8, 2]);
+    let wanted = sweep::size(60, 240, 2000);
+    while resumes < wanted {
+        let mut changing = Changing::draw(&mut draws);
+        let (global, mut state, mut found) = (8 + draws.below(20), None::<State>, Vec::new());
+        for world in worlds {
+            let at = state.as_ref().map_or(0, |state| state.epoch() * changing.epoch_len + state.position());
+            if at > 0 && draws.bool(0.8) {
+                changing.change(at, &mut draws);
+            }
+            let loader = |rank| {
+                let mix = changing.mix();
+                let builder = Loader::builder(mix.dataset()).order(mix.order()).rank(rank).global_batch(global);
+                let builder = any_settings(builder, &mut draws);
+                build(state.iter().cloned().fold(builder, LoaderBuilder::resume))
+            };
+            let loaders: Vec<Loader> = every_rank(world).map(loader).collect();
+            let steps = 1 + draws.below(20);
+            let ranks: Vec<_> = loaders.iter().map(|loader| parts(loader.steps(steps).unwrap())).collect();
+            found.extend(union(&ranks, false));
+            let states: Vec<State> = loaders.iter().map(|loader| loader.state().unwrap()).collect();
+            State::agree(&states).unwrap();
+            let sources = loaders[0].snapshot().consumer.sources;
+            let place = states[0].epoch() * changing.epoch_len + states[0].position();
+            assert_eq!(sources.iter().map(|source| source.delivered).sum::<u64>(), place);
+            resumes += usize::from(state.is_some());
+            state = Some(stored(&states[0]));
+        }
+        // The last schedule has the whole past: no id is missing, doubled or at another place.
+        let mix = changing.mix();
+        let bytes: Vec<u8> =
+            changing.lens.iter().enumerate().flat_map(|(source, len)| noise(len * 4, source as u64 + 1)).collect();
+        let ids: Vec<u64> = found.iter().flat_map(|batch| batch.rows.iter().map(|row| row.id)).collect();
+        let id = |position: usize| mix.id(position as u64 / changing.epoch_len, position as u64 % changing.epoch_len);
+        assert_eq!(ids, (0..ids.len()).map(id).collect::<Vec<_>>(), "{mix:?}");
+        let rows = found.iter().flat_map(|batch| &batch.rows);
+        rows.for_each(|row| assert_eq!(row.bytes, bytes[row.id as usize * 4..][..4]));
+        // Every sample of a source once in each of its passes.
+        let mut times = vec![0_u64; bytes.len() / 4];
+        ids.iter().for_each(|id| times[*id as usize] += 1);
+        for source in 0..changing.lens.len() {
+            let ids = mix.dataset().ids_of(source);
+            let times = &times[ids.start as usize..ids.end as usize];
+            assert!(times.iter().max().unwrap() - times.iter().min().unwrap() <= 1, "{times:?}");
+        }
+    }
+    println!("{resumes} resumes");
+}
+
+#[test]
+fn ranks_with_other_schedules_do_not_agree() {
+    let state = |later: f64| {
+        let parts = [1, 2].map(|seed| Records::builder(4).open_bytes(noise(80, seed)).unwrap());
+        let mix = Mix::scheduled(parts, [(0, vec![1.0, 1.0]), (1000, vec![1.0, later])], 5).unwrap();
+        build(Loader::builder(mix.dataset()).order(mix.order()).batch_size(10)).state().unwrap()
+    };
+    State::agree(&[state(2.0), state(2.0)]).unwrap();
+    let error = State::agree(&[state(2.0), state(2.0), state(3.0)]).unwrap_err();
+    assert!(error.message().contains("rank 2 has another list of indices, sampler, mix or length of runs"), "{error}");
 }
 
 #[test]

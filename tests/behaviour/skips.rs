@@ -4,7 +4,8 @@
 use crate::common::runs::*;
 use crate::common::sweep;
 use crate::common::*;
-use feedline::order::Draws;
+use feedline::dataset::{Mix, Records};
+use feedline::order::{Draws, Sampler};
 use feedline::{ErrorKind, LastBatch, Loader, State};
 use std::ops::Range;
 
@@ -200,6 +201,45 @@ fn a_state_with_batches_to_skip_keeps_its_batches() {
     rebatched(&loader.state().unwrap()).unwrap();
     rebatched(&before.clone().at_epoch(1)).unwrap();
     rebatched(&before.advance(4)).unwrap();
+}
+
+#[test]
+fn a_mix_goes_on_behind_skipped_batches() {
+    let mix = |later: (u64, [f64; 2])| {
+        let parts = [40, 30].map(|len| Records::builder(4).open_bytes(noise(4 * len, len as u64)).unwrap());
+        let segments = [(0, [1.0, 1.0]), later].map(|(start, weights)| (start, weights.to_vec()));
+        Mix::scheduled(parts, segments, 3).unwrap().epoch_len(100).unwrap()
+    };
+    let loaders = |mix: &Mix, world, state: Option<&State>| -> Vec<Loader> {
+        let builder = |rank| Loader::builder(mix.dataset()).order(mix.order()).global_batch(10).rank(rank);
+        every_rank(world)
+            .map(|rank| build(state.cloned().into_iter().fold(builder(rank), |b, s| b.resume(s))))
+            .collect()
+    };
+    let ids = |loaders: &[Loader], steps| -> Vec<u64> {
+        let ranks: Vec<_> = loaders.iter().map(|loader| parts(loader.steps(steps).unwrap())).collect();
+        union(&ranks, false).iter().flat_map(|batch| batch.rows.iter().map(|row| row.id)).collect()
+    };
+    let right = |mix: &Mix, positions: [Range<u64>; 2]| -> Vec<u64> {
+        positions.into_iter().flatten().map(|place| mix.id(place / 100, place % 100)).collect()
+    };
+    let first = mix((45, [1.0, 3.0]));
+    let before = loaders(&first, 2, None);
+    before.iter().for_each(|loader| loader.skip(0, 3..6).unwrap());
+    assert_eq!(ids(&before, 2), right(&first, [0..20, 0..0]));
+    let state = stored(&before[1].state().unwrap());
+    assert_eq!(ids(&before, 5), right(&first, [20..30, 60..100]));
+    // Positions that are skipped draw, too: a segment begins where it is said, and no sample comes again in its pass.
+    let sources = before[0].snapshot().consumer.sources;
+    let drawn = |source| (0..100).filter(|place| first.dataset().ids_of(source).contains(&first.id(0, *place))).count();
+    for (index, source) in sources.iter().enumerate() {
+        assert_eq!((source.delivered, source.samples), (drawn(index) as u64, [40, 30][index]));
+        assert_eq!(source.passes, drawn(index) as f64 / source.samples as f64);
+    }
+    // The change may lie among the skipped ones.
+    let other = mix((50, [3.0, 1.0]));
+    let after = loaders(&other, 3, Some(&state));
+    assert_eq!(ids(&after, 6), right(&other, [20..30, 60..110]));
 }
 
 #[test]

@@ -1,16 +1,18 @@
 //! Several datasets as one: no sample is lost, doubled or misplaced, and mixes have the promised shares.
 
 use crate::common::numeric::{Row, cases, check, fixture, load, one};
+use crate::common::runs::row_bytes;
 use crate::common::sweep;
+use crate::common::workloads::WORKLOADS;
 use crate::common::{Dir, noise};
 use feedline::dataset::{
     ChunkBuf, ChunkBytes, Chunked, Concat, Dataset, DatasetExt, Mix, Npy, Parts, Records, Sizes, Tokens,
 };
-use feedline::order::Sampler;
+use feedline::order::{Draws, Sampler};
 use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{ErrorKind, Loader, Result};
-use std::collections::BTreeMap;
+use feedline::{Batch, ErrorKind, Loader, MemoryTerm, Rank, Result};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 type Any = Arc<dyn Dataset>;
@@ -176,8 +178,74 @@ fn chunks_of_the_second_part_follow_those_of_the_first() {
         out.begin(2, 1);
         chunked.open_chunk(chunk, &[piece.into()], &mut feedline::decode::Scratch::default(), &mut out).unwrap();
     }
-    let error = Mix::new([(Chunks::new(2), 1.0), (Chunks::new(3), 1.0)], 1).unwrap_err();
-    assert!(error.to_string().contains("cannot be mixed"), "{error}");
+}
+
+#[test]
+fn datasets_in_chunks_are_mixed_with_all_chunks_open() {
+    let segments = [(0, vec![1.0, 1.0]), (8, vec![1.0, 3.0])];
+    let mix = Mix::scheduled([Chunks::new(2), Chunks::new(30)], segments, 1).unwrap().epoch_len(20).unwrap();
+    let loader = Loader::builder(mix.dataset()).order(mix.order()).batch_size(4).workers(2).build().unwrap();
+    let mut drawn = Vec::new();
+    for batch in loader.epochs(0..3).unwrap() {
+        let batch = batch.unwrap();
+        let rows = batch.field("x").unwrap().as_slice::<u8>().unwrap().chunks(6);
+        for (id, row) in batch.ids().iter().zip(rows) {
+            assert_eq!(row, [(mix.dataset().origin(*id).1 / 2) as u8; 6], "two samples of a chunk");
+            drawn.push(*id);
+        }
+    }
+    let right: Vec<u64> = (0..60).map(|position| mix.id(position / 20, position % 20)).collect();
+    assert_eq!(drawn, right);
+    let delivered = loader.snapshot().consumer.sources.iter().map(|source| source.delivered).collect::<Vec<_>>();
+    assert_eq!(delivered, [4 + 13, 4 + 39]);
+    let error = Loader::builder(mix.dataset()).order(mix.order()).memory_budget(4096).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
+}
+
+#[test]
+#[cfg(all(feature = "parquet", feature = "zstd"))]
+fn parquet_and_zstd_shards_are_mixed_within_the_planned_memory() {
+    for name in ["parquet", "mds, zstd"] {
+        let workload = WORKLOADS.iter().find(|workload| workload.name == name).unwrap();
+        let dir = Dir::new();
+        let open = || (workload.open)(&dir);
+        let plain = Loader::builder(open()).batch_size(7).build().unwrap();
+        let rows: Vec<Vec<u8>> = all(&plain, 0).into_iter().map(|(_, bytes)| bytes).collect();
+        let segments = [(0, vec![1.0, 1.0]), (50, vec![1.0, 4.0])];
+        let mix = Mix::scheduled([open(), open()], segments, 9).unwrap().epoch_len(100).unwrap();
+        let make = |rank| Loader::builder(mix.dataset()).order(mix.order()).global_batch(7).rank(rank);
+        for world in [1, 3] {
+            let mut found = Vec::new();
+            for rank in (0..world).map(|number| Rank::new(number, world).unwrap()) {
+                let loader = make(rank).workers(2).build().unwrap();
+                let chunks = loader.plan().term(MemoryTerm::CHUNKS);
+                assert_eq!(chunks.count, mix.dataset().chunked().unwrap().starts().len() - 1, "{name}: all are open");
+                found.extend((0..3).flat_map(|epoch| all(&loader, epoch)));
+            }
+            for (id, bytes) in &found {
+                assert_eq!(bytes, &rows[mix.dataset().origin(*id).1 as usize], "{name}: sample {id}");
+            }
+            let ids = |place: u64| mix.id(place / 100, place % 100);
+            let (mut found, mut right): (Vec<u64>, Vec<u64>) =
+                (found.iter().map(|(id, _)| *id).collect(), (0..300).map(ids).collect());
+            found.sort_unstable();
+            right.sort_unstable();
+            assert_eq!(found, right, "{name}, {world} ranks");
+        }
+        let error = make(Rank::single()).memory_budget(10_000).build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
+        let words = "at once: a mix or sampler needs every chunk at any time and has no window";
+        assert!(error.to_string().contains(words), "{error}");
+    }
+}
+
+/// Ids and bytes of the samples of an epoch.
+fn all(loader: &Loader, epoch: u64) -> Vec<(u64, Vec<u8>)> {
+    let rows = |batch: Batch| {
+        let rows = (0..batch.len()).filter(|row| batch.status()[*row] == 0);
+        rows.map(|row| (batch.ids()[row], row_bytes(&batch, row))).collect::<Vec<_>>()
+    };
+    loader.epoch(epoch).unwrap().flat_map(|batch| rows(batch.unwrap())).collect()
 }
 
 /// Datasets of these numbers of bytes; each byte is a sample.
@@ -263,6 +331,89 @@ fn epochs_last_until_the_first_source_ends_or_all_are_seen() {
     assert_eq!(mix(&[(1, 0.9), (1, 0.1)], 5).map(|mix| Sampler::len(&mix.until_first_ends())).unwrap(), 10);
 }
 
+/// What was drawn of a source, by a naive walk.
+#[derive(Default)]
+struct Walked {
+    drawn: u64,
+    pass: BTreeSet<u64>,
+}
+
+/// Walks `positions` of a mix by its ids alone, from what was `walked`: every sample once in each pass of its source.
+fn walk(mix: &Mix, positions: std::ops::Range<u64>, walked: &mut Vec<Walked>) -> Vec<u64> {
+    let len = Sampler::len(mix);
+    walked.resize_with(mix.dataset().parts(), Walked::default);
+    let step = |position: u64| {
+        let id = mix.id(position / len, position % len);
+        let (source, local) = mix.dataset().origin(id);
+        let (source, samples) = (&mut walked[source], mix.dataset().ids_of(source));
+        assert!(source.pass.insert(local), "sample {local} of {samples:?} again in a pass, at position {position}");
+        source.drawn += 1;
+        if source.pass.len() as u64 == samples.end - samples.start {
+            source.pass.clear();
+        }
+        id
+    };
+    positions.map(step).collect()
+}
+
+#[test]
+fn each_segment_has_exact_shares_and_passes_go_on() {
+    let mut draws = Draws::new(3, 0, 0, "schedules");
+    for _ in 0..sweep::size(60, 300, 2000) {
+        let sources = 1 + draws.below(5) as usize;
+        let lens: Vec<usize> = (0..sources).map(|_| 1 + draws.below(50) as usize).collect();
+        let mut weights = || {
+            let mut weights: Vec<f64> = (0..sources).map(|_| draws.below(12) as f64).collect();
+            weights[0] += 1.0;
+            weights
+        };
+        let tables: Vec<Vec<f64>> = (0..4).map(|_| weights()).collect();
+        let lengths: Vec<u64> = (0..4).map(|_| 1 + draws.below(300)).collect();
+        let starts: Vec<u64> = (0..4).map(|segment| lengths[..segment].iter().sum()).collect();
+        let segments = starts.iter().copied().zip(tables.clone());
+        let mix = Mix::scheduled(bytes(&lens), segments, draws.next_u64()).unwrap();
+        let mix = mix.epoch_len(1 + draws.below(200)).unwrap();
+        let mut walked = Vec::new();
+        for ((start, len), table) in starts.iter().zip(lengths).zip(tables) {
+            let before: Vec<u64> = walked.iter().map(|source: &Walked| source.drawn).chain(vec![0; sources]).collect();
+            walk(&mix, *start..start + len, &mut walked);
+            let sum: f64 = table.iter().sum();
+            for (source, weight) in table.iter().enumerate() {
+                let (got, share) = ((walked[source].drawn - before[source]) as f64, len as f64 * weight / sum);
+                // Weights are rounded to 10,000ths.
+                assert!((got - share).abs() < 1.0 + len as f64 / 20_000.0, "{got} of {share}");
+            }
+            let place = start + len;
+            let progress = mix.progress(place / Sampler::len(&mix), place % Sampler::len(&mix)).unwrap();
+            let delivered: Vec<u64> = progress.sources.iter().map(|(delivered, _)| *delivered).collect();
+            assert_eq!(delivered, walked.iter().map(|source| source.drawn).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn another_future_and_more_sources_leave_the_past_alone() {
+    let old = || (0, vec![0.5, 0.5]);
+    let of = |lens: &[usize], rest: Vec<(u64, Vec<f64>)>| {
+        let segments = [old()].into_iter().chain(rest);
+        Mix::scheduled(bytes(lens), segments, 7).unwrap().epoch_len(1000).unwrap()
+    };
+    let before = of(&[40, 30], vec![]);
+    // From any position on; 37 is in the middle of a block of 10.
+    for at in [1, 37, 100, 999, 2500] {
+        let after = of(&[40, 30, 20, 9], vec![(at, vec![0.3, 0.0, 0.6, 0.1])]);
+        let mut walked = Vec::new();
+        let past = walk(&after, 0..at, &mut walked);
+        assert_eq!(past, walk(&before, 0..at, &mut Vec::new()), "changed at {at}");
+        let drawn = walked[1].drawn;
+        walk(&after, at..at + 500, &mut walked);
+        assert_eq!((walked[1].drawn, walked[2].drawn, walked[3].drawn), (drawn, 300, 50));
+        assert_eq!(before.progress(0, at).unwrap().past, after.progress(0, at).unwrap().past);
+        assert_ne!(before.progress(0, at + 1).unwrap().past, after.progress(0, at + 1).unwrap().past);
+        assert_ne!(Sampler::identity(&before), Sampler::identity(&after));
+    }
+}
+
 #[test]
 fn no_row_of_a_batch_always_gets_the_same_source() {
     let mix = mix(&[(100, 1.0), (100, 1.0)], 5).unwrap();
@@ -279,9 +430,35 @@ fn impossible_mixes_are_refused() {
         (&[(5, 0.0), (5, 1.0)][..], "weight 0 of the mix is 0"),
         (&[(5, 1.0), (5, f64::NAN)], "weight 1 of the mix is NaN"),
         (&[(5, 1.0), (5, 1e-5)], "weight 1 of the mix, 0.00001, is under 1/10000"),
+        (&[(5, 1.0), (5, -0.5)], "weight 1 of the mix is -0.5: it must be finite and not negative"),
         (&[], "no datasets"),
     ] {
         let error = mix(sources, 1).unwrap_err();
+        assert!(error.kind() == ErrorKind::Config && error.to_string().contains(words), "{error}");
+    }
+    let table = |weights: &[f64]| weights.to_vec();
+    for (segments, words) in [
+        (vec![], "the schedule of the mix has no segments"),
+        (vec![(5, table(&[1.0, 1.0]))], "the schedule of the mix begins at position 5: begin it with (0, weights)"),
+        (
+            vec![(0, table(&[1.0])), (9, table(&[1.0])), (9, table(&[1.0, 1.0]))],
+            "segment 2 of the mix begins at position 9, the one before at 9: list segments by ascending positions",
+        ),
+        (vec![(0, table(&[1.0])), (9, table(&[1.0]))], "segment 1 of the mix has 1 weights for 2 datasets"),
+        (
+            vec![(0, table(&[1.0, 1.0, 1.0])), (9, table(&[1.0, 1.0]))],
+            "segment 0 of the mix has 3 weights for 2 datasets",
+        ),
+        (vec![(0, table(&[0.0, 0.0])), (9, table(&[1.0, 1.0]))], "segment 0 of the mix has no weight above 0"),
+        (vec![(0, table(&[])), (9, table(&[1.0, 1.0]))], "segment 0 of the mix has no weight above 0"),
+        (vec![(0, table(&[1.0, 1.0])), (9, table(&[1.0, f64::NAN]))], "weight 1 of segment 1 of the mix is NaN"),
+        (
+            vec![(0, table(&[1.0, 1.0])), (9, table(&[1.0, 1e-5]))],
+            "weight 1 of segment 1 of the mix, 0.00001, is under 1/10000",
+        ),
+        ((0..300).map(|start| (start, table(&[1.0, 1.0]))).collect(), "300 segments in a mix; the limit is 256"),
+    ] {
+        let error = Mix::scheduled(bytes(&[5, 5]), segments, 1).unwrap_err();
         assert!(error.kind() == ErrorKind::Config && error.to_string().contains(words), "{error}");
     }
     let (none, _) = bytes(&[4]).pop().unwrap().split(0.0, 1).unwrap();

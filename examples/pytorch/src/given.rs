@@ -78,6 +78,7 @@ fn legal(name: &str) -> Option<&'static str> {
         "adds" => "give a dict from name to (element type, shape)",
         "decoders" => "give a dict from name to (function, element type, shape or most elements)",
         "streams" => "give a list of CUDA streams",
+        "schedule" => "give a list of (first position, list of weights)",
         "take" | "leave" => "give (fraction, key)",
         "subset" | "indices" | "weights" | "keep" | "columns" => "give a list",
         "up_to" => "give a number, or a dict from column to number",

@@ -31,6 +31,8 @@ mod _native {
     #[pymodule_export]
     use crate::python::{enter, leave};
     #[pymodule_export]
+    use crate::source::ramp;
+    #[pymodule_export]
     use crate::tensor::Tensor;
 
     #[pymodule_init]

@@ -21,6 +21,8 @@ pub struct Source {
     kind: String,
     paths: Vec<PathBuf>,
     weights: Option<Vec<f64>>,
+    schedule: Option<Vec<(u64, Vec<f64>)>>,
+    epoch_len: Option<u64>,
     subset: Option<Vec<u64>>,
     take: Option<(f64, u64)>,
     leave: Option<(f64, u64)>,
@@ -105,6 +107,12 @@ pub enum Paths {
     Several(Vec<PathBuf>),
 }
 
+/// Segments of a linear ramp for `schedule`: at most 64 steps over the positions from `start` to `end`, then `after`.
+#[pyfunction]
+pub fn ramp(start: u64, end: u64, before: Vec<f64>, after: Vec<f64>) -> Vec<(u64, Vec<f64>)> {
+    Mix::ramp(start..end, &before, &after)
+}
+
 impl Source {
     pub fn of(kind: String, paths: Paths, given: &mut Given<'_>, code: &Arc<Code>) -> PyResult<Self> {
         Ok(Self {
@@ -114,6 +122,8 @@ impl Source {
                 Paths::Several(paths) => paths,
             },
             weights: given.take("weights")?,
+            schedule: given.take("schedule")?,
+            epoch_len: given.take("epoch_len")?,
             subset: given.take("subset")?,
             take: given.take("take")?,
             leave: given.take("leave")?,
@@ -212,7 +222,7 @@ impl Source {
         for path in &self.paths {
             match self.format(path) {
                 // As in a folder, a file may hold no samples.
-                Err(error) if error.kind() == ErrorKind::Empty && self.weights.is_none() && path.is_file() => {
+                Err(error) if error.kind() == ErrorKind::Empty && !self.is_mixed() && path.is_file() => {
                     empty = Some(error)
                 }
                 opened => parts.push(opened?),
@@ -221,18 +231,34 @@ impl Source {
         if let (true, Some(error)) = (parts.is_empty(), empty) {
             return Err(error);
         }
-        let Some(weights) = &self.weights else {
+        if !self.is_mixed() {
+            if self.epoch_len.is_some() {
+                return Err(config("epoch_len is for a mix: give weights or schedule"));
+            }
             return Ok(match <[_; 1]>::try_from(parts) {
                 Ok([only]) => (only, None),
                 Err(parts) => (Arc::new(Concat::new(parts)?), None),
             });
-        };
-        if weights.len() != parts.len() {
-            return Err(config(format!("{} weights for {} paths: give one for each", weights.len(), parts.len())));
         }
-        let seed = seed.ok_or_else(|| config("weights mix in a random order: shuffle, its seed, is missing"))?;
-        let mix = Mix::new(parts.into_iter().zip(weights.iter().copied()), seed)?;
+        let mix = self.mix(parts, seed)?;
+        let mix = self.epoch_len.into_iter().try_fold(mix, Mix::epoch_len)?;
         Ok((mix.dataset(), Some(mix.order())))
+    }
+
+    fn is_mixed(&self) -> bool {
+        self.weights.is_some() || self.schedule.is_some()
+    }
+
+    fn mix(&self, parts: Vec<Arc<dyn Dataset>>, seed: Option<u64>) -> Result<Mix> {
+        let seed = seed.ok_or_else(|| config("a mix has a random order: shuffle, its seed, is missing"))?;
+        match (&self.weights, &self.schedule) {
+            (Some(_), Some(_)) => Err(config("weights and schedule: give one of them")),
+            (Some(weights), _) if weights.len() != parts.len() => {
+                Err(config(format!("{} weights for {} paths: give one for each", weights.len(), parts.len())))
+            }
+            (Some(weights), _) => Mix::new(parts.into_iter().zip(weights.iter().copied()), seed),
+            (None, schedule) => Mix::scheduled(parts, schedule.clone().unwrap_or_default(), seed),
+        }
     }
 
     fn wrapped(&self, mut dataset: Arc<dyn Dataset>, budget: usize) -> Result<Arc<dyn Dataset>> {

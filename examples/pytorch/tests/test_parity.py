@@ -20,7 +20,7 @@ BUILDER = {
     "map_batch_adding": {"map_batch", "adds"},
     "keep": {"keep"},
     "finish": {"dtype", "normalize", "layout"},
-    "order": {"shuffle", "window", "lanes", "indices", "weights"},
+    "order": {"shuffle", "window", "lanes", "indices", "weights", "schedule", "epoch_len"},
     "seed": {"seed"},
     "batch_size": {"batch_size"},
     "global_batch": {"global_batch"},

@@ -273,6 +273,10 @@ def test_samples_are_chosen_joined_and_mixed(data, tmp_path):
     counts = np.bincount(next(iter(mixed))["ids"].astype(np.int64) // COUNT)
     assert counts.tolist() == [50, 150]
     refused = [
+        ({"schedule": [(0, [1, 1])], "weights": [1, 1], "shuffle": 1}, "give one of them"),
+        ({"schedule": [], "shuffle": 1}, "has no segments"),
+        ({"schedule": [(0, [1, 1]), (9, [0, 0])], "shuffle": 1}, "segment 1 of the mix has no weight above 0"),
+        ({"epoch_len": 5}, "epoch_len is for a mix"),
         ({"weights": [1]}, "1 weights for 2 paths"),
         ({"weights": [1, 2]}, "shuffle, its seed, is missing"),
         ({"subset": [1], "take": (0.5, 1)}, "only one of them"),
@@ -282,3 +286,35 @@ def test_samples_are_chosen_joined_and_mixed(data, tmp_path):
     for settings, words in refused:
         with pytest.raises(feedline.errors.ConfigError, match=words):
             ids([data, other], **settings)
+
+
+def test_a_mix_changes_its_weights_and_gets_more_paths(data, tmp_path):
+    paths = [data]
+    for value in (7, 8):
+        np.full((COUNT, RECORD), value, dtype=np.uint8).tofile(tmp_path / f"{value}.bin")
+        paths.append(tmp_path / f"{value}.bin")
+
+    def of(count, *schedule):
+        settings = {"shuffle": 4, "ids": True, "epoch_len": 400, "batch_size": 20}
+        return feedline.numpy.records(paths[:count], record_bytes=RECORD, schedule=list(schedule), **settings)
+
+    def parts(batches):
+        return [np.bincount(batch["ids"].astype(np.int64) // COUNT, minlength=3).tolist() for batch in batches]
+
+    first = (0, [1, 1])
+    mixed = of(2, first, (200, [0.9, 0.1]))
+    assert parts(mixed) == [[10, 10, 0]] * 10 + [[18, 2, 0]] * 10
+    assert mixed.snapshot()["consumer"]["sources"][1] == {"delivered": 120, "samples": COUNT, "passes": 1.2}
+    assert "mixture   source 0: 280 samples, 2.80 passes over 100" in mixed.report()
+    running = of(2, first)
+    batches = iter(running)
+    next(batches), next(batches)
+    state = running.state_dict()
+    later = of(3, first, (40, [0, 0.5, 0.5]))
+    later.load_state_dict(state)
+    assert parts(later) == [[0, 10, 10]] * 18
+    with pytest.raises(feedline.errors.StateError, match="before position 40 of epoch 0"):
+        of(3, first, (39, [0, 1, 1])).load_state_dict(state)
+    ramp = feedline.ramp(100, 300, [1], [0, 1])
+    assert (len(ramp), ramp[0][0], ramp[64]) == (65, 100, (300, [0, 1]))
+    assert sum(parts(of(2, first, *ramp))[-1][1:]) == 20

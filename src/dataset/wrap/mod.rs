@@ -5,6 +5,7 @@
 
 pub(crate) mod checked;
 pub(crate) mod memory;
+pub(crate) mod mix;
 #[cfg(feature = "image")]
 pub(crate) mod seekable;
 pub(crate) mod several;
@@ -15,9 +16,10 @@ use super::forward::debug_by_describe;
 
 pub use checked::Checked;
 pub use memory::InMemory;
+pub use mix::Mix;
 #[cfg(feature = "image")]
 pub use seekable::Seekable;
-pub use several::{Concat, Mix};
+pub use several::Concat;
 pub use subset::Subset;
 pub use verify::{Verified, Verify};
 

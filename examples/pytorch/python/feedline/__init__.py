@@ -17,7 +17,7 @@ import os as _os
 from . import errors
 from ._code import BatchArrays, PythonCostWarning
 from ._loader import Epoch, Loader
-from ._native import Tensor, __version__, _enter, _leave
+from ._native import Tensor, __version__, _enter, _leave, ramp
 from ._tensors import Batch, to_jax, to_numpy, to_torch
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Tensor",
     "__version__",
     "errors",
+    "ramp",
     "to_jax",
     "to_numpy",
     "to_torch",

@@ -50,6 +50,13 @@ class Settings(TypedDict, total=False):
     """The samples of each epoch, in this order, or shuffled by `shuffle`. Ids may repeat."""
     weights: Sequence[float] | None
     """Of several paths, mixes the data by these weights, with `shuffle` as seed. Without weights one follows the other."""
+    schedule: Sequence[tuple[int, Sequence[float]]] | None
+    """In place of `weights`: from each position of the run on, these. `[(0, [0.9, 0.1]), (50_000, [0.5, 0.5])]`; `ramp` makes one.
+
+    A position counts the samples of all ranks since epoch 0. A resumed run keeps what had begun, and may have another
+    future and more paths behind the others, with `epoch_len` as it was; weight 0 leaves a path out."""
+    epoch_len: int | None
+    """Of a mix, the samples of an epoch, of all ranks together. By default as many as all paths have."""
     subset: Sequence[int] | None
     """Only these samples."""
     take: tuple[float, int] | None
@@ -608,7 +615,9 @@ class Loader(_Native, Generic[Out]):
     # Measurements
 
     def snapshot(self) -> dict[str, Any]:
-        """All measurements so far: nanoseconds, bytes and counts by stage, for a log."""
+        """All measurements so far: nanoseconds, bytes and counts by stage, for a log.
+
+        Of a mix, `["consumer"]["sources"]` has for each path the samples `delivered` to all ranks, and the `passes` over it."""
         return json.loads(self._snapshot())
 
     def what_if(

@@ -1,15 +1,19 @@
+from collections.abc import Sequence
 from typing import Any, final
 
 from typing_extensions import Self, disjoint_base
 
 from ._tensors import Batch
 
-__all__ = ["Epoch", "Loader", "Tensor", "_enter", "_leave", "__version__"]
+__all__ = ["Epoch", "Loader", "Tensor", "_enter", "_leave", "__version__", "ramp"]
 
 __version__: str
 
 def _enter() -> None: ...
 def _leave() -> None: ...
+def ramp(start: int, end: int, before: Sequence[float], after: Sequence[float]) -> list[tuple[int, list[float]]]:
+    """Segments of a linear ramp for `schedule`: at most 64 steps over the positions from `start` to `end`, then `after`."""
+
 
 @disjoint_base
 class Loader:

@@ -1,0 +1,725 @@
+//! Datasets mixed by weights that may change at positions of the run.
+//!
+//! ```text
+//! position of the run ──► segment ──► block, variant, place ──► source, how many of it came before ──► pass, place in the pass
+//! (epoch × len + position)               (a table)                                                ──► keyed permutation ──► id
+//! ```
+//!
+//! Limits: a mix has at most 1,024 sources and 256 segments; a weight that is not 0 is at least 1/10,000 of its table's sum.
+//! Memory: each segment has a table of at most 80,000 places, 320 KB, and 24 bytes per source, whatever the datasets'
+//! lengths; each thread keeps the permutations in use.
+
+use super::Concat;
+use crate::dataset::Dataset;
+use crate::dataset::digest::Digest;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::order::{Draws, Key, Order, Permutation, Progress, Sampler, gcd};
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Weights are rounded to this fraction of their sum.
+const PARTS_OF_WEIGHT: u64 = 10_000;
+const SOURCES_MAX: usize = 1024;
+const SEGMENTS_MAX: usize = 256;
+/// Steps of a ramp.
+const STEPS: u64 = 64;
+/// Variants of a block: as many as fit into so many places, between the two limits.
+const PLACES: u64 = 1 << 16;
+const VARIANTS: std::ops::RangeInclusive<u64> = 8..=64;
+/// Number of permutations that a thread keeps.
+const WALKS: usize = 256;
+
+/// Mixes datasets by weights: a [`Concat`] of them, and the order that draws from it.
+///
+/// ```
+/// # use feedline::dataset::{Mix, Records};
+/// # use feedline::Loader;
+/// # let records = |count: usize| Records::builder(1).open_bytes(vec![7; count]);
+/// let (web, code) = (records(9000)?, records(500)?);
+/// let mix = Mix::new([(web, 0.7), (code, 0.3)], 42)?.epoch_len(1000)?;
+/// let loader = Loader::builder(mix.dataset()).order(mix.order()).batch_size(100).build()?;
+/// let code = mix.dataset().ids_of(1);
+/// let drawn: usize = loader.epoch(0)?.map(|batch| Ok(batch?.ids().iter().filter(|id| code.contains(id)).count()))
+///     .sum::<feedline::Result<_>>()?;
+/// assert_eq!(drawn, 300);
+/// # Ok::<(), feedline::Error>(())
+/// ```
+///
+/// The exact rules:
+/// - Weights are rounded to 10,000ths of their sum, by largest remainders, and reduced: 0.7 and 0.3 give a *block* of
+///   10 positions, 7 and 3 of the sources; a block has at most 10,000. **Every block has exactly these counts**, counted
+///   from the first position of epoch 0, or of the segment. Within a block the sources are spread evenly: its first *n*
+///   positions have a source's share of *n* with an error below 1, any *n* consecutive positions with an error below 2.
+///   A block is one of 8 to 64 variants at random, so that no row of a batch and no rank always gets the same source.
+/// - Each source is walked **pass by pass**: every sample once in an order of (key, source, pass), then all again in
+///   another order. Passes continue across epochs and segments: a source with 9,000 samples and 1,000 draws per epoch
+///   repeats none in nine epochs. At any position the samples of a source have come equally often, with a difference of
+///   at most one.
+/// - An epoch has one position per sample of all datasets, unless [`epoch_len`](Self::epoch_len),
+///   [`until_first_ends`](Self::until_first_ends) or [`until_all_seen`](Self::until_all_seen) says otherwise.
+///
+/// The id at a position depends on (key, weights, lengths, epoch length, epoch, position) alone. With a
+/// [schedule](Self::scheduled), on the segments that have begun alone: what follows may change between runs.
+#[derive(Clone)]
+pub struct Mix {
+    dataset: Arc<Concat>,
+    schedule: Arc<Schedule>,
+    len: u64,
+    seed: u64,
+}
+
+struct Schedule {
+    key: Key,
+    /// By ascending starts; the first is 0.
+    segments: Vec<Segment>,
+    /// Number of samples and first id of each source.
+    lens: Vec<u64>,
+    firsts: Vec<u64>,
+    /// Number of the mix: it separates the permutations of different mixes.
+    number: u64,
+}
+
+/// Positions with one table of weights.
+struct Segment {
+    start: u64,
+    /// Count of each source in a block.
+    counts: Vec<u64>,
+    /// The variants of a block, one after the other: the source at each place, with its count of earlier places.
+    places: Vec<(u16, u16)>,
+    /// Count of each source before the segment.
+    before: Vec<u128>,
+    /// Hash of this segment and of those before it.
+    hash: u64,
+}
+
+impl Mix {
+    /// Mixes `datasets` by weights, whose sum need not be 1.
+    ///
+    /// Errors: [`ErrorKind::Config`] for a weight of 0 or less, or under 1/10,000 of the sum, for a dataset without
+    /// samples, and the errors of [`Concat::new`].
+    pub fn new<D: Dataset>(datasets: impl IntoIterator<Item = (D, f64)>, key: u64) -> Result<Self> {
+        let (datasets, weights): (Vec<D>, Vec<f64>) = datasets.into_iter().unzip();
+        if let Some(index) = weights.iter().position(|weight| *weight == 0.0) {
+            return bad(format!("weight {index} of the mix is 0: leave the dataset out, or give it a weight"));
+        }
+        if weights.is_empty() {
+            return bad("no datasets to mix".into());
+        }
+        Self::scheduled(datasets, [(0, weights)], key)
+    }
+
+    /// Mixes `datasets` by weights that change: each segment is its first position and a weight for each dataset, in order.
+    ///
+    /// ```
+    /// # use feedline::dataset::{Mix, Records};
+    /// # let records = |count: usize| Records::builder(1).open_bytes(vec![7; count]);
+    /// let (web, code) = (records(90_000)?, records(5000)?);
+    /// let mix = Mix::scheduled([web, code], [(0, vec![0.9, 0.1]), (50_000, vec![0.5, 0.5])], 42)?;
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    ///
+    /// Positions are those **of the run**, of all ranks together, counted from the first of epoch 0:
+    /// epoch × epoch length + position in the epoch. Blocks are counted from the first position of a segment, so that each
+    /// segment, wherever it ends, has delivered each source's share of it with an error below 1. Passes go on across
+    /// segments: no sample comes again before its source's pass has ended.
+    ///
+    /// A weight of 0 leaves a source out of a segment. All tables but the last may be shorter than the list of datasets: the
+    /// others have weight 0.
+    ///
+    /// **A resumed run may have other weights, and more datasets.** Give the whole schedule again: the segments that had
+    /// begun at the state's position as they were, then what you like; datasets are appended to the list, and one that is
+    /// to leave gets weight 0. Old ids keep. The state has a hash of what had begun, so that another past is
+    /// [`ErrorKind::State`]. Set [`epoch_len`](Self::epoch_len), for it must stay the same.
+    ///
+    /// Memory: at most 350 KB for each segment, not counted in the plan.
+    ///
+    /// Errors: [`ErrorKind::Config`] for no segments, a first position that is not 0, positions that do not ascend, more
+    /// than 256 segments, a last table without a weight for each dataset, a table with more, or without a weight above 0,
+    /// a weight that is negative, not finite, or not 0 and under 1/10,000 of its table's sum; for a dataset without
+    /// samples, and the errors of [`Concat::new`].
+    pub fn scheduled<D: Dataset>(
+        datasets: impl IntoIterator<Item = D>,
+        segments: impl IntoIterator<Item = (u64, Vec<f64>)>,
+        key: u64,
+    ) -> Result<Self> {
+        let datasets: Vec<D> = datasets.into_iter().collect();
+        if datasets.len() > SOURCES_MAX {
+            return bad(format!("{} datasets in a mix; the limit is {SOURCES_MAX}", datasets.len()));
+        }
+        let dataset = Concat::new(datasets)?;
+        let ids: Vec<_> = (0..dataset.parts()).map(|part| dataset.ids_of(part)).collect();
+        if let Some(empty) = ids.iter().position(|ids| ids.is_empty()) {
+            return bad(format!("dataset {empty} of the mix has no samples"));
+        }
+        let tables = tables_of(&segments.into_iter().collect::<Vec<_>>(), ids.len())?;
+        let schedule = Schedule::new(tables, &ids, &dataset.identities(), Key::new(key).named("mix"));
+        let len = dataset.len();
+        Ok(Self { dataset: Arc::new(dataset), schedule: Arc::new(schedule), len, seed: key })
+    }
+
+    /// Segments of a linear ramp over `positions`, for [`scheduled`](Self::scheduled): at most 64 steps with the weights at
+    /// their middles, then `to`. A weight under 1/10,000 of its step's sum is 0 in it.
+    ///
+    /// ```
+    /// # use feedline::dataset::Mix;
+    /// let (web, code) = ([0.9, 0.1], [0.5, 0.5]);
+    /// let schedule: Vec<_> = [(0, web.to_vec())].into_iter().chain(Mix::ramp(10_000..50_000, &web, &code)).collect();
+    /// assert_eq!((schedule.len(), &schedule[65]), (66, &(50_000, vec![0.5, 0.5])));
+    /// ```
+    pub fn ramp(positions: Range<u64>, from: &[f64], to: &[f64]) -> Vec<(u64, Vec<f64>)> {
+        let (steps, len) = (STEPS.min(positions.end.saturating_sub(positions.start)), from.len().max(to.len()));
+        let weight = |table: &[f64], index| table.get(index).copied().unwrap_or(0.0);
+        let step = |step: u64| {
+            let start = positions.start
+                + (u128::from(positions.end - positions.start) * u128::from(step) / u128::from(steps)) as u64;
+            let share = (step as f64 + 0.5) / steps as f64;
+            let mut table: Vec<f64> =
+                (0..len).map(|index| weight(from, index) * (1.0 - share) + weight(to, index) * share).collect();
+            let least = table.iter().sum::<f64>() / PARTS_OF_WEIGHT as f64;
+            table.iter_mut().filter(|weight| (0.0..least).contains(*weight)).for_each(|weight| *weight = 0.0);
+            (start, table)
+        };
+        (0..steps).map(step).chain([(positions.end, to.to_vec())]).collect()
+    }
+
+    /// Sets the number of positions of an epoch.
+    ///
+    /// Errors: [`ErrorKind::Config`] for 0.
+    pub fn epoch_len(mut self, positions: u64) -> Result<Self> {
+        if positions == 0 {
+            return bad("an epoch of 0 positions".into());
+        }
+        self.len = positions;
+        Ok(self)
+    }
+
+    /// Ends an epoch before any source repeats: it has as many whole blocks as fit one pass of every source, at least
+    /// one block. So no sample repeats in epoch 0.
+    #[must_use]
+    pub fn until_first_ends(mut self) -> Self {
+        self.len = self.schedule.until_first_ends();
+        self
+    }
+
+    /// Ends an epoch after the slowest source's first pass, in whole blocks: epoch 0 delivers every sample, but those of
+    /// sources that the schedule leaves out before.
+    #[must_use]
+    pub fn until_all_seen(mut self) -> Self {
+        self.len = self.schedule.until_all_seen();
+        self
+    }
+
+    /// The concatenated datasets; [`Concat::origin`] gives the part of an id.
+    pub fn dataset(&self) -> Arc<Concat> {
+        self.dataset.clone()
+    }
+
+    /// The order that mixes them; its key also seeds transforms. Valid for this mix's dataset only.
+    pub fn order(&self) -> Order {
+        Order::sampler(self.clone()).with_seed(self.seed)
+    }
+
+    /// Count of each source in a block of the first segment.
+    pub fn block(&self) -> &[u64] {
+        &self.schedule.segments[0].counts
+    }
+
+    /// Position of the run.
+    fn place(&self, epoch: u64, position: u64) -> u128 {
+        u128::from(epoch) * u128::from(self.len) + u128::from(position)
+    }
+}
+
+impl Sampler for Mix {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn id(&self, epoch: u64, position: u64) -> u64 {
+        self.schedule.id(self.place(epoch, position))
+    }
+
+    fn identity(&self) -> u64 {
+        let hash = self.schedule.segments.last().map_or(0, |last| last.hash);
+        Digest::new("mix").word(self.schedule.root()).word(self.len).word(hash).words(&self.schedule.lens).end()
+    }
+
+    fn progress(&self, epoch: u64, position: u64) -> Option<Progress> {
+        let Schedule { segments, lens, .. } = &*self.schedule;
+        let place = self.place(epoch, position);
+        let begun = segments.partition_point(|segment| u128::from(segment.start) < place);
+        let hash = begun.checked_sub(1).map_or(0, |last| segments[last].hash);
+        let past = Digest::new("mix").word(self.schedule.root()).word(hash).end();
+        let drawn = begun.checked_sub(1).map(|last| self.schedule.drawn(&segments[last], place));
+        let drawn = drawn.unwrap_or_else(|| vec![0; lens.len()]);
+        let sources = drawn.iter().zip(lens).map(|(drawn, len)| (u64::try_from(*drawn).unwrap_or(u64::MAX), *len));
+        Some(Progress { past, segments: begun as u64, sources: sources.collect() })
+    }
+}
+
+impl std::fmt::Debug for Mix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} positions an epoch, ", self.len)?;
+        for Segment { start, counts, .. } in &self.schedule.segments {
+            write!(f, "from {start} {counts:?} of each block, ")?;
+        }
+        write!(f, "of {:?}", self.dataset)
+    }
+}
+
+fn bad<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, Stage::Index, message))
+}
+
+/// Starts and counts of the segments, with a count for each of `sources`.
+fn tables_of(segments: &[(u64, Vec<f64>)], sources: usize) -> Result<Vec<(u64, Vec<u64>)>> {
+    let name = |index: usize| match segments.len() {
+        1 => "the mix".to_string(),
+        _ => format!("segment {index} of the mix"),
+    };
+    match segments {
+        [] => return bad("the schedule of the mix has no segments: begin it with (0, weights)".into()),
+        [(0, _), ..] => {}
+        [(start, _), ..] => {
+            return bad(format!("the schedule of the mix begins at position {start}: begin it with (0, weights)"));
+        }
+    }
+    if segments.len() > SEGMENTS_MAX {
+        return bad(format!("{} segments in a mix; the limit is {SEGMENTS_MAX}", segments.len()));
+    }
+    if let Some(at) = segments.windows(2).position(|pair| pair[0].0 >= pair[1].0) {
+        let (before, start) = (segments[at].0, segments[at + 1].0);
+        let message = format!("segment {} of the mix begins at position {start}, the one before at {before}", at + 1);
+        return bad(message + ": list segments by ascending positions");
+    }
+    let last = segments.len() - 1;
+    let table = |(index, (start, weights)): (usize, &(u64, Vec<f64>))| {
+        if weights.len() > sources || (index == last && weights.len() < sources) {
+            let message = format!("{} has {} weights for {sources} datasets", name(index), weights.len());
+            return bad(message + ": give one for each; a dataset that is to leave stays, with weight 0");
+        }
+        let mut counts = counts_of(weights, &name(index))?;
+        counts.resize(sources, 0);
+        Ok((*start, counts))
+    };
+    segments.iter().enumerate().map(table).collect()
+}
+
+/// Rounds weights to whole numbers without a common divisor.
+fn counts_of(weights: &[f64], name: &str) -> Result<Vec<u64>> {
+    let legal = |weight: &f64| weight.is_finite() && *weight >= 0.0;
+    if let Some(index) = weights.iter().position(|weight| !legal(weight)) {
+        return bad(format!("weight {index} of {name} is {}: it must be finite and not negative", weights[index]));
+    }
+    // Divide by the largest first, since the sum of finite numbers need not be finite.
+    let largest = weights.iter().copied().fold(0.0, f64::max);
+    if largest == 0.0 {
+        return bad(format!("{name} has no weight above 0"));
+    }
+    let sum: f64 = weights.iter().map(|weight| weight / largest).sum();
+    let exact: Vec<f64> = weights.iter().map(|weight| weight / largest / sum * PARTS_OF_WEIGHT as f64).collect();
+    // The 1e-6 absorbs rounding: 0.3 × 10,000 is 2,999.9999999999995.
+    let mut counts: Vec<u64> = exact.iter().map(|exact| (exact + 1e-6).floor() as u64).collect();
+    let mut order: Vec<usize> = (0..weights.len()).filter(|index| weights[*index] > 0.0).collect();
+    order.sort_by(|a, b| (exact[*b] - counts[*b] as f64).total_cmp(&(exact[*a] - counts[*a] as f64)));
+    let missing = PARTS_OF_WEIGHT.saturating_sub(counts.iter().sum());
+    order.iter().cycle().take(missing as usize).for_each(|index| counts[*index] += 1);
+    if let Some(index) = (0..counts.len()).find(|index| counts[*index] == 0 && weights[*index] > 0.0) {
+        return bad(format!("weight {index} of {name}, {}, is under 1/{PARTS_OF_WEIGHT} of the sum", weights[index]));
+    }
+    let divisor = counts.iter().copied().fold(0, gcd);
+    Ok(counts.iter().map(|count| count / divisor).collect())
+}
+
+impl Schedule {
+    /// `sources` has a hash of each.
+    fn new(tables: Vec<(u64, Vec<u64>)>, ids: &[Range<u64>], sources: &[u64], key: Key) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let (firsts, lens) = ids.iter().map(|ids| (ids.start, ids.end - ids.start)).unzip();
+        let segments = Vec::with_capacity(tables.len());
+        let mut schedule = Self { key, segments, lens, firsts, number: NEXT.fetch_add(1, Ordering::Relaxed) };
+        for (start, counts) in tables {
+            let last = schedule.segments.last();
+            let before = last.map_or_else(|| vec![0; ids.len()], |last| schedule.drawn(last, start.into()));
+            // Sources that were appended later do not count.
+            let known = counts.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
+            let digest = Digest::new("segment").word(last.map_or(0, |last| last.hash)).word(start);
+            let hash = digest.words(&counts[..known]).words(&sources[..known]).end();
+            let places = variants(&counts, key.named("variants"));
+            schedule.segments.push(Segment { start, counts, places, before, hash });
+        }
+        schedule
+    }
+
+    /// Sample id at a position of the whole run.
+    fn id(&self, position: u128) -> u64 {
+        let (source, drawn) = self.draw(position);
+        let len = u128::from(self.lens[source]);
+        let (pass, place) = ((drawn / len) as u64, (drawn % len) as u64);
+        self.firsts[source] + walked(self, source, pass, place)
+    }
+
+    /// Source at a position, with its count of earlier positions.
+    fn draw(&self, position: u128) -> (usize, u128) {
+        let next = self.segments.partition_point(|segment| u128::from(segment.start) <= position);
+        let segment = &self.segments[next - 1];
+        let (block, places, place) = self.block(segment, position);
+        let (source, earlier) = places[place];
+        let source = usize::from(source);
+        let before = segment.before[source] + block * u128::from(segment.counts[source]);
+        (source, before + u128::from(earlier))
+    }
+
+    /// Block of the segment at a position, its places, and the place in it.
+    fn block<'a>(&self, segment: &'a Segment, position: u128) -> (u128, &'a [(u16, u16)], usize) {
+        let (len, rest) = (segment.block(), position - u128::from(segment.start));
+        let (block, place) = (rest / u128::from(len), (rest % u128::from(len)) as usize);
+        let key = self.key.named("variant").derive(segment.start).derive(block as u64);
+        let variant = Draws::from_key(key).below(segment.places.len() as u64 / len);
+        (block, &segment.places[(variant * len) as usize..][..len as usize], place)
+    }
+
+    /// Count of each source before a position of the segment, or before its end.
+    fn drawn(&self, segment: &Segment, position: u128) -> Vec<u128> {
+        let (block, places, place) = self.block(segment, position);
+        let whole = segment.before.iter().zip(&segment.counts);
+        let mut drawn: Vec<u128> = whole.map(|(before, count)| before + block * u128::from(*count)).collect();
+        places[..place].iter().for_each(|(source, _)| drawn[usize::from(*source)] += 1);
+        drawn
+    }
+
+    /// A hash of the key.
+    fn root(&self) -> u64 {
+        Draws::from_key(self.key).next_u64()
+    }
+
+    /// The segments, each with the next one, and of each source the samples that it has left and its count in a block.
+    fn spans(&self) -> impl Iterator<Item = (&Segment, Option<&Segment>, Vec<(u128, u128)>)> {
+        self.segments.iter().enumerate().map(|(index, segment)| {
+            let left = |(len, before): (&u64, &u128)| u128::from(*len).saturating_sub(*before);
+            let left = self.lens.iter().zip(&segment.before).map(left);
+            let sources = left.zip(segment.counts.iter().map(|count| u128::from(*count))).collect();
+            (segment, self.segments.get(index + 1), sources)
+        })
+    }
+
+    /// The last end of a block, or of a segment, before any source repeats; at least the first of a block.
+    fn until_first_ends(&self) -> u64 {
+        let fits = |next: &Segment| next.before.iter().zip(&self.lens).all(|(before, len)| *before <= u128::from(*len));
+        let found = self.spans().find(|(_, next, _)| !next.is_some_and(fits)).map_or(0, |(segment, _, sources)| {
+            let blocks = sources.iter().filter(|(_, count)| *count > 0).map(|(left, count)| left / count);
+            segment.end_of(blocks.min().unwrap_or(0))
+        });
+        u64::try_from(found).unwrap_or(u64::MAX).max(self.segments[0].block())
+    }
+
+    /// The first end of a block, or of a segment, with no unseen samples but those of sources that are not drawn again.
+    fn until_all_seen(&self) -> u64 {
+        let ends = self.spans().filter_map(|(segment, next, sources)| {
+            let blocks = sources.iter().filter(|(left, count)| *left > 0 && (*count > 0 || next.is_some()));
+            // A later segment draws from it, perhaps.
+            let blocks =
+                blocks.map(|(left, count)| if *count > 0 { left.div_ceil(*count) } else { u128::from(u64::MAX) });
+            let end = segment.end_of(blocks.max().unwrap_or(0));
+            next.is_none_or(|next| end <= u128::from(next.start)).then_some(end)
+        });
+        let found = { ends }.next().unwrap_or(0);
+        u64::try_from(found).unwrap_or(u64::MAX).max(self.segments[0].block())
+    }
+}
+
+impl Segment {
+    /// Positions of a block.
+    fn block(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    fn end_of(&self, blocks: u128) -> u128 {
+        u128::from(self.start) + blocks * u128::from(self.block())
+    }
+}
+
+/// Spreads the sources of a block evenly: source *s* comes `counts[s]` times, its place *k* between *k* and *k* + 1
+/// times its mean distance. Earliest deadline first finds such places for all, since together they fill the block
+/// exactly.
+fn spread(counts: &[u64]) -> Vec<(u16, u16)> {
+    let block: u64 = counts.iter().sum();
+    let used: Vec<usize> = (0..counts.len()).filter(|source| counts[*source] > 0).collect();
+    let mut done = vec![0_u64; counts.len()];
+    let mut places = Vec::with_capacity(block as usize);
+    for place in 0..block {
+        let waits = |source: &usize| {
+            done[*source] < counts[*source] && window(counts[*source], block, done[*source]).start <= place
+        };
+        let deadline = |source: &usize| window(counts[*source], block, done[*source]).end;
+        let source = used.iter().copied().filter(waits).min_by_key(deadline);
+        let source = source.expect("the counts add up to the block, so some source is always due");
+        places.push((source as u16, done[source] as u16));
+        done[source] += 1;
+    }
+    places
+}
+
+/// Places at which a source of `count` in a block may come after `earlier` others of it: none is off its share by 1.
+fn window(count: u64, block: u64, earlier: u64) -> Range<u64> {
+    earlier * block / count..((earlier + 1) * block).div_ceil(count)
+}
+
+/// Variants of a block, one after the other: the spread sources, each in turn moved to a random place of its window, as far
+/// as the windows of those on the way allow; and the same in reverse, so that the variants favour neither end.
+fn variants(counts: &[u64], key: Key) -> Vec<(u16, u16)> {
+    let spread = spread(counts);
+    let block = spread.len() as u64;
+    let window = |(source, earlier): (u16, u16)| window(counts[usize::from(source)], block, earlier.into());
+    let pair = |number: u64| {
+        let (mut places, mut draws) = (spread.clone(), Draws::from_key(key.derive(number)));
+        let mut turns = spread.clone();
+        turns.sort_by_cached_key(|_| draws.next_u64());
+        for moved in turns {
+            let mut all = window(moved);
+            let to = all.start + draws.below(all.end - all.start);
+            let mut at = all.find(|at| places[*at as usize] == moved).expect("none leaves its window");
+            while at != to {
+                let next = if at < to { at + 1 } else { at - 1 };
+                let met = places[next as usize];
+                if met.0 == moved.0 || !window(met).contains(&at) {
+                    break;
+                }
+                places.swap(at as usize, next as usize);
+                at = next;
+            }
+        }
+        let reverse = |(source, earlier): &(u16, u16)| (*source, counts[usize::from(*source)] as u16 - 1 - earlier);
+        let reversed: Vec<_> = places.iter().rev().map(reverse).collect();
+        [places, reversed].concat()
+    };
+    (0..(PLACES / block).clamp(*VARIANTS.start(), *VARIANTS.end()) / 2).flat_map(pair).collect()
+}
+
+/// A permutation kept by a thread, since making one takes up to microseconds.
+struct Walk {
+    mix: u64,
+    source: usize,
+    pass: u64,
+    permutation: Permutation,
+}
+
+/// Entry `place` of a pass's permutation. No lock, and no allocation except at the start of a pass.
+fn walked(schedule: &Schedule, source: usize, pass: u64, place: u64) -> u64 {
+    thread_local!(static KEPT: RefCell<Vec<Option<Walk>>> = const { RefCell::new(Vec::new()) });
+    KEPT.with_borrow_mut(|kept| {
+        kept.resize_with(WALKS, || None);
+        let slot = &mut kept[(schedule.number as usize).wrapping_mul(31).wrapping_add(source) % WALKS];
+        let fits = |walk: &Walk| (walk.mix, walk.source, walk.pass) == (schedule.number, source, pass);
+        if !slot.as_ref().is_some_and(fits) {
+            let key = schedule.key.derive(source as u64).derive(pass);
+            let permutation = Permutation::new(schedule.lens[source], key);
+            *slot = Some(Walk { mix: schedule.number, source, pass, permutation });
+        }
+        slot.as_ref().map_or(0, |walk| walk.permutation.get(place))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn weights_become_the_smallest_whole_numbers() {
+        let cases: [(&[f64], &[u64]); 9] = [
+            (&[0.7, 0.3], &[7, 3]),
+            (&[1.0, 1.0], &[1, 1]),
+            (&[5.0], &[1]),
+            (&[1.0, 1.0, 1.0], &[3334, 3333, 3333]),
+            (&[0.1, 0.2, 0.3, 0.4], &[1, 2, 3, 4]),
+            (&[1e308, 1e308], &[1, 1]),
+            (&[1e-320, 3e-320], &[1, 3]),
+            (&[1.0, 0.0, 3.0], &[1, 0, 3]),
+            // What is missing goes to the sources that have a weight.
+            (&[0.0, 1.0, 1.0, 1.0], &[0, 3334, 3333, 3333]),
+        ];
+        for (weights, counts) in cases {
+            assert_eq!(counts_of(weights, "").unwrap(), counts, "{weights:?}");
+        }
+        for weights in [&[0.0, 0.0][..], &[], &[-1.0], &[f64::NAN, 1.0], &[f64::INFINITY], &[1.0, 1e-6]] {
+            assert_eq!(counts_of(weights, "").unwrap_err().kind(), ErrorKind::Config, "{weights:?}");
+        }
+    }
+
+    #[test]
+    fn a_block_spreads_its_sources_evenly() {
+        let sources = |counts: &[u64]| spread(counts).iter().map(|(source, _)| *source).collect::<Vec<_>>();
+        assert_eq!(sources(&[1, 1]), [0, 1]);
+        assert_eq!(sources(&[3, 0, 1]), [0, 0, 0, 2]);
+        assert_eq!(sources(&[7, 3]), [0, 0, 1, 0, 0, 1, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn variants_bring_a_rare_source_to_every_place() {
+        let block: u64 = 8;
+        let places = variants(&[7, 1], Key::new(3));
+        let mut at = [0; 8];
+        for variant in places.chunks(block as usize) {
+            at[variant.iter().position(|(source, _)| *source == 1).unwrap()] += 1;
+        }
+        // 64 variants: 8 each on average.
+        assert!(at.iter().all(|times| (1..=20).contains(times)), "{at:?}");
+        assert_eq!(variants(&[9999, 1], Key::new(3)).len(), 80_000);
+    }
+
+    /// A schedule of these segments, over sources of these lengths.
+    fn schedule(segments: &[(u64, Vec<u64>)], lens: &[u64], key: u64) -> Schedule {
+        let starts = lens.iter().scan(0, |next, len| Some(std::mem::replace(next, *next + len)));
+        let ids: Vec<_> = starts.zip(lens).map(|(start, len)| start..start + len).collect();
+        Schedule::new(segments.to_vec(), &ids, lens, Key::new(key))
+    }
+
+    /// A schedule of one segment.
+    fn whole(counts: &[u64], lens: &[u64], key: u64) -> Schedule {
+        schedule(&[(0, counts.to_vec())], lens, key)
+    }
+
+    fn segments() -> impl Strategy<Value = Vec<(u64, Vec<u64>)>> {
+        (1_usize..6, prop::collection::vec((1_u64..200, prop::collection::vec(0_u64..30, 6)), 1..6)).prop_map(
+            |(sources, segments)| {
+                let starts = segments.iter().scan(0, |next, (len, _)| Some(std::mem::replace(next, *next + len)));
+                let counts = segments.iter().map(|(_, counts)| {
+                    let mut counts = counts[..sources].to_vec();
+                    counts[0] += u64::from(counts.iter().all(|count| *count == 0));
+                    counts
+                });
+                starts.zip(counts).collect()
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn every_place_of_every_variant_is_due(counts in prop::collection::vec(1_u64..40, 1..8), key in any::<u64>()) {
+            let block: u64 = counts.iter().sum();
+            let places = variants(&counts, Key::new(key));
+            for variant in places.chunks(block as usize) {
+                let mut done = vec![0_u64; counts.len()];
+                for (place, (source, before)) in variant.iter().enumerate() {
+                    prop_assert_eq!(u64::from(*before), done[usize::from(*source)]);
+                    done[usize::from(*source)] += 1;
+                    for (source, count) in counts.iter().enumerate() {
+                        // The error is less than one: |done × block − (place + 1) × count| < block.
+                        let off = (done[source] * block).abs_diff((place as u64 + 1) * count);
+                        prop_assert!(off < block, "{:?} at {}", counts, place);
+                    }
+                }
+                prop_assert_eq!(&done, &counts);
+            }
+        }
+
+        #[test]
+        fn blocks_have_exact_shares_and_any_run_nearly(
+            counts in prop::collection::vec(1_u64..30, 1..6), key in any::<u64>(), from in 0_u64..500, len in 1_u64..500,
+        ) {
+            let schedule = whole(&counts, &vec![10; counts.len()], key);
+            let block: u64 = counts.iter().sum();
+            let count = |range: Range<u64>, source: usize| {
+                range.filter(|position| schedule.draw(u128::from(*position)).0 == source).count() as u64
+            };
+            for (source, share) in counts.iter().enumerate() {
+                let found = count(from..from + len, source);
+                prop_assert!((found * block).abs_diff(len * share) < 2 * block);
+                prop_assert_eq!(count(from * block..(from + 1) * block, source), *share);
+            }
+        }
+
+        #[test]
+        fn draws_have_no_gap_and_segments_exact_shares(segments in segments(), key in any::<u64>()) {
+            let lens = vec![10; segments[0].1.len()];
+            let schedule = schedule(&segments, &lens, key);
+            let mut next = vec![0_u128; lens.len()];
+            let mut position = 0;
+            let ends = segments.iter().skip(1).map(|(start, _)| *start).chain([u64::from(u16::MAX)]);
+            for (index, ((start, counts), end)) in segments.iter().zip(ends).enumerate() {
+                let (before, block) = (next.clone(), counts.iter().sum::<u64>());
+                prop_assert_eq!(&schedule.segments[index].before, &before);
+                while position < end.min(start + 300) {
+                    let (source, drawn) = schedule.draw(u128::from(position));
+                    prop_assert_eq!(drawn, next[source]);
+                    next[source] += 1;
+                    position += 1;
+                    // Wherever the segment ends.
+                    for (source, count) in counts.iter().enumerate() {
+                        let got = (next[source] - before[source]) as u64;
+                        prop_assert!((got * block).abs_diff((position - start) * count) < block);
+                    }
+                }
+                prop_assert_eq!(&schedule.drawn(&schedule.segments[index], position.into()), &next);
+            }
+        }
+
+        #[test]
+        fn samples_of_a_source_come_equally_often(
+            segments in segments(), lens in prop::collection::vec(1_u64..20, 6), key in any::<u64>(), positions in 1_u64..1000,
+        ) {
+            let lens = &lens[..segments[0].1.len()];
+            let schedule = schedule(&segments, lens, key);
+            let mut seen = vec![0_u64; lens.iter().sum::<u64>() as usize];
+            let mut drawn = vec![0_u64; lens.len()];
+            for position in 0..positions {
+                seen[schedule.id(u128::from(position)) as usize] += 1;
+                drawn[schedule.draw(u128::from(position)).0] += 1;
+            }
+            let mut seen = &seen[..];
+            for (len, drawn) in lens.iter().zip(drawn) {
+                let (own, rest) = seen.split_at(*len as usize);
+                seen = rest;
+                prop_assert!(own.iter().all(|times| *times == drawn / len || *times == drawn.div_ceil(*len)));
+            }
+        }
+
+        #[test]
+        fn epochs_end_where_a_walk_finds_it(
+            segments in segments(), lens in prop::collection::vec(1_u64..90, 6), key in any::<u64>(),
+        ) {
+            let lens = &lens[..segments[0].1.len()];
+            let schedule = schedule(&segments, lens, key);
+            let is_end = |position: u64| {
+                let segment = schedule.segments.iter().rfind(|segment| segment.start <= position).unwrap();
+                (position - segment.start) % segment.block() == 0
+            };
+            let last = &segments[segments.len() - 1];
+            let drawn = |position: u64| {
+                let segment = schedule.segments.iter().rfind(|segment| segment.start <= position).unwrap();
+                schedule.drawn(segment, position.into())
+            };
+            let within = |position| drawn(position).iter().zip(lens).all(|(drawn, len)| *drawn <= u128::from(*len));
+            // Of a source that is not drawn again nothing can be waited for.
+            let seen = |position| drawn(position).iter().zip(lens).zip(&last.1)
+                .all(|((drawn, len), count)| *drawn >= u128::from(*len) || (*count == 0 && position >= last.0));
+            let first = schedule.segments[0].block();
+            let ends = || (first..30_000).filter(|position| is_end(*position));
+            prop_assert_eq!(schedule.until_first_ends(), ends().take_while(|end| within(*end)).last().unwrap_or(first));
+            prop_assert_eq!(schedule.until_all_seen(), ends().find(|end| seen(*end)).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_ramp_is_linear_and_drops_what_is_too_small() {
+        let ramp = Mix::ramp(100..300, &[1.0], &[0.0, 1.0]);
+        assert_eq!((ramp.len(), ramp[0].0, &ramp[64]), (65, 100, &(300, vec![0.0, 1.0])));
+        assert!(ramp.is_sorted_by(|a, b| a.0 < b.0));
+        assert_eq!(ramp[31].1, [1.0 - 31.5 / 64.0, 31.5 / 64.0]);
+        assert_eq!(Mix::ramp(5..8, &[1.0], &[2.0]).len(), 4);
+        assert_eq!(Mix::ramp(5..5, &[1.0], &[2.0]), [(5, vec![2.0])]);
+        let small = Mix::ramp(0..64, &[1.0, 0.0], &[1.0, 0.01]);
+        assert_eq!((small[0].1[1], small[1].1[1] > 0.0), (0.0, true));
+        tables_of(&small, 2).unwrap();
+    }
+
+    #[test]
+    fn positions_of_long_runs_do_not_overflow() {
+        let schedule = schedule(&[(0, vec![1, 9999]), (7, vec![0, 1]), (u64::MAX, vec![1, 1])], &[3, u64::MAX / 2], 1);
+        let id = schedule.id(u128::from(u64::MAX) * u128::from(u64::MAX));
+        assert!(id < 3 + u64::MAX / 2);
+    }
+}
