@@ -371,13 +371,6 @@ impl Error {
         self
     }
 
-    /// Appends that `tried` samples failed as substitutes.
-    pub(crate) fn without_substitute(mut self, tried: usize) -> Self {
-        let joint = if self.0.message.is_empty() { "" } else { "; " };
-        self.0.message += &format!("{joint}no substitute found ({tried} others were tried)");
-        self
-    }
-
     /// A copy of the error, for every sample that one fault concerns. Its source is the source's text.
     pub(crate) fn clone_lossy(&self) -> Self {
         let Inner { kind, stage, message, site, source } = &*self.0;

@@ -164,7 +164,7 @@ impl fmt::Display for Ledger {
 
 /// The ledger of a loader, with its file.
 pub(crate) struct LedgerWriter {
-    ledger: Ledger,
+    pub(crate) ledger: Ledger,
     /// Sample → its place in the list.
     places: BTreeMap<u64, usize>,
     file: Option<File>,
@@ -181,10 +181,6 @@ impl LedgerWriter {
         let file = path.map(open).transpose()?;
         let ledger = Ledger { path: path.map(Path::to_path_buf), ..Ledger::default() };
         Ok(Self { ledger, places: BTreeMap::new(), file, torn: false, budget })
-    }
-
-    pub(crate) fn ledger(&self) -> &Ledger {
-        &self.ledger
     }
 
     /// Enters the bad samples of a batch that is handed out.
@@ -311,8 +307,8 @@ mod tests {
         let mut writer = LedgerWriter::open(2, None).unwrap();
         writer.add(vec![bad(5, 0, Some(9)), bad(5, 3, Some(1))]).unwrap();
         writer.add(vec![bad(7, 0, Some(9)), bad(5, 1, Some(2))]).unwrap();
-        let times: Vec<_> = writer.ledger().samples.iter().map(|entry| (entry.sample, entry.times)).collect();
-        assert_eq!((times, writer.ledger().substituted), (vec![(5, 3), (7, 1)], 4));
+        let times: Vec<_> = writer.ledger.samples.iter().map(|entry| (entry.sample, entry.times)).collect();
+        assert_eq!((times, writer.ledger.substituted), (vec![(5, 3), (7, 1)], 4));
     }
 
     #[test]
@@ -320,11 +316,11 @@ mod tests {
         let mut writer = LedgerWriter::open(1, None).unwrap();
         let error = writer.add(vec![bad(5, 0, Some(9)), bad(8, 0, None)]).unwrap_err();
         // The batch is not handed out, and nothing of it counts.
-        assert_eq!((error.kind(), writer.ledger().substituted), (ErrorKind::BadSamples, 0));
-        assert!(writer.ledger().samples.is_empty());
+        assert_eq!((error.kind(), writer.ledger.substituted), (ErrorKind::BadSamples, 0));
+        assert!(writer.ledger.samples.is_empty());
         let mut writer = LedgerWriter::open(2, None).unwrap();
         writer.add(vec![bad(5, 0, Some(9)), bad(8, 0, None)]).unwrap();
-        assert_eq!((writer.ledger().substituted, writer.ledger().samples.len()), (1, 2));
+        assert_eq!((writer.ledger.substituted, writer.ledger.samples.len()), (1, 2));
     }
 
     #[test]
@@ -402,6 +398,6 @@ mod tests {
         let mut writer = LedgerWriter::open(1, None).unwrap();
         writer.file = Some(OpenOptions::new().append(true).open("/dev/full").unwrap());
         writer.add(vec![bad(5, 0, Some(9))]).unwrap();
-        assert!(writer.ledger().not_written.as_ref().unwrap().contains("No space"), "{:?}", writer.ledger());
+        assert!(writer.ledger.not_written.as_ref().unwrap().contains("No space"), "{:?}", writer.ledger);
     }
 }

@@ -56,7 +56,6 @@ settings! {
     ContextOnly: "context_only(true)", "context_only=True", "--context-only";
     Cut: "cut(true)", "cut=True", "--cut";
     DctScaling: "dct_scaling", "dct_scaling", "";
-    Decode: "decode", "", "";
     DecodeField: "decode_field", "decoders", "";
     Depth: "tuning(|t| t.depth({}))", "depth={}", "--depth {}";
     DeviceBatches: "tuning(|t| t.device_batches({}))", "device_batches={}", "";
@@ -101,7 +100,6 @@ settings! {
     Token: "Tokens::builder(DType::{})", "token=\"{}\"", "--token {}";
     UpTo: "up_to", "up_to", "--up-to";
     WholeData: "Rank::single()", "shard=None", "";
-    Window: "Order::windowed", "window", "--window";
     Workers: "workers({})", "workers={}", "--workers {}";
 }
 

@@ -126,6 +126,7 @@ pub use signals::Signal;
 mod signals {
     use crate::error::{Error, Result, Stage};
     use crate::sync::Hold;
+    use signal_hook::low_level::signal_name;
     use signal_hook::{consts, flag};
     use std::fmt;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -134,80 +135,59 @@ mod signals {
     /// A signal that can set a [`Stop`](super::Stop).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     #[non_exhaustive]
+    #[repr(i32)]
     pub enum Signal {
         /// SIGTERM: what `kill`, Slurm and Kubernetes send.
-        Term,
+        Term = consts::SIGTERM,
         /// SIGINT: Ctrl-C. A second one ends the process.
-        Int,
+        Int = consts::SIGINT,
         /// SIGHUP: the terminal was closed. Sets the flag even under `nohup`.
-        Hup,
+        Hup = consts::SIGHUP,
         /// SIGUSR1: Slurm's `--signal=USR1@120`.
-        Usr1,
+        Usr1 = consts::SIGUSR1,
         /// SIGUSR2.
-        Usr2,
+        Usr2 = consts::SIGUSR2,
     }
 
-    const ALL: [Signal; 5] = [Signal::Term, Signal::Int, Signal::Hup, Signal::Usr1, Signal::Usr2];
-
-    /// The signals that the process received, in the order of `ALL`.
-    static CAME: [AtomicBool; ALL.len()] = [const { AtomicBool::new(false) }; ALL.len()];
+    /// The signals that the process received, by their numbers.
+    static CAME: [AtomicBool; 32] = [const { AtomicBool::new(false) }; 32];
 
     impl Signal {
-        fn number(self) -> i32 {
-            match self {
-                Self::Term => consts::SIGTERM,
-                Self::Int => consts::SIGINT,
-                Self::Hup => consts::SIGHUP,
-                Self::Usr1 => consts::SIGUSR1,
-                Self::Usr2 => consts::SIGUSR2,
-            }
-        }
-
-        fn ends_when_repeated(self) -> bool {
-            matches!(self, Self::Int)
-        }
-
         fn came(self) -> &'static AtomicBool {
             &CAME[self as usize]
         }
 
         /// Installs the handler, once per process.
         fn install(self) -> Result<()> {
-            static INSTALLED: Mutex<[bool; ALL.len()]> = Mutex::new([false; ALL.len()]);
+            static INSTALLED: Mutex<Vec<Signal>> = Mutex::new(Vec::new());
             let mut installed = INSTALLED.hold();
-            if !installed[self as usize] {
+            if !installed.contains(&self) {
                 self.register().map_err(|e| Error::os(Stage::Build, format!("no handler for {self}"), e))?;
-                installed[self as usize] = true;
+                installed.push(self);
             }
             Ok(())
         }
 
         fn register(self) -> std::io::Result<()> {
             // Actions run in the order of their registration: the first signal finds the flag down.
-            if self.ends_when_repeated() {
-                flag::register_conditional_default(self.number(), self.came())?;
+            if self == Self::Int {
+                flag::register_conditional_default(self as i32, self.came())?;
             }
-            flag::register(self.number(), self.came())?;
+            flag::register(self as i32, self.came())?;
             Ok(())
         }
     }
 
     impl fmt::Display for Signal {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str(match self {
-                Self::Term => "SIGTERM",
-                Self::Int => "SIGINT",
-                Self::Hup => "SIGHUP",
-                Self::Usr1 => "SIGUSR1",
-                Self::Usr2 => "SIGUSR2",
-            })
+            f.write_str(signal_name(*self as i32).unwrap_or_default())
         }
     }
 
     /// The signals of one `Stop`, and the first of them that it saw.
     #[derive(Default)]
     pub(super) struct Watch {
-        watched: [bool; ALL.len()],
+        watched: Vec<Signal>,
         first: OnceLock<Signal>,
     }
 
@@ -216,17 +196,15 @@ mod signals {
             let mut watch = Self::default();
             for signal in signals {
                 signal.install()?;
-                watch.watched[signal as usize] = true;
+                watch.watched.push(signal);
             }
             Ok(watch)
         }
 
         pub(super) fn first(&self) -> Option<Signal> {
-            let came = |signal: &Signal| self.watched[*signal as usize] && signal.came().load(Ordering::Acquire);
-            match self.first.get() {
-                Some(first) => Some(*first),
-                None => ALL.into_iter().find(came).map(|signal| *self.first.get_or_init(|| signal)),
-            }
+            let came = |signal: &&Signal| signal.came().load(Ordering::Acquire);
+            let fresh = || self.watched.iter().find(came).map(|signal| *self.first.get_or_init(|| *signal));
+            self.first.get().copied().or_else(fresh)
         }
     }
 
@@ -235,28 +213,10 @@ mod signals {
         use super::*;
 
         #[test]
-        fn signals_are_numbered_as_they_are_listed() {
-            for (at, signal) in ALL.into_iter().enumerate() {
-                assert_eq!(signal as usize, at);
-                assert_eq!(signal_hook::low_level::signal_name(signal.number()), Some(signal.to_string().as_str()));
+        fn a_signal_has_the_kernels_name() {
+            for (signal, name) in [(Signal::Term, "SIGTERM"), (Signal::Int, "SIGINT"), (Signal::Usr2, "SIGUSR2")] {
+                assert_eq!(signal.to_string(), name);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn all_clones_see_a_request_and_no_other_stop_does() {
-        let (stop, other) = (Stop::new(), Stop::default());
-        let clone = stop.clone();
-        assert!(!stop.requested() && !clone.requested());
-        std::thread::spawn(move || clone.request()).join().unwrap();
-        assert!(stop.requested() && stop.clone().requested());
-        assert!(!other.requested());
-        let text = format!("{stop:?}");
-        assert!(text.starts_with("Stop { requested: true"), "{text}");
     }
 }

@@ -218,7 +218,7 @@ impl OnDevice {
     }
 
     fn head(&self) -> &BatchHead {
-        self.memory().head()
+        &self.memory().head
     }
 
     pub(crate) fn memory(&self) -> &Buffer {

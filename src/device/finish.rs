@@ -45,7 +45,8 @@ pub struct Finish {
     mean: Vec<f32>,
     std: Vec<f32>,
     channels_first: bool,
-    flip: f64,
+    /// The probability of a mirrored picture.
+    pub(crate) flip: f64,
 }
 
 impl Finish {
@@ -76,11 +77,6 @@ impl Finish {
     pub fn flip(mut self, probability: f64) -> Self {
         self.flip = probability;
         self
-    }
-
-    /// The probability of a mirrored picture.
-    pub(crate) fn flip_probability(&self) -> f64 {
-        self.flip
     }
 
     /// The output field for `input`: the same name, the new dtype, `[H, W, C]` or `[C, H, W]`.
@@ -267,10 +263,14 @@ fn table<const N: usize>(moments: &Moments, size: Size, bytes: impl Fn(f32) -> [
 
 /// A [`Finish`] for one field, ready to run: by [`FinishPlan::run_row`] on the CPU, by kernels on a GPU.
 pub(crate) struct FinishPlan {
-    size: Size,
-    dtype: DType,
-    channels_first: bool,
-    moments: Moments,
+    /// Dimensions of a picture.
+    pub(crate) size: Size,
+    /// Output dtype: `F32`, `F16` or `BF16`.
+    pub(crate) dtype: DType,
+    /// Whether the output is `[C, H, W]`.
+    pub(crate) channels_first: bool,
+    /// Mean and std per channel.
+    pub(crate) moments: Moments,
     table: Table,
 }
 
@@ -285,28 +285,6 @@ impl FinishPlan {
         self.size.values() * self.dtype.size()
     }
 
-    /// Dimensions of a picture.
-    pub(crate) fn size(&self) -> Size {
-        self.size
-    }
-
-    /// Output dtype: `F32`, `F16` or `BF16`.
-    pub(crate) fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// Whether the output is `[C, H, W]`.
-    pub(crate) fn is_channels_first(&self) -> bool {
-        self.channels_first
-    }
-
-    /// Mean and std per channel.
-    pub(crate) fn moments(&self) -> Moments {
-        self.moments
-    }
-}
-
-impl FinishPlan {
     /// Converts one picture without allocating.
     ///
     /// `input` has [`FinishPlan::input_bytes`]; `out` has [`FinishPlan::output_bytes`], at any address.

@@ -346,7 +346,7 @@ pub(super) struct Component {
 /// All that the coded data need: a sequential picture of one scan.
 #[derive(Clone, Debug)]
 pub(crate) struct Scan<'a> {
-    components: [Component; 4],
+    pub(super) components: [Component; 4],
     ids: [u8; 4],
     count: usize,
     pub(super) colours: Colours,
@@ -401,10 +401,6 @@ impl<'a> Scan<'a> {
 
     pub(super) fn components(&self) -> &[Component] {
         &self.components[..self.count]
-    }
-
-    pub(super) fn all_components(&self) -> [Component; 4] {
-        self.components
     }
 
     pub(super) fn read_frame(&mut self, body: &[u8]) {

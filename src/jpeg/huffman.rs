@@ -189,83 +189,47 @@ pub(super) trait Lookup {
     fn fill(&mut self, table: Table<'_>);
 }
 
-/// A lookup of symbols with the values behind them: the value in bits 16 to 31, the run before it in bits 8 to 11, the length of
-/// both in bits 0 to 4; 0 for what is longer. `meaning` gives a symbol's run and the bits of its value, at most `most`.
-fn fill_values(fast: &mut [u32; 1 << DECODE_BITS], table: Table<'_>, meaning: impl Fn(u8) -> (u32, u32), most: u32) {
-    fast.fill(0);
-    for (symbol, code, length) in table.codes() {
-        let (run, size) = meaning(symbol);
-        if size > most || length + size > DECODE_BITS {
-            continue;
-        }
-        let free = DECODE_BITS - length - size;
-        for bits in 0..1 << size {
-            let entry = (extend(bits, size) << 16) as u32 | run << 8 | (length + size);
-            let start = ((code << size | bits) << free) as usize;
-            fast[start..start + (1 << free)].fill(entry);
-        }
-    }
-}
-
 /// DC differences.
-pub(super) struct Dc {
-    /// Of [`fill_values`].
-    fast: [u32; 1 << DECODE_BITS],
-    any: Canonical,
-}
-
-impl Lookup for Dc {
-    const EMPTY: Self = Self { fast: [0; 1 << DECODE_BITS], any: Canonical::EMPTY };
-
-    fn fill(&mut self, table: Table<'_>) {
-        fill_values(&mut self.fast, table, |symbol| (0, symbol.into()), VALUE_BITS);
-        self.any = Canonical::new(table);
-    }
-}
-
-impl Dc {
-    /// Reads a difference, with a refill before it.
-    #[inline(always)]
-    pub(super) fn read(&self, bits: &mut Bits<'_>) -> Result<i32, Fault> {
-        bits.refill();
-        let entry = self.fast[bits.peek(DECODE_BITS)];
-        if entry != 0 {
-            bits.skip(entry & 31);
-            return Ok(entry as i32 >> 16);
-        }
-        let (difference, after) = self.long(bits.clone())?;
-        *bits = after;
-        Ok(difference)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn long<'a>(&self, mut bits: Bits<'a>) -> Result<(i32, Bits<'a>), Fault> {
-        let size = u32::from(self.any.symbol(&mut bits)?);
-        if size > VALUE_BITS {
-            return Err(Fault::Code);
-        }
-        Ok((extend(bits.take(size), size), bits))
-    }
-}
-
+pub(super) type Dc = Values<false>;
 /// AC coefficients of a progressive scan, one by one.
-pub(super) struct Band {
-    /// Of [`fill_values`]. Value 0: a symbol without a value.
+pub(super) type Band = Values<true>;
+
+/// Symbols with the values behind them; with `RUNS` each also has a run.
+pub(super) struct Values<const RUNS: bool> {
+    /// The value in bits 16 to 31, 0 for a symbol without one; the run before it in bits 8 to 11, the length of both in
+    /// bits 0 to 4; all 0 for what is longer.
     fast: [u32; 1 << DECODE_BITS],
     any: Canonical,
 }
 
-impl Lookup for Band {
+impl<const RUNS: bool> Lookup for Values<RUNS> {
     const EMPTY: Self = Self { fast: [0; 1 << DECODE_BITS], any: Canonical::EMPTY };
 
     fn fill(&mut self, table: Table<'_>) {
-        fill_values(&mut self.fast, table, |symbol| (u32::from(symbol >> 4), u32::from(symbol & 15)), VALUE_BITS);
+        self.fast.fill(0);
+        for (symbol, code, length) in table.codes() {
+            let (run, size) = Self::meaning(symbol);
+            if size > VALUE_BITS || length + size > DECODE_BITS {
+                continue;
+            }
+            let free = DECODE_BITS - length - size;
+            for bits in 0..1 << size {
+                let entry = (extend(bits, size) << 16) as u32 | run << 8 | (length + size);
+                let start = ((code << size | bits) << free) as usize;
+                self.fast[start..start + (1 << free)].fill(entry);
+            }
+        }
         self.any = Canonical::new(table);
     }
 }
 
-impl Band {
+impl<const RUNS: bool> Values<RUNS> {
+    /// A symbol's run and the bits of its value.
+    fn meaning(symbol: u8) -> (u32, u32) {
+        let symbol = u32::from(symbol);
+        if RUNS { (symbol >> 4, symbol & 15) } else { (0, symbol) }
+    }
+
     /// Reads a symbol with its value, with a refill before it: at least 25 bits are left behind it. Gives the run and the
     /// value, 0 for a symbol without one.
     #[inline(always)]
@@ -283,8 +247,10 @@ impl Band {
 
     #[inline(never)]
     fn long<'a>(&self, mut bits: Bits<'a>) -> Result<((u32, i32), Bits<'a>), Fault> {
-        let symbol = u32::from(self.any.symbol(&mut bits)?);
-        let (run, size) = (symbol >> 4, symbol & 15);
+        let (run, size) = Self::meaning(self.any.symbol(&mut bits)?);
+        if size > VALUE_BITS {
+            return Err(Fault::Code);
+        }
         Ok(((run, extend(bits.take(size), size)), bits))
     }
 }

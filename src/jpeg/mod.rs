@@ -145,6 +145,7 @@ pub fn embed_seek_points(input: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// A worker's tables and rows, kept from picture to picture.
+#[derive(Default)]
 pub(crate) struct Decoder {
     kernels: Kernels,
     tables: Tables,
@@ -154,19 +155,6 @@ pub(crate) struct Decoder {
     /// For pictures of several scans.
     scans: Vec<ScanTables>,
     coefficients: Coefficients,
-}
-
-impl Default for Decoder {
-    fn default() -> Self {
-        Self {
-            kernels: best(),
-            tables: Tables::default(),
-            rows: Rows::default(),
-            starts: Vec::new(),
-            scans: Vec::new(),
-            coefficients: Coefficients::default(),
-        }
-    }
 }
 
 impl Decoder {
@@ -334,11 +322,13 @@ fn write(
     next.max(ready)
 }
 
-/// The kernels for this processor.
-fn best() -> Kernels {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(kernels) = avx2::kernels() {
-        return kernels;
+impl Default for Kernels {
+    /// Those for this processor.
+    fn default() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(kernels) = avx2::kernels() {
+            return kernels;
+        }
+        kernels::SCALAR
     }
-    kernels::SCALAR
 }

@@ -19,14 +19,14 @@
 //!   intervals are those of the last segments before a scan.
 
 use super::bits::{Bits, Place};
-use super::header::{DAMAGED, Factors, Header, Input, SURPLUS, at_offset};
+use super::header::{DAMAGED, Factors, Header, Input, at_offset};
 use super::huffman::{Ac, Band, CODE_MAX, Dc, Fault, ZIGZAG};
 use super::kernels::{self, Kernels};
 use super::region::{Layout, Region};
 use super::rows::Rows;
 use super::script::{AC_BYTES, BAND_BYTES, Coding, DC_BYTES, OneScan, Part, Script};
 use super::smooth::Smoothing;
-use super::walk::KeptTable;
+use super::walk::{KeptTable, ends_here};
 use crate::error::{Error, Result};
 use std::ops::Range;
 
@@ -355,7 +355,7 @@ impl<'a> Reader<'a> {
                     return Err(Fault::Code);
                 };
                 let predictor = &mut reader.predictors[part.component];
-                *predictor = predictor.wrapping_add(dc.table.read(bits)?);
+                *predictor = predictor.wrapping_add(dc.table.read(bits)?.1);
                 let Some(block) = block else { return ac.table.skip(bits) };
                 block[0] = *predictor as i16;
                 // Not exactly those that are not zero, but no scan refines these.
@@ -366,7 +366,7 @@ impl<'a> Reader<'a> {
                 let Some(dc) = &reader.tables.dc[part.dc] else { return Err(Fault::Code) };
                 let difference = match dc.table.read(bits) {
                     Err(_) if !STRICT => zero(bits),
-                    difference => difference?,
+                    found => found?.1,
                 };
                 let predictor = &mut reader.predictors[part.component];
                 *predictor = predictor.wrapping_add(difference);
@@ -542,14 +542,7 @@ impl<'a> Reader<'a> {
         if self.broken || !self.strict {
             return Ok(());
         }
-        let next = self.bits.next_byte();
-        let left = self.bits.end().unwrap_or(self.input.len()) - next;
-        if left > SURPLUS {
-            let message =
-                format!("{DAMAGED}: {left} bytes of data are left after MCU {} of scan {}", self.mcu, self.number + 1);
-            return Err(at_offset(message, next));
-        }
-        Ok(())
+        ends_here(&self.bits, self.input, format_args!("MCU {} of scan {}", self.mcu, self.number + 1))
     }
 }
 

@@ -189,7 +189,7 @@ impl<'a> Script<'a> {
     }
 
     fn take_frame(&mut self, state: &Scan<'_>, header: &Header) -> Result<()> {
-        (self.components, self.count) = (state.all_components(), header.components.into());
+        (self.components, self.count) = (state.components, header.components.into());
         let (h, v) = header.largest_factors();
         state.check_factors(|own| {
             let divides = h.is_multiple_of(own.h.max(1).into()) && v.is_multiple_of(own.v.max(1).into());

@@ -1,7 +1,7 @@
 //! The walk over a scan's MCUs: codes to samples where they are needed, past the others.
 
 use super::bits::{Bits, Place};
-use super::header::{BLOCKS_MAX, Component, DAMAGED, Header, Input, SURPLUS, Scan};
+use super::header::{BLOCKS_MAX, Component, DAMAGED, Header, Input, SURPLUS, Scan, at_offset};
 use super::huffman::{Ac, Dc, Fault, Lookup, Table};
 use super::kernels::{self, Kernels};
 use super::region::Layout;
@@ -264,16 +264,7 @@ impl<'a> Walk<'a> {
         if self.broken || !self.strict {
             return Ok(());
         }
-        let next = self.bits.next_byte();
-        let end = self.bits.end().unwrap_or(self.input.len()) - next;
-        if end > SURPLUS {
-            let message = format!(
-                "{DAMAGED}: {end} bytes of data are left after MCU {}, at byte {next} of the picture",
-                self.mcu
-            );
-            return Err(Error::decode(message));
-        }
-        Ok(())
+        ends_here(&self.bits, self.input, format_args!("MCU {}", self.mcu))
     }
 
     /// Checks the end of the scan, if the walk has come so far.
@@ -308,10 +299,8 @@ impl<'a> Walk<'a> {
             self.broken = true;
             return Ok(());
         }
-        let offset = self.bits.place().byte;
-        let what = fault.words();
-        let (mcu, total) = (self.mcu, self.total);
-        Err(Error::decode(format!("{DAMAGED}: {what}, in MCU {mcu} of {total}, at byte {offset} of the picture")))
+        let (what, mcu, total) = (fault.words(), self.mcu, self.total);
+        Err(at_offset(format!("{DAMAGED}: {what}, in MCU {mcu} of {total}"), self.bits.place().byte))
     }
 
     /// Passes an MCU.
@@ -328,7 +317,7 @@ impl<'a> Walk<'a> {
         for block in &self.blocks[..self.count] {
             let coding = &self.codings[block.component];
             let predictor = &mut self.predictors[block.component];
-            *predictor = predictor.wrapping_add(coding.dc.read(bits)?);
+            *predictor = predictor.wrapping_add(coding.dc.read(bits)?.1);
             coding.ac.skip(bits)?;
         }
         Ok(())
@@ -357,7 +346,7 @@ impl<'a> Walk<'a> {
         for block in &self.blocks[..self.count] {
             let coding = &self.codings[block.component];
             let predictor = &mut self.predictors[block.component];
-            *predictor = predictor.wrapping_add(coding.dc.read(bits)?);
+            *predictor = predictor.wrapping_add(coding.dc.read(bits)?.1);
             let plane = &layout.planes()[block.component];
             let x = column * u32::from(plane.factors.h) + block.x;
             let y = row * u32::from(plane.factors.v) + block.y;
@@ -452,9 +441,7 @@ pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> 
     let is_restart = |at: &usize| matches!(coded.get(at + 1), Some(0xD0..=0xD7));
     // Nothing is lost then; some encoders number them otherwise.
     let complete = !strict && memchr::memchr_iter(0xFF, coded).filter(is_restart).count() + 1 == count;
-    let damage = |at: usize, message: String| {
-        Err(Error::decode(format!("{DAMAGED}: {message}, at byte {} of the picture", header.scan + at)))
-    };
+    let damage = |at: usize, message: String| Err(at_offset(format!("{DAMAGED}: {message}"), header.scan + at));
     for at in memchr::memchr_iter(0xFF, coded) {
         let marker = match coded.get(at + 1) {
             // An escaped data byte, or fill before a marker.
@@ -495,6 +482,15 @@ pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> 
     end_marker()?;
     starts.push(input.len());
     Ok(())
+}
+
+/// Checks that the data end with the interval, behind `last`.
+pub(super) fn ends_here(bits: &Bits<'_>, input: &[u8], last: std::fmt::Arguments<'_>) -> Result<()> {
+    let next = bits.next_byte();
+    match bits.end().unwrap_or(input.len()) - next {
+        ..=SURPLUS => Ok(()),
+        left => Err(at_offset(format!("{DAMAGED}: {left} bytes of data are left after {last}"), next)),
+    }
 }
 
 /// Whether this marker may stand behind the data.

@@ -645,7 +645,7 @@ mod tests {
         let records = Arc::new(Records::builder(1).open(dir.join("a")).unwrap());
         let why = |cache: Option<Cache>| {
             let mut builder = LoaderBuilder::new(records.clone()).tuning(|t| t.reader(Mode::Uring));
-            builder.reader.registered = false;
+            builder.reader.unregistered = true;
             builder.reader.cache = cache;
             // Refused: io_uring is not to be had here.
             let loader = builder.build().ok()?;

@@ -52,7 +52,7 @@ pub struct Epoch {
     /// The caller's own work on the device has not ended for the stall deadline, which was said.
     hangs: bool,
     /// The `tracing` span, for subscribers.
-    span: Option<spans::Epoch>,
+    span: Option<tracing::Span>,
     /// Excludes other iterators until this one ends.
     live: Option<Live>,
 }
@@ -200,7 +200,7 @@ impl Epoch {
         // An unrepresentable limit means no limit.
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let contents = {
-            let _waiting = self.span.as_ref().map(|span| span.wait(self.delivered));
+            let _waiting = self.span.as_ref().map(|span| spans::wait(span, self.delivered));
             self.wait(first, until)
         };
         let (now, waited) = self.answered(from);
@@ -412,7 +412,7 @@ impl Epoch {
         if meters.on {
             if self.delivered > 0 {
                 if let Some(span) = &self.span {
-                    span.starved(self.delivered, Duration::from_nanos(waited));
+                    spans::starved(span, self.delivered, Duration::from_nanos(waited));
                 }
                 meters.consumer.waits.record(waited);
             }

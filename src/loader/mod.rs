@@ -445,7 +445,7 @@ impl LoaderState {
 
     /// The ledger so far; in a forked child an empty one, because a lock may be held for ever there.
     fn bad(&self) -> Ledger {
-        if self.info.process.is_forked() { Ledger::default() } else { self.ledger().ledger().clone() }
+        if self.info.process.is_forked() { Ledger::default() } else { self.ledger().ledger.clone() }
     }
 
     fn set_place(&self, place: Place) {
@@ -457,7 +457,7 @@ impl LoaderState {
         let lookups = |cache: &PageCache| Lookups { hits: cache.hits(), misses: cache.misses() };
         let mut snapshot = core.meters.snapshot(&self.facts.settings);
         snapshot.consumer.gpu = self.idle.as_ref().map(|idle| idle.totals());
-        snapshot.consumer.substituted = self.ledger().ledger().substituted;
+        snapshot.consumer.substituted = self.ledger().ledger.substituted;
         snapshot.consumer.skipped_batches = self.place.hold().skipped;
         snapshot.storage.recovered = core.again.recovered();
         snapshot.storage.page_cache = core.cache.as_deref().map(lookups);

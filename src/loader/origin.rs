@@ -1,6 +1,6 @@
 //! Origin of a loader's bytes: storage or memory, by the kernel's count for this process.
 
-use crate::meter::Snapshot;
+use crate::meter::{Snapshot, device_bytes};
 use serde::Serialize;
 use std::fmt;
 
@@ -65,7 +65,7 @@ pub(super) struct Before(Option<u64>);
 
 impl Before {
     pub(super) fn now() -> Self {
-        Self(moved())
+        Self(device_bytes())
     }
 
     /// The origin of the bytes of these measurements. Those of the network came from no file.
@@ -79,15 +79,9 @@ impl Before {
             delivered: asked.saturating_add(copied).saturating_add(on_device).saturating_sub(network),
             copied,
             direct: direct.saturating_add(on_device),
-            moved: self.0.zip(moved()).map(|(before, now)| now.saturating_sub(before)),
+            moved: self.0.zip(device_bytes()).map(|(before, now)| now.saturating_sub(before)),
         }
     }
-}
-
-/// Bytes that storage moved for this process so far, including read-ahead. Some kernels and containers do not count.
-fn moved() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/io").ok()?;
-    text.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
 }
 
 #[cfg(test)]

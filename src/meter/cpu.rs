@@ -130,8 +130,8 @@ fn busy_ns(stat: &str, counts: impl Fn(usize) -> bool) -> Option<u64> {
     (ticks > 0).then(|| ticks * tick_ns)
 }
 
-/// Bytes that devices read for the process.
-pub(super) fn device_bytes() -> Option<u64> {
+/// Bytes that devices read for the process, including read-ahead. Some kernels and containers do not count.
+pub(crate) fn device_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/io").ok()?;
     text.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
 }

@@ -23,7 +23,7 @@ mod tracks;
 pub(crate) use clock::Clock;
 pub use counters::Latency;
 use counters::{Area, Pool, States};
-pub(crate) use cpu::Threads;
+pub(crate) use cpu::{Threads, device_bytes};
 #[cfg(feature = "remote")]
 pub(crate) use network::NetworkMeter;
 pub use reads::{CacheReads, DirectReads, Network, ReadStats};
@@ -209,7 +209,7 @@ impl Meters {
             storage: StorageStage {
                 reader: Some(reader),
                 depth,
-                device_bytes: self.on.then(cpu::device_bytes).flatten(),
+                device_bytes: self.on.then(device_bytes).flatten(),
                 ..self.storage.read(now)
             },
             decode: DecodeStage {

@@ -391,9 +391,10 @@ pub(crate) struct Settings {
 }
 
 /// Where samples that follow each other lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Locality {
     /// Anywhere.
+    #[default]
     None,
     /// Within some MiB of each other.
     Blocks,

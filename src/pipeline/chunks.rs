@@ -55,7 +55,7 @@ impl Home {
 
 /// A chunk that is open, being opened, or failed.
 pub(crate) struct OpenChunk {
-    chunk: usize,
+    pub(crate) chunk: usize,
     result: OnceLock<Result<ChunkBuf>>,
     home: Arc<Home>,
 }
@@ -64,10 +64,6 @@ impl OpenChunk {
     /// The rows; `None` while the chunk is being opened.
     pub(crate) fn get(&self) -> Option<&Result<ChunkBuf>> {
         self.result.get()
-    }
-
-    pub(crate) fn chunk(&self) -> usize {
-        self.chunk
     }
 
     pub(crate) fn failed(&self) -> bool {

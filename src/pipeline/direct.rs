@@ -302,17 +302,17 @@ impl Direct {
         let there = match self.plain_files.get(source).map(|file| file.len_now()) {
             Ok(Ok(there)) => there.saturating_sub(offset),
             Ok(Err(_)) => len,
-            Err(error) => return self.files.at_site(error, &run.extent).with_sample(ids[0]),
+            Err(error) => return self.files.sources().at(error, &run.extent).with_sample(ids[0]),
         };
         if there >= len {
             let error = Error::new(ErrorKind::Device, Stage::Read, why).with_sample(ids[0]);
-            return self.files.at_site(error, &run.extent);
+            return self.files.sources().at(error, &run.extent);
         }
         let cut = there / row_bytes;
         let row = Extent { source, offset: offset + cut * row_bytes, len: row_bytes };
         let message = format!("{row_bytes} bytes expected, {} are there", there % row_bytes);
         let error = Error::new(ErrorKind::Truncated, Stage::Read, message).with_sample(ids[cut as usize]);
-        self.files.at_site(error, &row)
+        self.files.sources().at(error, &row)
     }
 
     /// Reads a run with cuFile, or says why not.
@@ -417,7 +417,7 @@ impl Direct {
     fn read_by_host(&self, extent: &Extent, out: &mut [u8]) -> Result<()> {
         match self.core.again.plainly(&self.plain_files, extent, out) {
             Err(error) if may_pass(&error) => self.core.read_again(&error, extent, out),
-            read => read.map(drop).map_err(|error| self.plain_files.at_site(error, extent)),
+            read => read.map(drop).map_err(|error| self.plain_files.sources().at(error, extent)),
         }
     }
 }

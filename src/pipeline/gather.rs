@@ -63,7 +63,7 @@ fn gather_at(
         match filled {
             Ok(()) => run.rows.finish_row(),
             Err(error) => {
-                let error = samples.named_as_chunk(error.with_sample(*id), held.chunk(entry).chunk());
+                let error = samples.named_as_chunk(error.with_sample(*id), held.chunk(entry).chunk);
                 core.to_workers.row_failed(samples, &mut run, Some(*id), error, Some((held, entry)));
             }
         }

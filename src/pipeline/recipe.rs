@@ -405,7 +405,7 @@ fn finishings(
             return bad(format!("field `{name}` is finished twice"));
         }
         let field = finish.output(&slot[input])?;
-        let (plan, flip) = (finish.plan(&slot[input])?, finish.flip_probability());
+        let (plan, flip) = (finish.plan(&slot[input])?, finish.flip);
         let flips = (on_device && flip > 0.0).then(|| {
             slot.push(Field::fixed(format!("{name} (mirrored)"), DType::U8, []));
             slot.len() - 1

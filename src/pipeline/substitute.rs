@@ -110,7 +110,7 @@ impl BadRow {
     fn instead_of(&self) -> Option<usize> {
         let (held, entry) = self.held.as_ref()?;
         let own = held.chunk(*entry);
-        own.failed().then(|| own.chunk())
+        own.failed().then_some(own.chunk)
     }
 }
 
@@ -212,7 +212,8 @@ impl Search<'_> {
             }
         }
         run.rows.note_bad(noted);
-        run.rows.fail_row(error.without_substitute(tried.len() - 1));
+        let note = format!("no substitute found ({} others were tried)", tried.len() - 1);
+        run.rows.fail_row(error.with_note(&note));
     }
 
     /// The ledger's entry for a failed sample.
@@ -302,7 +303,7 @@ fn pick(samples: &Samples, run: &RowRun, attempt: u64, held: Option<(&Arc<Held>,
     }
     // Otherwise the order covers the whole dataset, so every row of every chunk belongs to it.
     let rows = |chunk: usize| starts[chunk + 1] - starts[chunk];
-    let own = held.chunk(bad).chunk();
+    let own = held.chunk(bad).chunk;
     // The other open chunks must not matter: they depend on the world size and on the point of resume.
     let (from, chunk) = if matches!(held.chunk(bad).get(), Some(Ok(_))) && attempt < TRIES / 2 {
         (InChunk::Held(bad), own)

@@ -145,7 +145,7 @@ impl Transfer {
         let mut said = Said::default();
         let mut waiting = WaitingSlots::new(0, self.slots);
         let mut flights = Flights(VecDeque::with_capacity(self.slots));
-        let (bell, full, free) = (self.bell.clone(), self.full.clone(), self.copier.free().clone());
+        let (bell, full, free) = (self.bell.clone(), self.full.clone(), self.copier.free.clone());
         // The events to wait for, with room on the device and without.
         let (mut roomy, mut short) = (Select::new(), Select::new());
         for select in [&mut roomy, &mut short] {

@@ -61,25 +61,16 @@ impl Doing {
         Self::ALL[(number as usize).min(Self::ALL.len() - 1)]
     }
 
-    fn stage(self) -> Stage {
+    /// The stage that stalls, and what does not go on.
+    fn stall(self) -> (Stage, &'static str) {
         match self {
-            Self::Planning => Stage::Order,
-            Self::Reading | Self::ReadingDirectly => Stage::Read,
-            Self::Decoding => Stage::Decode,
-            Self::Mapping => Stage::Map,
-            Self::Copying | Self::Blocked => Stage::Device,
-        }
-    }
-
-    fn words(self) -> &'static str {
-        match self {
-            Self::Planning => "the dataset's index or the order does not answer",
-            Self::Reading => "storage does not answer",
-            Self::Decoding => "a decoder does not return",
-            Self::Mapping => "a transform does not return",
-            Self::Copying => "the device does not finish its copies",
-            Self::ReadingDirectly => "direct reads into device memory do not complete",
-            Self::Blocked => "the consumer's streams do not finish their work on dropped batches",
+            Self::Planning => (Stage::Order, "the dataset's index or the order does not answer"),
+            Self::Reading => (Stage::Read, "storage does not answer"),
+            Self::Decoding => (Stage::Decode, "a decoder does not return"),
+            Self::Mapping => (Stage::Map, "a transform does not return"),
+            Self::Copying => (Stage::Device, "the device does not finish its copies"),
+            Self::ReadingDirectly => (Stage::Read, "direct reads into device memory do not complete"),
+            Self::Blocked => (Stage::Device, "the consumer's streams do not finish their work on dropped batches"),
         }
     }
 }
@@ -264,8 +255,9 @@ fn error(cell: &Cell, waited: Duration, others: &[Late<'_>], sources: &Sources) 
     let doing = Doing::of(cell.doing.load(Ordering::Relaxed));
     let beside = beside(cell, others, sources);
     let see = Setting::StallDeadline.hint(|deadline| format!("; see {deadline}"));
-    let message = format!("{}, for {:.1} s{beside}{see}", doing.words(), waited.as_secs_f64());
-    let mut error = Error::new(ErrorKind::Stalled, doing.stage(), message);
+    let (stage, stalls) = doing.stall();
+    let message = format!("{stalls}, for {:.1} s{beside}{see}", waited.as_secs_f64());
+    let mut error = Error::new(ErrorKind::Stalled, stage, message);
     if let Some(sample) = load(&cell.sample) {
         error = error.with_sample(sample);
     }

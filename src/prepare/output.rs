@@ -14,7 +14,7 @@ pub(super) fn create_shared(target: PathBuf) -> Result<Pending> {
 /// Gives the file its name, after its bytes are on the device; the name itself is not synced. An equal file stays. Errors: [`ErrorKind::Config`] for a
 /// file of other bytes, which stays, too.
 pub(super) fn commit_new(pending: Pending) -> Result<()> {
-    let target = pending.target().to_path_buf();
+    let target = pending.target.clone();
     pending.commit_new().map_err(|source| match source.kind() {
         io::ErrorKind::AlreadyExists => {
             let message = "the file exists, and the plan gives other bytes: move it away, and run the task again";
@@ -35,7 +35,7 @@ pub(super) fn ledger_line(source: &str, error: &Error) -> String {
 
 /// Gives the file its name, and syncs both. Replaces a file of this name.
 pub(super) fn commit(pending: Pending) -> Result<()> {
-    let target = pending.target().to_path_buf();
+    let target = pending.target.clone();
     pending.commit(true).and_then(|()| Folder::of(&target)?.sync()).map_err(|source| failed(source, &target))
 }
 
@@ -66,7 +66,7 @@ pub(super) fn append_line(list: &mut Option<Pending>, path: &Path, heading: &str
     };
     let heading = if begun { "" } else { heading };
     let written = pending.write_all(heading.as_bytes()).and_then(|()| pending.write_all(line.as_bytes()));
-    written.map_err(|source| failed(source, pending.target()))
+    written.map_err(|source| failed(source, &pending.target))
 }
 
 /// A path as a field of a line, with `\xNN` for backslashes, control characters and bytes that are not UTF-8.

@@ -33,7 +33,7 @@ pub(super) struct Writer {
 impl Writer {
     /// Begins the file.
     pub(super) fn new(file: Pending, labelled: bool) -> Result<Self> {
-        let target = file.target().to_path_buf();
+        let target = file.target.clone();
         let mut fields = vec![Field::new("image", DataType::Binary, false)];
         if labelled {
             fields.push(Field::new("label", DataType::Int64, false));

@@ -14,6 +14,7 @@
 use crate::error::Error;
 use std::time::Duration;
 use tracing::{Level, Span, debug, debug_span, enabled, error, info, info_span, span::EnteredSpan, warn};
+
 /// The outcome of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -25,34 +26,20 @@ pub(crate) enum Outcome {
     Failed,
 }
 
-/// The span of an iterator.
-#[derive(Debug)]
-pub(crate) struct Epoch {
-    span: Span,
-}
-
-/// The span of one wait, left when it is dropped.
-#[derive(Debug)]
-pub(crate) struct Wait {
-    _entered: EnteredSpan,
-}
-
 /// An iterator over `batches` batches begins with epoch `epoch`.
-pub(crate) fn epoch(epoch: u64, batches: u64) -> Epoch {
-    Epoch { span: info_span!(target: "feedline", "epoch", epoch, batches) }
+pub(crate) fn epoch(epoch: u64, batches: u64) -> Span {
+    info_span!(target: "feedline", "epoch", epoch, batches)
 }
 
-impl Epoch {
-    /// The consumer asks for the `batch`th batch of this iterator. Keep it on this thread.
-    pub(crate) fn wait(&self, batch: u64) -> Wait {
-        Wait { _entered: debug_span!(target: "feedline", parent: &self.span, "wait", batch).entered() }
-    }
+/// The consumer asks for the `batch`th batch of the iterator. Keep it on this thread.
+pub(crate) fn wait(epoch: &Span, batch: u64) -> EnteredSpan {
+    debug_span!(target: "feedline", parent: epoch, "wait", batch).entered()
+}
 
-    /// That wait was long.
-    pub(crate) fn starved(&self, batch: u64, waited: Duration) {
-        let ms = waited.as_secs_f64() * 1e3;
-        debug!(target: "feedline", parent: &self.span, batch, ms, "starved");
-    }
+/// That wait was long.
+pub(crate) fn starved(epoch: &Span, batch: u64, waited: Duration) {
+    let ms = waited.as_secs_f64() * 1e3;
+    debug!(target: "feedline", parent: epoch, batch, ms, "starved");
 }
 
 /// Whether a subscriber takes verdicts; making one takes a snapshot.
@@ -163,9 +150,9 @@ mod tests {
         let notes = Notes::default();
         tracing::subscriber::with_default(notes.clone(), || {
             let iterator = epoch(3, 100);
-            let wait = iterator.wait(7);
+            let wait = wait(&iterator, 7);
             drop(wait);
-            iterator.starved(7, Duration::from_millis(20));
+            starved(&iterator, 7, Duration::from_millis(20));
             verdict("decode", "more workers", true);
             verdict("consumer", "", false);
             let error = Error::user("too odd").with_sample(5);

@@ -235,7 +235,7 @@ impl<'a> Facts<'a> {
     }
 
     fn table(&self, sources: Arc<Sources>, align: usize, seen: Option<Seen>) -> Files {
-        Files::new(sources, align, self.options.fds).through(FaultHook::of(self.options)).seeing(seen)
+        Files::new(sources, align, self.options.fds).through(FaultHook::of(self.options), seen)
     }
 
     /// The reader of objects. `fill`: the cache that keeps what it reads.
@@ -252,7 +252,7 @@ impl<'a> Facts<'a> {
             Some(errno) => Err(Errno::from_raw_os_error(errno)),
             None => {
                 let default = if files.align() > 1 { DEPTH_DEFAULT } else { DEPTH_BUFFERED };
-                Uring::new(files, self.depth.unwrap_or(default) as usize, self.options.registered)
+                Uring::new(files, self.depth.unwrap_or(default) as usize, !self.options.unregistered)
             }
         }
     }

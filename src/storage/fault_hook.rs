@@ -23,19 +23,13 @@ mod plain {
     use rustix::io::Errno;
     use std::time::Duration;
 
-    /// The hook without faults.
-    #[derive(Clone)]
+    /// The hook without faults, and the injection without one.
+    #[derive(Clone, Default)]
     pub(crate) struct FaultHook;
 
-    /// The injection without faults.
-    #[derive(Default)]
-    pub(crate) struct Injection;
+    pub(crate) type Injection = FaultHook;
 
     impl FaultHook {
-        pub(crate) fn none() -> Self {
-            Self
-        }
-
         pub(crate) fn of(_: &ReaderOptions) -> Self {
             Self
         }
@@ -46,17 +40,15 @@ mod plain {
         }
 
         #[inline(always)]
-        pub(crate) fn open(&self, _: SourceId) -> Injection {
-            Injection
+        pub(crate) fn open(&self, _: SourceId) -> Self {
+            Self
         }
 
         #[inline(always)]
-        pub(in super::super) fn inject(&self, _: impl FnOnce() -> Attempt) -> Injection {
-            Injection
+        pub(in super::super) fn inject(&self, _: impl FnOnce() -> Attempt) -> Self {
+            Self
         }
-    }
 
-    impl Injection {
         #[inline(always)]
         pub(crate) fn next(&self, next: Next) -> Next {
             next

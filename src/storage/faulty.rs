@@ -27,7 +27,7 @@ use super::{Extent, ReaderOptions, SourceId};
 use crate::sync::Hold;
 use rustix::io::Errno;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Number of injected faults that are recorded; later ones are only counted.
@@ -104,7 +104,7 @@ impl Faulty {
     /// Adds a fault of each of `count` operations from `at` on.
     #[must_use]
     pub fn times(self, at: u64, count: u64, fault: Fault) -> Self {
-        self.lock().plan.push((at, count, fault));
+        self.0.hold().plan.push((at, count, fault));
         self
     }
 
@@ -116,38 +116,34 @@ impl Faulty {
 
     /// Adds a fault of the next `count` operations. It overrides the plan for them.
     pub fn inject(&self, count: u64, fault: Fault) {
-        let mut state = self.lock();
+        let mut state = self.0.hold();
         let seen = state.seen;
         state.plan.insert(0, (seen, count, fault));
     }
 
     /// Removes all faults.
     pub fn heal(&self) {
-        self.lock().plan.clear();
+        self.0.hold().plan.clear();
     }
 
     /// Number of operations so far.
     pub fn seen(&self) -> u64 {
-        self.lock().seen
+        self.0.hold().seen
     }
 
     /// Number of faults that happened so far.
     pub fn injected(&self) -> u64 {
-        self.lock().injected
+        self.0.hold().injected
     }
 
     /// The first 4096 faults.
     pub fn hits(&self) -> Vec<Hit> {
-        self.lock().hits.clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, FaultyState> {
-        self.0.hold()
+        self.0.hold().hits.clone()
     }
 
     /// Counts an operation and returns its fault.
     fn injection(self: &Arc<Self>, attempt: &Attempt) -> Injection {
-        let mut state = self.lock();
+        let mut state = self.0.hold();
         let at = state.seen;
         state.seen += 1;
         let meant = state.plan.iter().find(|(first, count, _)| at >= *first && at - first < *count);
@@ -234,7 +230,7 @@ struct Armed {
 impl Armed {
     /// Records that the fault happened.
     fn note(&self) {
-        let mut state = self.faulty.lock();
+        let mut state = self.faulty.0.hold();
         state.injected += 1;
         if state.hits.len() < HITS_MAX {
             state.hits.push(self.hit.clone());
@@ -243,11 +239,6 @@ impl Armed {
 }
 
 impl FaultHook {
-    /// A hook without faults.
-    pub(crate) fn none() -> Self {
-        Self::default()
-    }
-
     pub(crate) fn of(options: &ReaderOptions) -> Self {
         Self(options.faulty.clone())
     }

@@ -98,29 +98,25 @@ impl Files {
     /// A table for `sources` with at most `budget` descriptors (`None`: a quarter of the soft limit).
     pub(crate) fn new(sources: Arc<Sources>, align: usize, budget: Option<u32>) -> Self {
         let kept = keeps(&sources, budget).then(|| (0..sources.count()).map(|_| OnceLock::new()).collect::<Box<[_]>>());
-        let hook = FaultHook::none();
+        let hook = FaultHook::default();
         let (opens, fallbacks) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { sources, align, kept, opens, fallbacks, hook, nonblocking: false, seen: None }
     }
 
-    /// The same table, with opens and reads through `hook`.
-    pub(crate) fn through(self, hook: FaultHook) -> Self {
-        Self { hook, ..self }
+    /// The same table, with opens and reads through `hook`. Each file must be the one that was opened first, by `seen`.
+    pub(crate) fn through(self, hook: FaultHook, seen: Option<Seen>) -> Self {
+        Self { hook, seen, ..self }
+    }
+
+    /// Another table of these files.
+    pub(crate) fn another(&self, align: usize, budget: Option<u32>) -> Self {
+        Self::new(self.sources.clone(), align, budget).through(self.hook.clone(), self.seen.clone())
     }
 
     /// The same table, but `O_NONBLOCK` stays set after the open. Only io_uring minds it on regular files, and must not
     /// read these.
     pub(crate) fn nonblocking(self) -> Self {
         Self { nonblocking: true, ..self }
-    }
-
-    /// The same table, but each file must be the one that was opened first.
-    pub(crate) fn seeing(self, seen: Option<Seen>) -> Self {
-        Self { seen, ..self }
-    }
-
-    pub(crate) fn seen(&self) -> Option<Seen> {
-        self.seen.clone()
     }
 
     fn check_identity(&self, id: SourceId, fd: &OwnedFd) -> Result<()> {
@@ -167,17 +163,8 @@ impl Files {
     ///
     /// Errors: [`ErrorKind::Truncated`] for an extent past the end, [`ErrorKind::Config`] for a buffer too small.
     pub(crate) fn check(&self, extent: &Extent, room: usize) -> Result<()> {
-        let len = self.sources.len_of(extent.source);
-        if extent.offset.checked_add(extent.len).is_none_or(|end| end > len) {
-            let message = format!("the extent ends past the file's indexed length of {len} bytes");
-            return Err(Error::new(ErrorKind::Truncated, Stage::Read, message));
-        }
+        self.sources.check(extent)?;
         has_room(room, self.footprint(extent).bytes)
-    }
-
-    /// Adds the place in the data to an error.
-    pub(crate) fn at_site(&self, error: Error, extent: &Extent) -> Error {
-        error.with_path(self.sources.path(extent.source)).with_range(extent.offset, extent.len)
     }
 
     /// Number of cells in the table, if files stay open.
@@ -467,7 +454,7 @@ mod tests {
         let id = sources.file(&path, 100).unwrap();
         let sources = Arc::new(sources);
         let shared = seen(&sources, None);
-        let table = |budget| Files::new(sources.clone(), 1, Some(budget)).seeing(shared.clone());
+        let table = |budget| Files::new(sources.clone(), 1, Some(budget)).through(FaultHook::default(), shared.clone());
         let (first, second, each) = (table(1), table(1), table(0));
         assert!(first.get(id).is_ok() && each.get(id).is_ok());
         std::fs::write(dir.join("b.bin"), [2; 100]).unwrap();

@@ -224,11 +224,11 @@ fn looked_up(name: &str) -> Result<Vec<PathBuf>> {
     found.map(listed).collect()
 }
 
-fn bad_pattern(name: &str, error: glob::PatternError) -> Error {
+pub(super) fn bad_pattern(name: &str, error: glob::PatternError) -> Error {
     Error::new(ErrorKind::Config, Stage::Index, "not a valid file pattern").with_source(error).with_path(name)
 }
 
-fn is_pattern(name: &str) -> bool {
+pub(super) fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?', '['])
 }
 

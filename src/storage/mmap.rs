@@ -171,10 +171,10 @@ impl BlockingRead for Mmap {
     const NAME: &'static str = "mmap";
 
     fn read(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
-        self.files.check(extent, buf.len()).map_err(|error| self.files.at_site(error, extent))?;
+        self.files.check(extent, buf.len()).map_err(|error| self.files.sources().at(error, extent))?;
         let dst = &mut buf[..extent.len as usize];
         if !self.files.sources().copy_resident(extent, dst) {
-            self.read_file(extent, dst, counters).map_err(|error| self.files.at_site(error, extent))?;
+            self.read_file(extent, dst, counters).map_err(|error| self.files.sources().at(error, extent))?;
         }
         Ok(0)
     }

@@ -66,7 +66,7 @@ impl PageCache {
     }
 
     pub(super) fn through(self, hook: FaultHook, seen: Option<Seen>) -> Self {
-        Self { files: self.files.through(hook).seeing(seen), ..self }
+        Self { files: self.files.through(hook, seen), ..self }
     }
 
     /// Copies the extent to the start of `dst` if that needs no I/O. Bytes of a memory source are always a hit.
@@ -81,7 +81,7 @@ impl PageCache {
                 add(&self.misses, 1);
                 Cached::Miss
             }
-            Err(error) => Cached::Failed(self.files.at_site(error, extent)),
+            Err(error) => Cached::Failed(self.files.sources().at(error, extent)),
         }
     }
 

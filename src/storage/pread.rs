@@ -54,11 +54,11 @@ impl BlockingRead for Pread {
     const NAME: &'static str = "pread";
 
     fn read(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
-        self.files.check(extent, buf.len()).map_err(|error| self.files.at_site(error, extent))?;
+        self.files.check(extent, buf.len()).map_err(|error| self.files.sources().at(error, extent))?;
         if self.files.sources().copy_resident(extent, buf) {
             return Ok(0);
         }
-        read_file(&self.files, extent, buf, counters).map_err(|error| self.files.at_site(error, extent))
+        read_file(&self.files, extent, buf, counters).map_err(|error| self.files.sources().at(error, extent))
     }
 
     fn footprint(&self, extent: &Extent) -> Footprint {

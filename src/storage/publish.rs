@@ -16,8 +16,9 @@ const NAME_MAX: usize = 200;
 /// A file being written. Dropped before [`commit`](Self::commit), it leaves nothing.
 pub(crate) struct Pending {
     file: Option<BufWriter<File>>,
-    hidden: PathBuf,
-    target: PathBuf,
+    /// Its path so far, and the final one.
+    pub(crate) hidden: PathBuf,
+    pub(crate) target: PathBuf,
 }
 
 impl Pending {
@@ -40,16 +41,6 @@ impl Pending {
 
     fn of(file: File, hidden: PathBuf, target: PathBuf) -> Self {
         Self { file: Some(BufWriter::with_capacity(BUFFER, file)), hidden, target }
-    }
-
-    /// The final path of the file.
-    pub(crate) fn target(&self) -> &Path {
-        &self.target
-    }
-
-    /// The path of the file so far.
-    pub(crate) fn hidden(&self) -> &Path {
-        &self.hidden
     }
 
     /// Gives the file its final name; with `sync`, after its bytes are on the device.

@@ -20,7 +20,7 @@ pub const THREADS_MAX: u32 = 256;
 pub const DROP_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Options to open a reader.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ReaderOptions {
     /// The choice of reader.
@@ -37,8 +37,8 @@ pub struct ReaderOptions {
     /// Descriptors that stay open per table (the reader has one table, the page cache another). `None`, the default, is
     /// a quarter of the soft `RLIMIT_NOFILE`. With more sources than that, each read opens and closes its file.
     pub fds: Option<u32>,
-    /// Whether io_uring registers files and buffers. Default true; false only to measure the gain.
-    pub registered: bool,
+    /// io_uring registers neither files nor buffers; only to measure their gain.
+    pub unregistered: bool,
     /// Limit of a request to a store without a byte.
     pub(crate) patience: Option<std::time::Duration>,
     /// Limit of memory for connections, which bounds the default depth.
@@ -53,26 +53,6 @@ pub struct ReaderOptions {
     /// For tests: the faults to inject.
     #[cfg(feature = "unstable")]
     pub faulty: Option<std::sync::Arc<super::Faulty>>,
-}
-
-impl Default for ReaderOptions {
-    fn default() -> Self {
-        Self {
-            mode: Mode::Auto,
-            direct: Direct::Auto,
-            depth: None,
-            threads: 0,
-            fds: None,
-            registered: true,
-            patience: None,
-            connections: None,
-            cache: None,
-            locality: Locality::None,
-            deny_uring: None,
-            #[cfg(feature = "unstable")]
-            faulty: None,
-        }
-    }
 }
 
 /// A read to do: the bytes of `extent` into `buf`.

@@ -68,14 +68,13 @@ fn code(error: &Error) -> Option<Errno> {
 impl Again {
     /// Retries the reads that failed in the reader of these options.
     pub(crate) fn new(sources: Arc<Sources>, options: &ReaderOptions, seen: Option<Seen>) -> Self {
-        let files = Files::new(sources, 1, Some(0)).through(FaultHook::of(options)).seeing(seen);
+        let files = Files::new(sources, 1, Some(0)).through(FaultHook::of(options), seen);
         Self { files, counters: Counters::default(), recovered: AtomicU64::new(0) }
     }
 
     /// A table of the same files that stay open, for the caller's own reads.
     pub(crate) fn kept_open(&self) -> Files {
-        let files = Files::new(self.files.sources().clone(), 1, None);
-        files.through(self.files.fault_hook().clone()).seeing(self.files.seen())
+        self.files.another(1, None)
     }
 
     /// Number of failed reads that succeeded on a retry.
@@ -138,7 +137,7 @@ impl Again {
             true => self.past_cache(extent, buf),
             false => self.plainly(&self.files, extent, buf).map(drop),
         });
-        read.map_err(|error| self.files.at_site(error, extent))
+        read.map_err(|error| self.files.sources().at(error, extent))
     }
 
     /// Reads the bytes of `extent`, which lies within its file, once, by a descriptor of `files`.
@@ -150,14 +149,11 @@ impl Again {
     }
 
     fn past_cache(&self, extent: &Extent, buf: &mut [u8]) -> Result<()> {
-        let sources = self.files.sources();
-        let align = probe(sources).align;
+        let align = probe(self.files.sources()).align;
         if align > crate::tensor::PAGE {
             return self.plainly(&self.files, extent, buf).map(drop);
         }
-        let direct = Files::new(sources.clone(), align, Some(0))
-            .through(self.files.fault_hook().clone())
-            .seeing(self.files.seen());
+        let direct = self.files.another(align, Some(0));
         let mut bounce = RegionBytes::new(BOUNCE + 2 * direct.align(), "a read past the page cache")?;
         for (at, piece) in buf[..extent.len as usize].chunks_mut(BOUNCE).enumerate() {
             let part = Extent { offset: extent.offset + (at * BOUNCE) as u64, len: piece.len() as u64, ..*extent };

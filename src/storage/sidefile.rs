@@ -70,7 +70,7 @@ pub(crate) enum SideFound {
 
 /// An open side file.
 pub(crate) struct Sidefile {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     identity: u64,
     sections: [Range<u64>; SECTIONS],
     pages: Pages,
@@ -169,11 +169,6 @@ impl Sidefile {
             *section = start..bytes.len() as u64;
         }
         Self { path: "<memory>".into(), identity: 0, sections, pages: Pages::Held(bytes) }
-    }
-
-    /// The file's path.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// The hash of what the file is about.
@@ -422,7 +417,7 @@ impl SideWriter {
     /// sections of the same lengths. Errors: the system's.
     pub(crate) fn publish(mut self, identity: u64) -> io::Result<()> {
         let lens = self.end(identity)?;
-        let (kind, target) = (self.kind, self.out.target().to_path_buf());
+        let (kind, target) = (self.kind, self.out.target.clone());
         let is_equal = || match Sidefile::open(&target, kind) {
             Ok(SideFound::Whole(there)) => {
                 there.identity == identity && (0..SECTIONS).all(|at| there.len(at) == lens[at])
@@ -444,7 +439,7 @@ impl SideWriter {
 
     /// The target's path.
     pub(crate) fn target(&self) -> &Path {
-        self.out.target()
+        &self.out.target
     }
 }
 

@@ -206,12 +206,12 @@ fn an_impossible_index_is_an_error_that_names_the_shard() {
         (json!({ "/shards/1/samples": 4 }), Decode, "3 samples, the index says 4"),
         (json!({ "/shards/1/samples": 1_000_000 }), Truncated, "too few for the offsets"),
         (json!({ "/shards/1/samples": 0 }), Decode, "shard 1: 0 samples"),
-        (json!({ "/shards/1/samples": -1 }), Decode, "shard 1: `samples` is -1"),
-        (json!({ "/shards/1/samples": 1.5 }), Decode, "shard 1: `samples` is 1.5"),
+        (json!({ "/shards/1/samples": -1 }), Decode, "shard 1: `samples`: invalid value: integer `-1`"),
+        (json!({ "/shards/1/samples": 1.5 }), Decode, "shard 1: `samples`: invalid type: floating point `1.5`"),
         (json!({ "/shards/1/format": "json" }), Decode, "format `json`"),
         (json!({ "/shards/1/column_sizes/0": 13 }), Decode, "other columns than shard 0"),
         (json!({ "/shards/*/column_sizes/0": 13 }), Config, "have 12 bytes, the index"),
-        (json!({ "/shards/*/column_sizes/0": 0 }), Decode, "a size of 0"),
+        (json!({ "/shards/*/column_sizes/0": 0 }), Decode, "`column_sizes`: invalid value: integer `0`"),
         (json!({ "/shards/*/column_sizes": [12] }), Decode, "3 encodings, 1 sizes"),
         (json!({ "/shards/*/column_names/1": "x" }), Decode, "called `x`"),
         (json!({ "/shards/*/column_encodings/1": "pkl" }), Config, "pickles"),
@@ -243,7 +243,7 @@ fn an_impossible_index_is_an_error_that_names_the_shard() {
         (json!({ "/shards/0/raw_data/basename": "gone" }), NotFound, "gone"),
         (json!({ "/shards/0/raw_data/basename": "" }), Decode, "within the dataset's folder"),
         (json!({ "/shards/0/raw_data/basename": "." }), Decode, "within the dataset's folder"),
-        (json!({ "/shards/0/raw_data": null }), Decode, "shard 0: raw_data"),
+        (json!({ "/shards/0/raw_data": null }), Decode, "shard 0: `raw_data`"),
     ];
     for (case, kind, words) in cases {
         let dir = Dir::new();

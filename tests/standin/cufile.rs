@@ -299,24 +299,6 @@ pub unsafe extern "C" fn cuFileGetVersion(version: *mut c_int) -> Status {
     OK
 }
 
-/// # Safety
-///
-/// `properties` may be written to for 56 bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileDriverGetProperties(properties: *mut c_void) -> Status {
-    let bytes = properties.cast::<u8>();
-    // SAFETY: offsets of CUfileDrvProps_t, all within the 56 bytes that the caller promises, and aligned in it.
-    unsafe {
-        bytes.write_bytes(0, 56);
-        bytes.cast::<u32>().write(2);
-        bytes.add(4).cast::<u32>().write(26);
-        bytes.add(16).cast::<usize>().write(16 << 10);
-        bytes.add(28).cast::<u32>().write(1 << 1);
-        bytes.add(32).cast::<u32>().write(0x1f);
-    }
-    OK
-}
-
 // Files and buffers.
 
 /// # Safety

@@ -66,7 +66,7 @@ fn run(link: &Link, sizes: &[u64], processes: usize, demand: usize) -> Outcome {
     };
     loop {
         for (process, climb) in climbs.iter_mut().enumerate() {
-            while in_flight[process] < (climb.limit() as usize).min(demand) {
+            while in_flight[process] < (climb.limit as usize).min(demand) {
                 in_flight[process] += 1;
                 climb.moved(at(time), in_flight[process], None);
                 let size = sizes[(random() * sizes.len() as f64) as usize];
@@ -107,7 +107,7 @@ fn run(link: &Link, sizes: &[u64], processes: usize, demand: usize) -> Outcome {
         event.burst = burst.max(BURST / 10);
         queue.push(Reverse((((time + pause) * 1e9) as u64, number)));
     }
-    let limits = climbs.iter().map(|climb| climb.limit() as usize).collect();
+    let limits = climbs.iter().map(|climb| climb.limit as usize).collect();
     Outcome { rate: bytes as f64 / 10.0, in_flight: area / 10.0, limits }
 }
 

@@ -82,7 +82,7 @@ fn encoded_as(
 
 #[test]
 fn vector_kernels_equal_the_scalar_ones() {
-    let (best, mut draws) = (best(), Draws::new(1, 0, 0, "kernels"));
+    let (best, mut draws) = (Kernels::default(), Draws::new(1, 0, 0, "kernels"));
     let mut bytes = |count: usize| -> Vec<u8> { (0..count).map(|_| draws.below(256) as u8).collect() };
     for width in 0..150 {
         let (near, far) = (bytes(width + 2), bytes(width + 2));
@@ -102,7 +102,7 @@ fn vector_kernels_equal_the_scalar_ones() {
 
 #[test]
 fn vector_transforms_equal_the_scalar_ones() {
-    let (best, mut draws) = (best(), Draws::new(2, 0, 0, "blocks"));
+    let (best, mut draws) = (Kernels::default(), Draws::new(2, 0, 0, "blocks"));
     for turn in 0..20_000 {
         // All values that coded data can hold, and tables of 16 bits, at times.
         let (most, table) = if turn % 4 == 0 { (2048, 65_535) } else { (1 << (turn % 11), 120) };
@@ -232,7 +232,7 @@ proptest! {
         if small(&input) {
             let mut used = Decoder::default();
             decode(&mut used, &encoded(seed ^ 1, (40, 30), 3, 3, 0), None, true).unwrap();
-            let kernels = [best(), kernels::SCALAR].map(with).into_iter();
+            let kernels = [Kernels::default(), kernels::SCALAR].map(with).into_iter();
             let all: Vec<_> = kernels.chain([used])
                 .map(|mut decoder| decode(&mut decoder, &input, None, strict).map_err(|error| error.to_string()))
                 .collect();

@@ -319,7 +319,13 @@ impl Array {
         dims.iter().fold(self.dtype.size() as u64, |bytes, dim| bytes.saturating_mul(*dim))
     }
 
-    fn described(&self) -> String {
+    /// Bytes of the data by the shape; `None` on overflow.
+    pub(crate) fn checked_bytes(&self) -> Option<u64> {
+        self.shape.iter().try_fold(self.dtype.size() as u64, |bytes, dim| bytes.checked_mul(*dim))
+    }
+
+    /// Description such as `f32 [3, 4]`.
+    pub(crate) fn described(&self) -> String {
         format!("{} {:?}", self.dtype, self.shape)
     }
 }

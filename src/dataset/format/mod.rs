@@ -62,6 +62,7 @@ debug_by_describe!(Parquet);
 use super::forward::debug_by_describe;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::Blob;
+use std::collections::HashSet;
 
 /// Refuses little-endian formats on big-endian machines: their bytes go into batches unchanged.
 pub(crate) fn little_endian(format: &str) -> Result<()> {
@@ -119,6 +120,12 @@ pub(crate) fn fetched(input: &Blob) -> Result<()> {
         Some(LFS) => Err(input.wrong(format!("this is {LFS}"), 0, input.len())),
         _ => Ok(()),
     }
+}
+
+/// A name that comes more than once.
+pub(crate) fn twice<'a>(mut names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let mut seen = HashSet::new();
+    names.find(|name| !seen.insert(*name))
 }
 
 /// Parses a little-endian number of at most 8 bytes.

@@ -11,7 +11,7 @@
 
 use crate::dataset::Dataset;
 use crate::dataset::format::arrays::{Array, Arrays, Given};
-use crate::dataset::format::{fetched, little_endian, number};
+use crate::dataset::format::{fetched, little_endian, number, twice};
 use crate::dataset::forward::forward;
 use crate::dataset::parallel::parallel_paths;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -21,6 +21,7 @@ use crate::tensor::DType;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use std::collections::HashMap;
 use std::path::Path;
 
 /// Maximum bytes of a header.
@@ -199,10 +200,8 @@ fn check(input: &Blob, tensors: &mut [Tensor], data: u64) -> Result<()> {
     }
     // All offsets are below the file's length now.
     tensors.iter_mut().for_each(|tensor| (tensor.start, tensor.end) = (tensor.start + data, tensor.end + data));
-    let mut names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-    names.sort_unstable();
-    match names.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(input.wrong(format!("the header has `{}` twice", pair[0]), 8, data - 8)),
+    match twice(tensors.iter().map(|tensor| tensor.name.as_str())) {
+        Some(name) => Err(input.wrong(format!("the header has `{name}` twice"), 8, data - 8)),
         None => Ok(()),
     }
 }
@@ -224,9 +223,6 @@ struct TensorEntry(Fields);
 
 struct Dims(Vec<u64>);
 
-/// The values of `__metadata__`: strings, checked and dropped.
-struct Strings;
-
 /// Implements `Deserialize` by a visitor of a map or list.
 macro_rules! visitor {
     ($name:ident, $by:ident, $visit:ident, $access:ident, $wanted:literal, |$input:ident| $read:block) => {
@@ -246,11 +242,6 @@ macro_rules! visitor {
         }
     };
 }
-
-visitor!(Strings, deserialize_map, visit_map, MapAccess, "a map of strings", |map| {
-    while map.next_entry::<String, String>()?.is_some() {}
-    Ok(Strings)
-});
 
 visitor!(TensorEntry, deserialize_map, visit_map, MapAccess, "a tensor", |map| {
     Fields::deserialize(MapAccessDeserializer::new(map)).map(TensorEntry)
@@ -275,7 +266,7 @@ visitor!(Header, deserialize_map, visit_map, MapAccess, "a map of tensors", |map
         } else if std::mem::replace(&mut metadata, true) {
             return Err(de::Error::custom("the header has `__metadata__` twice"));
         } else {
-            map.next_value::<Strings>()?;
+            map.next_value::<HashMap<String, String>>()?;
         }
     }
     Ok(Header(tensors))

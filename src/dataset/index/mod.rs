@@ -235,7 +235,8 @@ pub struct Index {
     tables: Vec<Table>,
     starts: Starts,
     fields: usize,
-    checksums: bool,
+    /// Entries have CRCs.
+    pub(crate) checksums: bool,
     damage: Vec<Damage>,
     left_out: BTreeMap<String, u64>,
     scanned: usize,
@@ -357,11 +358,6 @@ impl Index {
     #[allow(clippy::len_without_is_empty, reason = "as of a dataset")]
     pub fn len(&self) -> u64 {
         self.starts.len()
-    }
-
-    /// Whether entries have CRCs.
-    pub(crate) fn checksums(&self) -> bool {
-        self.checksums
     }
 
     /// Damage, in the order of the shards.

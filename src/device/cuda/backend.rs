@@ -90,7 +90,7 @@ impl Lane {
         let Some(direct) = &self.direct else { return Ok(()) };
         for _ in 0..count {
             let memory = DeviceMemory::new(&self.gpu, bytes, "a batch").map_err(Unreserved::Failed)?;
-            self.targets.push(BatchMemory::of(memory, Some(direct.cufile())).map_err(Unreserved::ForDirect)?);
+            self.targets.push(BatchMemory::of(memory, Some(&direct.cufile)).map_err(Unreserved::ForDirect)?);
         }
         Ok(())
     }

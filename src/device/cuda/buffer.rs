@@ -37,7 +37,7 @@ impl Home {
 
 /// Device memory, registered with cuFile if there is one. Calls need the context to be current.
 pub(super) struct BatchMemory {
-    memory: DeviceMemory,
+    pub(super) memory: DeviceMemory,
     registered: Option<BufferGuard>,
 }
 
@@ -48,14 +48,10 @@ impl BatchMemory {
 
     /// Registers this memory.
     pub(crate) fn of(memory: DeviceMemory, cufile: Option<&Arc<CuFile>>) -> Result<Self> {
-        let gpu = memory.gpu().clone();
+        let gpu = memory.gpu.clone();
         let _bound = gpu.bind()?;
         let registered = cufile.map(|cufile| cufile.register_buffer(memory.ptr(), memory.len())).transpose()?;
         Ok(Self { memory, registered })
-    }
-
-    pub(crate) fn memory(&self) -> &DeviceMemory {
-        &self.memory
     }
 
     /// Leaks the memory for ever, to the device and to cuFile.
@@ -68,7 +64,7 @@ impl BatchMemory {
     /// to, and is never reused.
     pub(crate) fn release(&mut self) -> Result<()> {
         let Some(registered) = self.registered.take() else { return Ok(()) };
-        let released = match self.memory.gpu().bind() {
+        let released = match self.memory.gpu.bind() {
             Ok(_bound) => registered.release().map_err(Error::from),
             Err(error) => {
                 // Without its context, cuFile cannot be called.
@@ -104,7 +100,7 @@ pub(crate) struct Buffer {
     /// Whether the bell must ring when consumers are done.
     pub(super) rings: bool,
     streams: Mutex<Vec<Stream>>,
-    pub(super) head: BatchHead,
+    pub(crate) head: BatchHead,
     /// The owner to return to, while a consumer holds the batch.
     home: Option<Arc<Home>>,
 }
@@ -186,7 +182,7 @@ impl Buffer {
                 }
             }
         }
-        idle.released(self.memory.memory().ptr(), first);
+        idle.released(self.memory.memory.ptr(), first);
         done
     }
 
@@ -223,10 +219,6 @@ impl Buffer {
 
 /// What loaders do with the memory of a batch.
 impl Buffer {
-    pub(crate) fn head(&self) -> &BatchHead {
-        &self.head
-    }
-
     /// The batch's arrays.
     pub(crate) fn layout(&self) -> &Layout {
         &self.home().contents
@@ -234,11 +226,11 @@ impl Buffer {
 
     /// Start address.
     pub(crate) fn base(&self) -> DevicePtr {
-        self.memory.memory().ptr()
+        self.memory.memory.ptr()
     }
 
     pub(crate) fn kind(&self) -> DeviceKind {
-        DeviceKind::Cuda(self.copied.gpu().ordinal())
+        DeviceKind::Cuda(self.copied.gpu.ordinal())
     }
 
     /// Binds a stream: its later work finds the data, and its work before the drop delays reuse of the memory.
@@ -291,7 +283,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         // The loader is gone. `cuMemFree` happens to wait too, but does not promise it.
-        let gpu = &self.copied.gpu().clone();
+        let gpu = &self.copied.gpu.clone();
         if self.wait(gpu).is_err() && gpu.synchronize().is_err() {
             // The context keeps the memory, so the next user of the device must not get this context.
             gpu.give_up();

@@ -55,7 +55,7 @@ pub(crate) struct Copier {
     /// copies.
     idle: CopyStream,
     bell: Arc<Sender<()>>,
-    free: Receiver<Box<Buffer>>,
+    pub(crate) free: Receiver<Box<Buffer>>,
     /// Taken out of `free` while the transfer thread waits for it.
     spare: Option<Box<Buffer>>,
     /// Buffers dropped while their streams were capturing: their remaining use cannot be queried yet.
@@ -185,7 +185,7 @@ impl Copier {
     /// Zeroes all rows after the first `rows`.
     fn blank(&self, field: usize, row_bytes: usize, rows: usize, slot: &Filled, buffer: &Buffer) -> Result<()> {
         let from = self.home.contents.fields()[field].offset + rows * row_bytes;
-        buffer.memory.memory().clear(from, (slot.rows() - rows) * row_bytes, self.stream.raw())
+        buffer.memory.memory.clear(from, (slot.rows() - rows) * row_bytes, self.stream.raw())
     }
 
     /// Converts pictures to floats. Blank rows stay zero.
@@ -219,11 +219,6 @@ impl Copier {
             let pin = unsafe { Pin::new(&self.home.gpu, region.ptr().as_ptr(), region.len()) }?;
             Ok(Box::new(pin))
         })
-    }
-
-    /// Receives free buffers.
-    pub(crate) fn free(&self) -> &Receiver<Box<Buffer>> {
-        &self.free
     }
 
     /// A free buffer for a batch, if any.

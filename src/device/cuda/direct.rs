@@ -23,7 +23,7 @@ const TRIAL: usize = 1 << 20;
 /// An open cuFile, with its counters from before the loader.
 pub(crate) struct DirectReader {
     gpu: Arc<Gpu>,
-    cufile: Arc<CuFile>,
+    pub(super) cufile: Arc<CuFile>,
     before: Option<Stats>,
 }
 
@@ -44,8 +44,7 @@ impl DirectReader {
         let (required, any_route) = (trial.required, trial.any_route);
         let direct = Self::counting(gpu, cufile);
         direct.read_a_little(trial)?;
-        let called =
-            direct.cufile.version().map_or("cuFile".into(), |(major, minor)| format!("cuFile {major}.{minor}"));
+        let called = direct.cufile.version.map_or("cuFile".into(), |(major, minor)| format!("cuFile {major}.{minor}"));
         let how = match direct.taken() {
             mode @ (Mode::P2p | Mode::NvidiaFs) => format!("{called}: {mode}{}", direct.elsewhere()),
             Mode::Unknown if required => format!("{called}, which does not count the route of bytes"),
@@ -62,10 +61,6 @@ impl DirectReader {
         Self { gpu: gpu.clone(), cufile, before }
     }
 
-    pub(super) fn cufile(&self) -> &Arc<CuFile> {
-        &self.cufile
-    }
-
     /// Route of the reads since then.
     fn taken(&self) -> Mode {
         match (&self.before, self.cufile.stats(self.gpu.ordinal())) {
@@ -80,7 +75,7 @@ impl DirectReader {
         let bound = self.gpu.bind().map_err(words)?;
         let from = offset - offset % ALIGN;
         // SAFETY: in bounds of memory without any other user.
-        let read = unsafe { self.cufile.read(&file, target.memory().ptr(), TRIAL, from, 0) };
+        let read = unsafe { self.cufile.read(&file, target.memory.ptr(), TRIAL, from, 0) };
         drop(bound);
         target.release().map_err(words)?;
         let (read, least) = (read.map_err(|failure| failure.to_string())?, offset.saturating_add(len) - from);
@@ -93,7 +88,7 @@ impl DirectReader {
     /// Cost of the library on other GPUs, if any.
     fn elsewhere(&self) -> String {
         let gpus = super::devices().map_or(1, |(_, devices)| devices.len());
-        match self.cufile.version() {
+        match self.cufile.version {
             Some(version) if version >= CONTEXTS && gpus > 1 => {
                 format!("; it has a context on each of the {gpus} visible GPUs: set CUDA_VISIBLE_DEVICES for each rank")
             }

@@ -100,16 +100,16 @@ impl Kernels {
         flips: Option<DevicePtr>,
         rows: usize,
     ) -> Result<()> {
-        let Some(shape) = Shape::finish(plan.size().height * plan.size().width, rows)? else { return Ok(()) };
-        let function = match plan.dtype() {
+        let Some(shape) = Shape::finish(plan.size.height * plan.size.width, rows)? else { return Ok(()) };
+        let function = match plan.dtype {
             DType::F16 => self.f16,
             DType::BF16 => self.bf16,
             _ => self.f32,
         };
         // A plan has fewer than 2^31 values per picture, and the shape fewer than 2^31 rows, so no value is truncated.
-        let sizes = [rows, plan.size().height, plan.size().width, plan.size().channels].map(|size| size as c_uint);
-        let channels_first = c_int::from(plan.is_channels_first());
-        let (flips, moments): (_, Moments) = (flips.unwrap_or(0), plan.moments());
+        let sizes = [rows, plan.size.height, plan.size.width, plan.size.channels].map(|size| size as c_uint);
+        let channels_first = c_int::from(plan.channels_first);
+        let (flips, moments): (_, Moments) = (flips.unwrap_or(0), plan.moments);
         let params = [
             place(&input),
             place(&out),

@@ -46,7 +46,8 @@ pub(super) struct Writer {
     /// Ends of the blocks so far.
     ends: Vec<u64>,
     end: u64,
-    inputs: u64,
+    /// Number of inputs so far.
+    pub(super) inputs: u64,
     bytes: u64,
     id: Digest,
 }
@@ -66,11 +67,6 @@ impl Writer {
     pub(super) fn id(&self, settings: &str) -> u64 {
         let id = if self.block.is_empty() { self.id } else { self.id.bytes(&self.block) };
         id.bytes(settings.as_bytes()).end()
-    }
-
-    /// Number of inputs so far.
-    pub(super) fn inputs(&self) -> u64 {
-        self.inputs
     }
 
     pub(super) fn add(&mut self, input: &Input) -> Result<()> {
@@ -167,7 +163,7 @@ impl Reader {
 
     /// The plan's path.
     pub(super) fn path(&self) -> &Path {
-        self.file.path()
+        &self.file.path
     }
 }
 

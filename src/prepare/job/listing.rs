@@ -142,7 +142,7 @@ impl Sorter<'_> {
             run.write_all(name.as_bytes())
         };
         let written = self.names.drain(..).try_for_each(&mut write).and_then(|()| run.flush());
-        written.map_err(|source| output::failed(source, run.hidden()))?;
+        written.map_err(|source| output::failed(source, &run.hidden))?;
         self.bytes = 0;
         self.runs.push(run);
         Ok(())
@@ -158,7 +158,7 @@ impl Sorter<'_> {
         let mut files = Vec::new();
         let mut heads = BinaryHeap::new();
         for (index, run) in self.runs.iter().enumerate() {
-            let mut file = BufReader::with_capacity(1 << 16, Blob::open(run.hidden())?.stream(0));
+            let mut file = BufReader::with_capacity(1 << 16, Blob::open(&run.hidden)?.stream(0));
             heads.extend(next_name(&mut file, run)?.map(|name| Reverse((name, index))));
             files.push(file);
         }
@@ -180,7 +180,7 @@ fn next_name(file: &mut impl Read, run: &Pending) -> Result<Option<OsString>> {
             file.read_exact(&mut name).map(|()| name)
         }
     };
-    let failed = |source| Error::os(Stage::Index, "cannot read the sorted names", source).with_path(run.hidden());
+    let failed = |source| Error::os(Stage::Index, "cannot read the sorted names", source).with_path(&run.hidden);
     read.map(|name| Some(OsString::from_vec(name))).map_err(failed)
 }
 

@@ -243,7 +243,7 @@ fn write(
     let mut head = Head { root, tasks: 0, work, notes };
     let mut writer = Writer::create(dir.join(PLAN))?;
     list(&mut writer, &mut head)?;
-    let (tasks, inputs) = (head.tasks, writer.inputs());
+    let (tasks, inputs) = (head.tasks, writer.inputs);
     if tasks == 0 {
         return Err(bad("a plan of 0 tasks: name at least 1"));
     }
@@ -281,7 +281,7 @@ fn write_pictures(root: &Path, to: &Path, work: Work, tasks: impl FnOnce(u64, u6
             bytes = bytes.saturating_add(input.len);
             writer.add(&input)
         })?;
-        head.tasks = tasks(writer.inputs(), bytes)?;
+        head.tasks = tasks(writer.inputs, bytes)?;
         Ok(())
     })
 }

@@ -110,7 +110,7 @@ impl Record {
         };
         for part in [kind, line] {
             self.crc = crc32c::crc32c_append(self.crc, part.as_bytes());
-            self.file.write_all(part.as_bytes()).map_err(|source| output::failed(source, self.file.target()))?;
+            self.file.write_all(part.as_bytes()).map_err(|source| output::failed(source, &self.file.target))?;
         }
         Ok(())
     }
@@ -120,7 +120,7 @@ impl Record {
         let crc = done.crc(self.crc);
         let json = serde_json::to_string(&Done { lines_crc32c: crc, ..done }).map_err(std::io::Error::from);
         let written = json.and_then(|json| writeln!(self.file, "{json}"));
-        written.map_err(|source| output::failed(source, self.file.target()))?;
+        written.map_err(|source| output::failed(source, &self.file.target))?;
         output::commit_new(self.file)
     }
 }

@@ -173,7 +173,7 @@ impl<'a> Task<'a> {
                     Some(class) => tar::append(pending, &format!("{key:08}.cls"), class.to_string().as_bytes()),
                     None => Ok(()),
                 });
-                written.map_err(|source| output::failed(source, pending.target()))
+                written.map_err(|source| output::failed(source, &pending.target))
             }
             #[cfg(feature = "parquet")]
             Writer::Parquet(writer) => writer.append(bytes, picture.class.unwrap_or(0).into()),
@@ -199,7 +199,7 @@ impl<'a> Task<'a> {
         if let Some(writer) = self.writer.take() {
             let pending = match writer {
                 Writer::Tar(mut pending) => {
-                    tar::finish(&mut pending).map_err(|source| output::failed(source, pending.target()))?;
+                    tar::finish(&mut pending).map_err(|source| output::failed(source, &pending.target))?;
                     pending
                 }
                 #[cfg(feature = "parquet")]

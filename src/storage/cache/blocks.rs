@@ -17,7 +17,7 @@ use std::sync::{Mutex, OnceLock};
 
 /// The blocks of all sources of a loader.
 pub(crate) struct CachedBlocks {
-    block: u64,
+    pub(super) block: u64,
     /// The folder of all objects.
     root: PathBuf,
     objects: Box<[OnceLock<Option<CachedObject>>]>,
@@ -111,10 +111,6 @@ impl CachedBlocks {
     /// Limit of the heap bytes of the table, once all objects are known, and of the queue of their blocks.
     pub(crate) fn table_bytes(&self) -> usize {
         size_of_val(&*self.objects) + self.beside
-    }
-
-    pub(super) fn block(&self) -> u64 {
-        self.block
     }
 
     /// Blocks that a range, which is not empty, needs.

@@ -134,9 +134,7 @@ impl CacheDir {
         let share = fnv(url.parent().unwrap_or(url).as_os_str().as_encoded_bytes()) as usize % SHARES;
         let mut leases = self.leases.hold();
         if leases[share].is_none() {
-            let file = open_or_make(&self.lease(share))?;
-            take(&file, FlockOperation::NonBlockingLockShared)?;
-            leases[share] = Some(Held::new(file));
+            leases[share] = Some(self.protect(share)?);
         }
         Ok(self.share(share))
     }
@@ -174,14 +172,11 @@ impl CacheDir {
 
     /// Gives back what [`reserve`](Self::reserve) booked.
     pub(super) fn release(&self, bytes: u64) {
-        let mut room = self.room.hold();
-        let left = room.booked - bytes;
-        let _ = room.book(left);
-        if take(&room.used, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            let used = read_number(&room.used, USED);
-            let _ = used.and_then(|used| write_number(&room.used, USED, used.saturating_sub(bytes)));
-            let _ = flock(&room.used, FlockOperation::Unlock);
-        }
+        self.written(bytes);
+        let _ = self.locked(|room| {
+            let used = read_number(&room.used, USED)?;
+            write_number(&room.used, USED, used.saturating_sub(bytes))
+        });
     }
 
     fn reserve_locked(&self, room: &mut Room, bytes: u64) -> io::Result<u64> {

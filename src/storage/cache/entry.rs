@@ -67,10 +67,8 @@ impl Identity {
 
     /// The header of a map, and its URL and version. `None` if it is damaged.
     pub(super) fn parse(header: Vec<u8>) -> Option<(Self, String, String)> {
-        let word = |at: usize| {
-            header.get(at..at + 4).map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
-        };
-        let long = |at: usize| Some(u64::from(word(at)?) | u64::from(word(at + 4)?) << 32);
+        let word = |at: usize| Some(u32::from_le_bytes(*header.get(at..)?.first_chunk()?));
+        let long = |at: usize| Some(u64::from_le_bytes(*header.get(at..)?.first_chunk()?));
         let (len, block, url, pin) = (long(8)?, long(16)?, word(24)? as usize, word(28)? as usize);
         let url = header.get(32..32_usize.checked_add(url)?)?.to_vec();
         let pin = header.get(32 + url.len()..(32 + url.len()).checked_add(pin)?)?;
@@ -257,9 +255,7 @@ impl EntryFiles {
 
     fn state_of(&self, block: u64, record: &[u8; RECORD]) -> BlockState {
         let crc = crc_in(record);
-        let mut stamp = [0; 8];
-        stamp.copy_from_slice(&record[..8]);
-        let stamp = u64::from_le_bytes(stamp);
+        let stamp = u64::from_le_bytes(record[..8].try_into().expect("8 bytes"));
         match *record == record_of(&self.layout, block, crc, stamp) {
             true if stamp == self.stamp && !BOOT.is_empty() => BlockState::Whole,
             true => BlockState::Unproven(crc),

@@ -93,7 +93,7 @@ enum Then {
 
 pub(super) struct Climb {
     phase: Phase,
-    limit: f64,
+    pub(super) limit: f64,
     /// At the limit that is held, and the windows that gave it.
     rate: f64,
     windows: u32,
@@ -145,10 +145,6 @@ impl Climb {
             clock,
             began: now,
         }
-    }
-
-    pub(super) fn limit(&self) -> f64 {
-        self.limit
     }
 
     /// `in_flight` requests from now on. `bytes`: one of those before is done, and so many came from the store in all.

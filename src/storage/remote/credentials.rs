@@ -20,7 +20,7 @@ use crate::sync::Hold;
 use async_trait::async_trait;
 use object_store::CredentialProvider;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -121,7 +121,7 @@ impl<C: Send + Sync + 'static> Credentials<C> {
 
     /// Valid credentials and their number.
     async fn get(&self) -> Result<(Arc<C>, u64)> {
-        let asked = self.0.lock().renewals;
+        let asked = self.0.state.hold().renewals;
         if let Some(found) = self.look(asked) {
             return found;
         }
@@ -138,7 +138,7 @@ impl<C: Send + Sync + 'static> Credentials<C> {
 
     /// What is there, or `None` while a renewal runs that the caller needs.
     fn look(&self, asked: u64) -> Option<Result<(Arc<C>, u64)>> {
-        let (mut state, now) = (self.0.lock(), Instant::now());
+        let (mut state, now) = (self.0.state.hold(), Instant::now());
         let passed = |time: Option<Instant>| time.is_some_and(|time| time <= now);
         let current = state.current.as_ref();
         let found = current.map(|current| (current.value.clone(), current.number));
@@ -158,10 +158,6 @@ impl<C: Send + Sync + 'static> Credentials<C> {
 }
 
 impl<C: Send + Sync + 'static> SharedRenewal<C> {
-    fn lock(&self) -> MutexGuard<'_, Renewal<C>> {
-        self.state.hold()
-    }
-
     async fn renew(self: Arc<Self>, anew: bool) {
         let source = self.source.clone();
         // A task of its own, so that a panic is an error here.
@@ -172,7 +168,7 @@ impl<C: Send + Sync + 'static> SharedRenewal<C> {
             Ok(Err(_)) => Err(Error::new(ErrorKind::Panicked, Stage::Read, "the renewal of credentials panicked")),
             Err(_) => Err(refused(format!("no credentials came within {DEADLINE:?}"))),
         };
-        self.lock().end(got, anew);
+        self.state.hold().end(got, anew);
         self.ended.notify_waiters();
     }
 }
@@ -216,7 +212,7 @@ impl<C: Send + Sync + 'static> Renewed for Credentials<C> {
     }
 
     fn refuse(&self, number: u64, sure: bool) {
-        let (mut state, now) = (self.0.lock(), Instant::now());
+        let (mut state, now) = (self.0.state.hold(), Instant::now());
         // Others may have been refused with the same ones, and have them renewed.
         let current = state.current.as_mut().filter(|current| current.number == number);
         if let Some(current) = current.filter(|current| sure || now - current.since >= YOUNG) {

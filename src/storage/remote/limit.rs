@@ -13,8 +13,9 @@
 
 use super::climb::Climb;
 pub(super) use super::climb::REQUESTS_MAX;
+use crate::sync::Hold;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -69,15 +70,11 @@ impl Limit {
         Self { state: Mutex::new(state), changed: Notify::new(), bytes: AtomicU64::new(0) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, LimitState> {
-        self.state.lock().unwrap_or_else(|poison| poison.into_inner())
-    }
-
     /// Waits until a request may start.
     pub(super) async fn enter(&self) -> Permit<'_> {
         loop {
             let pause = {
-                let mut state = self.lock();
+                let mut state = self.state.hold();
                 let now = Instant::now();
                 match state.until {
                     Some(until) if until > now => Some(until),
@@ -102,7 +99,7 @@ impl Limit {
 impl Permit<'_> {
     /// The first byte came.
     pub(super) fn answered(&self, patience: Duration) {
-        self.limit.lock().answer(self.began, Instant::now(), patience);
+        self.limit.state.hold().answer(self.began, Instant::now(), patience);
     }
 
     pub(super) fn brought(&self, bytes: usize) {
@@ -116,14 +113,14 @@ impl Permit<'_> {
 
     /// The store asked for fewer requests.
     pub(super) fn throttled(self, retry_after: Option<Duration>) {
-        self.limit.lock().shrink(self.began, Instant::now(), retry_after);
+        self.limit.state.hold().shrink(self.began, Instant::now(), retry_after);
     }
 }
 
 impl LimitState {
     /// Requests that may be in flight.
     fn most(&self) -> usize {
-        self.limit.min(self.climb.limit()) as usize
+        self.limit.min(self.climb.limit) as usize
     }
 
     /// A request began or ended; `bytes`: it brought all of its own, and so many came in all.
@@ -161,7 +158,7 @@ impl LimitState {
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
         let more = {
-            let mut state = self.limit.lock();
+            let mut state = self.limit.state.hold();
             // Under the lock, so that windows see it grow.
             let bytes = self.done.then(|| self.limit.bytes.load(Ordering::Relaxed));
             let (before, in_flight) = (state.most(), state.in_flight - 1);
@@ -260,13 +257,13 @@ mod tests {
     fn a_request_over_the_limit_waits_for_a_permit() {
         run(async {
             let limit = Limit::new();
-            limit.lock().limit = 1.0;
+            limit.state.hold().limit = 1.0;
             let first = limit.enter().await;
             let mut second = std::pin::pin!(limit.enter());
             assert!(tokio::time::timeout(Duration::from_millis(20), &mut second).await.is_err());
             drop(first);
             drop(second.await);
-            assert_eq!(limit.lock().in_flight, 0);
+            assert_eq!(limit.state.hold().in_flight, 0);
         });
     }
 }

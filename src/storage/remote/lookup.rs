@@ -6,6 +6,7 @@ use super::store::{Object, Store, lost, pin_of, runtime, store, wait};
 use super::url::Url;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::Way;
+use crate::storage::listing::{bad_pattern, is_pattern};
 use crate::storage::metadata::{FileKind, Meta};
 use crate::sync::Hold;
 use object_store::list::PaginatedListOptions;
@@ -228,10 +229,6 @@ pub(crate) fn expand(names: &[String]) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn is_pattern(name: &str) -> bool {
-    name.contains(['*', '?', '['])
-}
-
 /// Looks at every object, so that opening it asks no more.
 fn find_all(names: &[String]) -> Result<()> {
     let Some(first) = names.first() else { return Ok(()) };
@@ -266,10 +263,7 @@ fn find_all(names: &[String]) -> Result<()> {
 /// The objects that match a pattern, sorted by key.
 fn matches(name: &str) -> Result<Vec<PathBuf>> {
     let url = Url::parse(Path::new(name))?;
-    let bad = |error: glob::PatternError| {
-        Error::new(ErrorKind::Config, Stage::Index, "not a valid pattern").with_source(error).with_path(name)
-    };
-    let pattern = glob::Pattern::new(&url.key).map_err(bad)?;
+    let pattern = glob::Pattern::new(&url.key).map_err(|error| bad_pattern(name, error))?;
     let fixed = url.key.find(['*', '?', '[']).unwrap_or(url.key.len());
     let store = store(&url)?;
     let (mut keys, _) =

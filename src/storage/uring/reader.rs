@@ -116,7 +116,7 @@ impl Uring {
 
     /// How the kernel runs completions, for the report.
     pub(in crate::storage) fn flavour(&self) -> &'static str {
-        self.ring.flavour()
+        self.ring.flavour
     }
 
     fn register_files(&mut self) {
@@ -394,7 +394,8 @@ impl Uring {
     fn finish(&mut self, tag: u64, extent: Extent, buf: IoBuf, result: Result<usize>) {
         self.stats.ops += 1;
         self.stats.failed += u64::from(result.is_err());
-        self.ready.push(Completion { tag, buf, result: result.map_err(|error| self.files.at_site(error, &extent)) });
+        let result = result.map_err(|error| self.files.sources().at(error, &extent));
+        self.ready.push(Completion { tag, buf, result });
     }
 
     /// One `io_uring_enter`. Every error either means to look at completions and retry, or is the end of the ring.

@@ -62,7 +62,8 @@ pub(super) struct Ring {
     busy: usize,
     /// Number of `busy` entries that open a file or read at most [`SMALL`] bytes.
     small: usize,
-    flavour: &'static str,
+    /// How the kernel runs completions.
+    pub(super) flavour: &'static str,
     /// Delayed completions: time, key, result. Their entries count as in flight until then.
     #[cfg(feature = "unstable")]
     late: Vec<(std::time::Instant, Key, i32)>,
@@ -156,11 +157,6 @@ impl Ring {
             }
         }
         ring.completion().next().map(|_| ()).ok_or(Errno::NOSYS)
-    }
-
-    /// How the kernel runs completions.
-    pub(super) fn flavour(&self) -> &'static str {
-        self.flavour
     }
 
     /// Makes the calling thread the only one that may enter the ring.

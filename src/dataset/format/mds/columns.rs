@@ -25,7 +25,7 @@ pub(super) struct Column {
 
 /// Columns of a sample, in order.
 pub(super) struct Columns {
-    all: Vec<Column>,
+    pub(super) all: Vec<Column>,
     /// Bytes of the sizes at the sample's start.
     head: u64,
     /// Bytes of all fixed columns together.
@@ -37,10 +37,6 @@ impl Columns {
         let head = all.iter().filter(|column| column.size.is_none()).count() as u64 * 4;
         let fixed = all.iter().map(|column| u64::from(column.size.unwrap_or(0))).sum();
         Self { all, head, fixed }
-    }
-
-    pub(super) fn all(&self) -> &[Column] {
-        &self.all
     }
 
     /// Whether this is a possible length of a sample.
@@ -57,13 +53,16 @@ impl Columns {
     /// Place of the value of `column` in a sample. Errors: [`ErrorKind::Decode`] if the columns' sizes do not add up to
     /// the sample's length.
     pub(super) fn find(&self, column: usize, sample: &[u8]) -> Result<Range<usize>> {
-        let mut sizes = sample.chunks_exact(4);
+        let mut sizes = sample.as_chunks().0.iter();
         let mut at = self.head;
         let mut found = 0..0;
         for (index, other) in self.all.iter().enumerate() {
             let size = match other.size {
                 Some(size) => size,
-                None => sizes.next().map(u32_of).ok_or_else(|| self.odd(sample.len(), self.head))?,
+                None => sizes
+                    .next()
+                    .map(|size| u32::from_le_bytes(*size))
+                    .ok_or_else(|| self.odd(sample.len(), self.head))?,
             };
             let end = at + u64::from(size);
             if index == column {
@@ -82,10 +81,6 @@ impl Columns {
         let message = format!("a sample of {have} bytes, its columns have {need}");
         Error::new(ErrorKind::Decode, Stage::Decode, message)
     }
-}
-
-fn u32_of(bytes: &[u8]) -> u32 {
-    u32::from_le_bytes(bytes.try_into().expect("4 bytes"))
 }
 
 /// A column chosen as a field.

@@ -4,16 +4,20 @@
 //! all shards have the same columns; numbers fit the shard format (32 bits).
 
 use super::columns::Column;
+use crate::dataset::format::twice;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use serde::Deserialize;
 use serde_json::Value;
+use std::num::NonZeroU32;
 use std::path::{Component, Path};
 
 /// Maximum bytes of an `index.json`: about 100,000 shards.
 pub(super) const INDEX_MAX: u64 = 64 << 20;
 
 /// A file by its index entry.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize)]
 pub(super) struct FileInfo {
+    #[serde(rename = "basename")]
     pub(super) name: String,
     pub(super) bytes: u64,
 }
@@ -30,11 +34,11 @@ pub(super) struct ShardInfo {
 /// Reads an index. Errors: [`ErrorKind::Decode`] with the shard and the entry; [`ErrorKind::Empty`].
 pub(super) fn parse(text: &[u8]) -> Result<(Vec<Column>, Vec<ShardInfo>)> {
     let root: Value = serde_json::from_slice(text).map_err(|source| bad("not JSON".into()).with_source(source))?;
-    let version = number(&root, "version").map_err(bad)?;
+    let version: u64 = entry(&root, "version").map_err(bad)?;
     if version != 2 {
         return Err(bad(format!("version {version}, only 2 is supported")));
     }
-    let list = entry(&root, "shards").map_err(bad)?.as_array().ok_or_else(|| bad("`shards` is no list".into()))?;
+    let list = root.get("shards").and_then(Value::as_array).ok_or_else(|| bad("`shards` is no list".into()))?;
     let mut columns = None;
     let mut shards = Vec::with_capacity(list.len());
     for (index, value) in list.iter().enumerate() {
@@ -53,67 +57,50 @@ pub(super) fn parse(text: &[u8]) -> Result<(Vec<Column>, Vec<ShardInfo>)> {
 
 /// Columns of a shard, by its index entry or the shard's copy of it.
 pub(super) fn columns_of(shard: &Value) -> Result<Vec<Column>, String> {
-    let (version, format) = (number(shard, "version")?, text(shard, "format")?);
+    let (version, format): (u64, &str) = (entry(shard, "version")?, entry(shard, "format")?);
     if (version, format) != (2, "mds") {
         return Err(format!("format `{format}` {version}, only `mds` 2 is supported"));
     }
-    let list = |key: &str| entry(shard, key)?.as_array().ok_or_else(|| format!("`{key}` is no list"));
-    let (names, encodings, sizes) = (list("column_names")?, list("column_encodings")?, list("column_sizes")?);
+    let (names, encodings): (Vec<String>, Vec<String>) =
+        (entry(shard, "column_names")?, entry(shard, "column_encodings")?);
+    let sizes: Vec<Option<NonZeroU32>> = entry(shard, "column_sizes")?;
     if names.is_empty() || names.len() != encodings.len() || names.len() != sizes.len() {
         let lens = (names.len(), encodings.len(), sizes.len());
         return Err(format!("{} column names, {} encodings, {} sizes", lens.0, lens.1, lens.2));
     }
-    let mut columns: Vec<Column> = Vec::with_capacity(names.len());
-    for ((name, encoding), size) in names.iter().zip(encodings).zip(sizes) {
-        let (Some(name), Some(encoding)) = (name.as_str(), encoding.as_str()) else {
-            return Err("the name or encoding of a column is not text".to_string());
-        };
-        let size = match size {
-            Value::Null => None,
-            size => {
-                let fits = size.as_u64().and_then(|size| u32::try_from(size).ok()).filter(|size| *size > 0);
-                Some(fits.ok_or_else(|| format!("column `{name}`: a size of {size}"))?)
-            }
-        };
-        columns.push(Column { name: name.to_string(), encoding: encoding.to_string(), size });
+    if let Some(name) = twice(names.iter().map(String::as_str)) {
+        return Err(format!("two columns are called `{name}`"));
     }
-    let mut sorted: Vec<&str> = columns.iter().map(|column| column.name.as_str()).collect();
-    sorted.sort_unstable();
-    match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(format!("two columns are called `{}`", pair[0])),
-        None => Ok(columns),
-    }
+    let column = |((name, encoding), size): ((_, _), Option<NonZeroU32>)| Column {
+        name,
+        encoding,
+        size: size.map(NonZeroU32::get),
+    };
+    Ok(names.into_iter().zip(encodings).zip(sizes).map(column).collect())
 }
 
 fn shard(value: &Value) -> Result<ShardInfo, String> {
-    let samples = number(value, "samples")?;
-    let samples = u32::try_from(samples).ok().filter(|samples| *samples > 0 && *samples < u32::MAX);
-    let samples = samples.ok_or_else(|| format!("{} samples", value["samples"]))?;
-    let raw = file(entry(value, "raw_data")?).map_err(|message| format!("raw_data: {message}"))?;
+    let samples: u32 = entry(value, "samples")?;
+    if samples == 0 || samples == u32::MAX {
+        return Err(format!("{samples} samples"));
+    }
+    let raw: FileInfo = entry(value, "raw_data")?;
     // Offsets within a shard are 32-bit numbers.
     if raw.bytes > u64::from(u32::MAX) {
         return Err(format!("raw_data: {} bytes, a shard holds less than 4 GiB", raw.bytes));
     }
-    let compression = match value.get("compression") {
-        None | Some(Value::Null) => None,
-        Some(Value::String(compression)) => Some(compression.clone()),
-        Some(other) => return Err(format!("a compression of {other}")),
-    };
-    let zip = match value.get("zip_data") {
-        None | Some(Value::Null) => None,
-        Some(info) => Some(file(info).map_err(|message| format!("zip_data: {message}"))?),
-    };
-    let zip = match (zip, compression) {
+    let zip = match (entry::<Option<FileInfo>>(value, "zip_data")?, entry::<Option<String>>(value, "compression")?) {
         (None, None) => None,
         (Some(zip), Some(compression)) => Some((zip, compression)),
         (Some(_), None) => return Err("a compressed file, but no compression".to_string()),
         (None, Some(compression)) => return Err(format!("compression `{compression}`, but no compressed file")),
     };
+    check_name(&raw)?;
+    zip.iter().try_for_each(|(zip, _)| check_name(zip))?;
     Ok(ShardInfo { samples, raw, zip })
 }
 
-fn file(info: &Value) -> Result<FileInfo, String> {
-    let (name, bytes) = (text(info, "basename")?, number(info, "bytes")?);
+fn check_name(FileInfo { name, .. }: &FileInfo) -> Result<(), String> {
     let path = Path::new(name);
     let mut parts = path.components();
     let plain = parts.all(|part| matches!(part, Component::Normal(_)));
@@ -122,25 +109,19 @@ fn file(info: &Value) -> Result<FileInfo, String> {
     if name.is_empty() || name.len() > 4096 || !plain || !same || name.contains(['\\', '\0']) {
         return Err(format!("the file name {:?} is not a plain path within the dataset's folder", clipped(name)));
     }
-    Ok(FileInfo { name: name.to_string(), bytes })
+    Ok(())
 }
 
 fn clipped(text: &str) -> String {
     text.chars().take(100).collect()
 }
 
-fn entry<'a>(object: &'a Value, key: &str) -> Result<&'a Value, String> {
-    object.get(key).ok_or_else(|| format!("`{key}` is missing"))
-}
-
-fn number(object: &Value, key: &str) -> Result<u64, String> {
-    let value = entry(object, key)?;
-    value.as_u64().ok_or_else(|| format!("`{key}` is {}, not a whole number", clipped(&value.to_string())))
-}
-
-fn text<'a>(object: &'a Value, key: &str) -> Result<&'a str, String> {
-    let value = entry(object, key)?;
-    value.as_str().ok_or_else(|| format!("`{key}` is {}, not text", clipped(&value.to_string())))
+/// The value of `key`. One that is missing is as `null`, if the type has that.
+fn entry<'a, T: Deserialize<'a>>(object: &'a Value, key: &str) -> Result<T, String> {
+    match object.get(key) {
+        None => T::deserialize(&Value::Null).map_err(|_| format!("`{key}` is missing")),
+        Some(value) => T::deserialize(value).map_err(|error| format!("`{key}`: {}", clipped(&error.to_string()))),
+    }
 }
 
 fn bad(message: String) -> Error {

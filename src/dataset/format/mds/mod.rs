@@ -23,7 +23,7 @@ mod index;
 use self::columns::{Chosen, Column, Columns, Value};
 use self::index::{FileInfo, INDEX_MAX, ShardInfo};
 use crate::dataset::chunked::{ChunkBytes, Chunked};
-use crate::dataset::format::fetched;
+use crate::dataset::format::{fetched, little_endian};
 use crate::dataset::forward::{forward, own};
 use crate::dataset::parallel::parallel;
 use crate::dataset::starts::Starts;
@@ -176,10 +176,7 @@ impl MdsBuilder {
     }
 
     fn assemble(self, text: &[u8], home: &Home<'_>) -> Result<Mds> {
-        if cfg!(target_endian = "big") {
-            let message = "MDS is read on little-endian machines only";
-            return Err(Error::new(ErrorKind::Config, Stage::Index, message));
-        }
+        little_endian("MDS")?;
         let (all, infos) = index::parse(text)?;
         let chosen = self.choose(&all)?;
         let columns = Columns::new(all);
@@ -398,7 +395,7 @@ fn offsets_of(
     if len > 0 {
         let config = read(table, len as usize)?;
         let own = serde_json::from_slice(&config).map_err(|error| error.to_string());
-        let same = own.and_then(|own| index::columns_of(&own)).and_then(|own| match own == columns.all() {
+        let same = own.and_then(|own| index::columns_of(&own)).and_then(|own| match own == columns.all {
             true => Ok(()),
             false => Err("other columns than the index".to_string()),
         });
@@ -613,7 +610,7 @@ impl Framed for Mds {
     /// In chunks, a sample may have as many bytes as a shard. The offsets of all shards tell its own maximum.
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
         let chosen = &self.chosen[field];
-        let fixed = self.columns.all()[chosen.column].size;
+        let fixed = self.columns.all[chosen.column].size;
         if let Some(bytes) = if chosen.makes() { Some(8) } else { fixed.map(u64::from) } {
             return Ok(Some(bytes));
         }

@@ -8,6 +8,7 @@
 //! big-endian numbers, structured types, strings, dates, complex numbers, Fortran order of more than one dimension.
 //! Invariants: no byte of the header is skipped, and shape × dtype is exactly the length of the data after it.
 
+use crate::dataset::format::arrays::Array;
 use crate::dataset::format::{foreign, number};
 use crate::error::{ErrorKind, Result};
 use crate::storage::Blob;
@@ -19,20 +20,11 @@ const HEADER_MAX: u64 = 1 << 16;
 const DIMS_MAX: usize = 64;
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// Parsed header of an array.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) dtype: DType,
-    pub(crate) shape: Vec<u64>,
-    /// Bytes of the header; the data follows it.
-    pub(crate) size: u64,
-}
-
 /// Reads the header of the array that fills `len` bytes from `start`.
 ///
 /// Errors: [`ErrorKind::Truncated`] for a cut array; [`ErrorKind::Decode`] for extra bytes, and for a malformed or
 /// refused header.
-pub(crate) fn read(input: &Blob, start: u64, len: u64) -> Result<Header> {
+pub(crate) fn read(input: &Blob, start: u64, len: u64) -> Result<Array> {
     // Most headers have 128 bytes in all, so one read is enough.
     let mut head = [0; 256];
     let known = head.len().min(len as usize);
@@ -52,25 +44,16 @@ pub(crate) fn read(input: &Blob, start: u64, len: u64) -> Result<Header> {
         Some(text) => parse(text),
         None => parse(&input.read(start + text_start as u64, text_len, "the header")?),
     };
-    let Dict { dtype, shape } = dict.map_err(|message| input.wrong(message, start, size))?;
-    let wanted = bytes_of(dtype, &shape).and_then(|bytes| bytes.checked_add(size));
+    let (dtype, shape) = dict.map_err(|message| input.wrong(message, start, size))?;
+    let array = Array { dtype, shape, offset: start + size };
+    let wanted = array.checked_bytes().and_then(|bytes| bytes.checked_add(size));
     if wanted == Some(len) {
-        return Ok(Header { dtype, shape, size });
+        return Ok(array);
     }
     let wanted_text = wanted.map_or("over 2^64".into(), |bytes| bytes.to_string());
-    let message = format!("{} need {wanted_text} bytes with the header, there are {len}", described(dtype, &shape));
+    let message = format!("{} need {wanted_text} bytes with the header, there are {len}", array.described());
     let kind = if wanted.is_some_and(|wanted| wanted < len) { ErrorKind::Decode } else { ErrorKind::Truncated };
     Err(input.error(kind, message, start, len))
-}
-
-/// Bytes of an array's data; `None` on overflow.
-pub(crate) fn bytes_of(dtype: DType, shape: &[u64]) -> Option<u64> {
-    shape.iter().try_fold(dtype.size() as u64, |bytes, dim| bytes.checked_mul(*dim))
-}
-
-/// Description such as `f32 [3, 4]`.
-pub(crate) fn described(dtype: DType, shape: &[u64]) -> String {
-    format!("{dtype} {shape:?}")
 }
 
 /// Offset of the dict in `head`, and its length.
@@ -92,13 +75,8 @@ fn preamble(input: &Blob, head: &[u8], start: u64) -> Result<(usize, u64)> {
     Ok((end, number(head.get(8..end).ok_or_else(cut)?)))
 }
 
-struct Dict {
-    dtype: DType,
-    shape: Vec<u64>,
-}
-
 /// Parses the dict literal and the padding after it.
-fn parse(text: &[u8]) -> Result<Dict, String> {
+fn parse(text: &[u8]) -> Result<(DType, Vec<u64>), String> {
     let mut cursor = Cursor { text, at: 0 };
     let (mut descr, mut fortran, mut shape) = (None, None, None);
     cursor.expect(b'{')?;
@@ -126,7 +104,7 @@ fn parse(text: &[u8]) -> Result<Dict, String> {
     if fortran && shape.len() > 1 {
         return Err("the array is in Fortran order: write it with np.ascontiguousarray".into());
     }
-    Ok(Dict { dtype, shape })
+    Ok((dtype, shape))
 }
 
 /// Parses numpy's `descr` into a dtype.
@@ -285,7 +263,7 @@ mod tests {
         out
     }
 
-    fn of(bytes: &[u8]) -> Result<Header> {
+    fn of(bytes: &[u8]) -> Result<Array> {
         read(&Blob::memory(bytes.to_vec().into()), 0, bytes.len() as u64)
     }
 
@@ -305,7 +283,7 @@ mod tests {
         for (major, dict, data, dtype, shape) in cases {
             let header = of(&file(major, dict, data)).unwrap();
             let size = file(major, dict, 0).len() as u64;
-            assert_eq!(header, Header { dtype, shape: shape.to_vec(), size }, "{dict}");
+            assert_eq!(header, Array { dtype, shape: shape.to_vec(), offset: size }, "{dict}");
         }
         let long = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': (1,), }}{}\n", " ".repeat(3000));
         assert_eq!(of(&file(2, &long, 1)).unwrap().shape, [1]);
@@ -374,7 +352,7 @@ mod tests {
             let (descr, dtype) = [("|u1", DType::U8), ("<f2", DType::F16), ("<i4", DType::I32), ("<f8", DType::F64)][size];
             let tuple: String = dims.iter().map(|dim| format!("{dim}, ")).collect();
             let dict = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({tuple}), }}\n");
-            let data = bytes_of(dtype, &dims).unwrap() as usize;
+            let data = dims.iter().product::<u64>() as usize * dtype.size();
             let header = of(&file(1, &dict, data)).unwrap();
             prop_assert_eq!((header.dtype, header.shape), (dtype, dims));
         }

@@ -190,8 +190,8 @@ impl NpyBuilder {
                 return Ok((regular(path)?, None));
             }
             let input = Blob::open(path)?;
-            let header = header::read(&input, 0, input.len())?;
-            Ok((input.look()?, Some(Array { dtype: header.dtype, shape: header.shape, offset: header.size })))
+            let array = header::read(&input, 0, input.len())?;
+            Ok((input.look()?, Some(array)))
         })?;
         let first = looked.first().cloned();
         let mut arrays = Vec::with_capacity(files.len());

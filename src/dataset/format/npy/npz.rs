@@ -152,10 +152,10 @@ impl Archive {
 fn array_of(input: &Blob, member: &Member) -> Result<(Array, Check)> {
     let start = zip::data_of(input, member)?;
     let named = |error: Error| error.within(format_args!("`{}`", member.name));
-    let header = header::read(input, start, member.packed).map_err(named)?;
-    let array = Array { dtype: header.dtype, shape: header.shape, offset: start + header.size };
+    let array = header::read(input, start, member.packed).map_err(named)?;
     // A header has at most 64 KiB.
-    Ok((array, Check { header: header.size as u32, crc: member.crc }))
+    let check = Check { header: (array.offset - start) as u32, crc: member.crc };
+    Ok((array, check))
 }
 
 /// Parses an archive in memory, as `open` does; for fuzzing.

@@ -8,7 +8,7 @@
 //! and has the end record's number of entries; no two members overlap; every local header agrees with the directory. So
 //! a reader of local headers and a reader of the directory see the same archive.
 
-use crate::dataset::format::{fetched, number};
+use crate::dataset::format::{fetched, number, twice};
 use crate::error::{ErrorKind, Result};
 use crate::storage::Blob;
 
@@ -256,10 +256,8 @@ fn extend(mut extra: &[u8], values: &mut [u64]) -> Option<()> {
 
 /// Sets the latest end of each member. Errors: duplicate names, members with the same start.
 fn bound(input: &Blob, members: &mut [Member], directory: u64) -> Result<()> {
-    let mut names: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
-    names.sort_unstable();
-    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(input.wrong(format!("two members are called `{}`", pair[0]), directory, 0));
+    if let Some(name) = twice(members.iter().map(|member| member.name.as_str())) {
+        return Err(input.wrong(format!("two members are called `{name}`"), directory, 0));
     }
     let mut order: Vec<usize> = (0..members.len()).collect();
     order.sort_unstable_by_key(|index| members[*index].local);

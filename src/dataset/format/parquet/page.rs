@@ -448,7 +448,8 @@ pub(super) struct Page<'a> {
 
 /// Walks the pages of (a part of) a column chunk.
 pub(super) struct Pages {
-    bytes: Bytes,
+    /// Of all pages.
+    pub(super) bytes: Bytes,
     at: usize,
     /// Offset of `bytes` in the file, for errors.
     base: u64,
@@ -461,11 +462,6 @@ impl Pages {
     /// file.
     pub(super) fn new(bytes: &Bytes, uncompressed: usize, base: u64) -> Self {
         Self { bytes: bytes.clone(), at: 0, base, room: uncompressed }
-    }
-
-    /// The bytes of all pages.
-    pub(super) fn bytes(&self) -> &Bytes {
-        &self.bytes
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -137,7 +137,7 @@ impl Unpacked {
         }
         let [first, second] = &mut self.parts;
         let pages = if first.is_empty() { second } else { first };
-        let all = pages.bytes().clone();
+        let all = pages.bytes.clone();
         let Some(page) = pages.next()? else { return Ok(None) };
         let (header, body) = (page.header, page.body);
         let (levels, packed) = match header.kind {

@@ -76,7 +76,7 @@ fn header_at(bytes: &[u8], start: u64) -> Option<(u64, u64)> {
     loop {
         let block = bytes.get(at as usize..)?.first_chunk::<{ BLOCK as usize }>()?;
         let header = Header::parse(block).ok().filter(|_| block[0] != 0)?;
-        let next = (at + BLOCK).checked_add(header.size().checked_next_multiple_of(BLOCK)?)?;
+        let next = (at + BLOCK).checked_add(header.size.checked_next_multiple_of(BLOCK)?)?;
         // Beyond any file: the scan names it.
         let next = Some(next).filter(|next| *next <= i64::MAX as u64)?;
         if !header.extends() {

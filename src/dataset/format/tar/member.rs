@@ -226,7 +226,8 @@ fn member(shard: u64, at: u64, header: Header, long: Option<Vec<u8>>, pax: Pax) 
 /// Parsed fields of a header block.
 pub(super) struct Header {
     name: Vec<u8>,
-    size: u64,
+    /// Payload length.
+    pub(super) size: u64,
     flag: u8,
 }
 
@@ -262,11 +263,6 @@ impl Header {
             magic => return wrong(format!("magic {:?}: not v7, ustar or GNU tar", String::from_utf8_lossy(magic))),
         }
         Ok(Self { name, size, flag })
-    }
-
-    /// Payload length.
-    pub(super) fn size(&self) -> u64 {
-        self.size
     }
 
     /// Whether the payload belongs to the next header.

@@ -450,7 +450,7 @@ impl Dataset for Tar {
         if !self.left_out().is_empty() {
             text += &others(self.left_out());
         }
-        if !self.index.checksums() {
+        if !self.index.checksums {
             text += "; without checksums";
         }
         text + &self.index.made()

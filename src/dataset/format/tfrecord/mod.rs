@@ -19,7 +19,7 @@ pub(crate) mod example;
 use self::example::{Feature, ListKind, zeros};
 use crate::dataset::damage::{Damage, DamageKind};
 use crate::dataset::digest::Digest;
-use crate::dataset::format::foreign;
+use crate::dataset::format::{foreign, little_endian};
 use crate::dataset::forward::{forward, own};
 use crate::dataset::index::{Entry, Index, Place, Rows, Scan, Settings, index_getters, index_setters};
 use crate::dataset::{Dataset, Framed, Parts, Sizes};
@@ -248,9 +248,7 @@ impl TfRecordBuilder {
 
     fn fields(&self) -> Result<(Vec<EncodedField>, Vec<Take>)> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
-        if cfg!(target_endian = "big") {
-            return bad("TFRecord is read on little-endian machines only".to_string());
-        }
+        little_endian("TFRecord")?;
         if self.fields.is_empty() {
             return Ok((vec![self.record.clone()], vec![Take::Payload]));
         }

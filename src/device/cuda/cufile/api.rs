@@ -17,12 +17,12 @@ use super::failure::{Cause, outcome};
 use super::stats;
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use rustix::fd::{AsRawFd, BorrowedFd};
-use std::ffi::{OsStr, OsString, c_int, c_uint, c_void};
+use std::ffi::{OsStr, OsString, c_int, c_void};
 use std::path::{Path, PathBuf};
 
 /// `CUfileError_t`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Status {
     code: c_int,
     cuda: c_int,
@@ -50,42 +50,17 @@ union Union {
 
 const OPAQUE_FD: c_int = 1;
 
-/// `CUfileDrvProps_t`, with space for growth.
-#[repr(C)]
-#[derive(Default)]
-struct RawProperties {
-    major: c_uint,
-    minor: c_uint,
-    poll_threshold: usize,
-    max_direct_io: usize,
-    status: c_uint,
-    control: c_uint,
-    features: c_uint,
-    rest: [c_uint; 32],
-}
-
-/// The driver's properties.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Properties {
-    /// Version of the kernel module nvidia-fs; 0.0 when it is absent.
-    pub(crate) nvidia_fs: (u32, u32),
-    /// Maximum transfer that the library passes to the kernel at once, in bytes; it splits longer reads itself.
-    pub(crate) max_direct_io: u64,
-    /// Reads that cannot be direct use host memory instead of failing.
-    pub(crate) compat_allowed: bool,
-    /// PCIe peer-to-peer DMA without nvidia-fs is supported here.
-    pub(crate) p2p: bool,
-}
-
 /// cuFile's handle of a registered file.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct RawHandle(usize);
 
 type Plain = unsafe extern "C" fn() -> Status;
 
 /// The symbols. Those unnecessary for reads are optional.
+#[derive(Debug)]
 pub(super) struct Api {
-    library: String,
+    /// Name or path of the library, as loaded.
+    pub(super) library: String,
     open: Plain,
     register_file: unsafe extern "C" fn(*mut *mut c_void, *mut Descr) -> Status,
     deregister_file: unsafe extern "C" fn(*mut c_void),
@@ -94,7 +69,6 @@ pub(super) struct Api {
     read: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, i64, i64) -> isize,
     close: Option<Plain>,
     version: Option<unsafe extern "C" fn(*mut c_int) -> Status>,
-    properties: Option<unsafe extern "C" fn(*mut RawProperties) -> Status>,
     set_level: Option<unsafe extern "C" fn(c_int) -> Status>,
     level: Option<unsafe extern "C" fn(*mut c_int) -> Status>,
     start: Option<Plain>,
@@ -161,7 +135,6 @@ impl Api {
             read: needed!("cuFileRead"),
             close: optional!("cuFileDriverClose_v2").or(optional!("cuFileDriverClose")),
             version: optional!("cuFileGetVersion"),
-            properties: optional!("cuFileDriverGetProperties"),
             set_level: optional!("cuFileSetStatsLevel"),
             level: optional!("cuFileGetStatsLevel"),
             start: optional!("cuFileStatsStart"),
@@ -169,11 +142,6 @@ impl Api {
             level3: optional!("cuFileGetStatsL3"),
             library: shown,
         })
-    }
-
-    /// Name or path of the library, as loaded.
-    pub(super) fn library(&self) -> &str {
-        &self.library
     }
 
     /// Opens the driver. May hang, and may close foreign descriptors: see `watch`.
@@ -195,19 +163,6 @@ impl Api {
         unsafe { (self.version?)(&raw mut number) }.ok().ok()?;
         let number = u32::try_from(number).ok()?;
         Some((number / 1000, number % 1000 / 10))
-    }
-
-    /// The driver's properties.
-    pub(super) fn properties(&self) -> Option<Properties> {
-        let mut raw = RawProperties::default();
-        // SAFETY: writes the structure, identical in 1.11 to 1.20, to a larger live local.
-        unsafe { (self.properties?)(&raw mut raw) }.ok().ok()?;
-        Some(Properties {
-            nvidia_fs: (raw.major, raw.minor),
-            max_direct_io: (raw.max_direct_io as u64).saturating_mul(1024),
-            compat_allowed: raw.control >> 1 & 1 == 1,
-            p2p: raw.features >> 4 & 1 == 1,
-        })
     }
 
     /// Registers a descriptor that stays open until [`Self::deregister_file`].
@@ -390,13 +345,6 @@ mod tests {
     fn structures_match_cufile_h() {
         assert_eq!((size_of::<Status>(), size_of::<Descr>()), (8, 24));
         assert_eq!((std::mem::offset_of!(Descr, handle), std::mem::offset_of!(Descr, ops)), (8, 16));
-        let offsets = [
-            std::mem::offset_of!(RawProperties, max_direct_io),
-            std::mem::offset_of!(RawProperties, status),
-            std::mem::offset_of!(RawProperties, control),
-            std::mem::offset_of!(RawProperties, features),
-        ];
-        assert_eq!(offsets, [16, 24, 28, 32]);
-        assert!(size_of::<RawProperties>() > 56 && size_of::<u64>() * stats::ROOM > 5112);
+        assert!(size_of::<u64>() * stats::ROOM > 5112);
     }
 }

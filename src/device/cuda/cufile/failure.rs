@@ -129,8 +129,8 @@ fn hint(code: i32) -> Option<&'static str> {
     })
 }
 
-/// `CUfileOpError` of cuFile 1.20.
-pub(super) const NAMES: [(i32, &str); 48] = [
+/// `CUfileOpError` of cuFile 1.20, but those of batches and asynchronous reads, which this crate does not use.
+pub(super) const NAMES: [(i32, &str); 40] = [
     (5001, "CU_FILE_DRIVER_NOT_INITIALIZED"),
     (5002, "CU_FILE_DRIVER_INVALID_PROPS"),
     (5003, "CU_FILE_DRIVER_UNSUPPORTED_LIMIT"),
@@ -163,21 +163,13 @@ pub(super) const NAMES: [(i32, &str); 48] = [
     (5031, "CU_FILE_GETNEWFD_FAILED"),
     (5033, "CU_FILE_NVFS_SETUP_ERROR"),
     (5034, "CU_FILE_IO_DISABLED"),
-    (5035, "CU_FILE_BATCH_SUBMIT_FAILED"),
     (5036, "CU_FILE_GPU_MEMORY_PINNING_FAILED"),
-    (5037, "CU_FILE_BATCH_FULL"),
-    (5038, "CU_FILE_ASYNC_NOT_SUPPORTED"),
-    (5039, "CU_FILE_INTERNAL_BATCH_SETUP_ERROR"),
-    (5040, "CU_FILE_INTERNAL_BATCH_SUBMIT_ERROR"),
-    (5041, "CU_FILE_INTERNAL_BATCH_GETSTATUS_ERROR"),
-    (5042, "CU_FILE_INTERNAL_BATCH_CANCEL_ERROR"),
     (5043, "CU_FILE_NOMEM_ERROR"),
     (5044, "CU_FILE_IO_ERROR"),
     (5045, "CU_FILE_INTERNAL_BUF_REGISTER_ERROR"),
     (5046, "CU_FILE_HASH_OPR_ERROR"),
     (5047, "CU_FILE_INVALID_CONTEXT_ERROR"),
     (5048, "CU_FILE_NVFS_INTERNAL_DRIVER_ERROR"),
-    (5049, "CU_FILE_BATCH_NOCOMPAT_ERROR"),
     (5050, "CU_FILE_IO_MAX_ERROR"),
 ];
 

@@ -41,18 +41,15 @@ mod stats;
 mod tests;
 mod watch;
 
-#[allow(unused_imports, reason = "the direct route does not use all of them yet")]
-pub(crate) use stats::{Mode, Scope, Stats};
+pub(crate) use stats::{Mode, Stats};
 
 pub(crate) use absent::Absent;
-pub(crate) use api::Properties;
 pub(crate) use failure::{Cause, Failure};
 
 use crate::sync::Hold;
 use api::{Api, RawHandle};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl};
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -71,21 +68,20 @@ pub(crate) struct Options {
     pub(crate) root: PathBuf,
     /// Deadline of opening and closing. A machine with many disks and network cards needs seconds.
     pub(crate) deadline: Duration,
-    /// Count reads per GPU, for [`CuFile::stats`].
-    pub(crate) stats: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { library: None, root: "/".into(), deadline: Duration::from_secs(30), stats: true }
+        Self { library: None, root: "/".into(), deadline: Duration::from_secs(30) }
     }
 }
 
 /// An open cuFile driver.
+#[derive(Debug)]
 pub(crate) struct CuFile {
     api: Arc<Api>,
-    version: Option<(u32, u32)>,
-    properties: Option<Properties>,
+    /// Major and minor version of the library, if it reports them.
+    pub(crate) version: Option<(u32, u32)>,
     opened: Opened,
     root: PathBuf,
     deadline: Duration,
@@ -111,6 +107,7 @@ static ONLY: Mutex<(Weak<CuFile>, bool)> = Mutex::new((Weak::new(), false));
 static TURNED: Condvar = Condvar::new();
 
 /// Held from before the driver of [`CuFile::get`] is opened until it is closed.
+#[derive(Debug)]
 struct Turn;
 
 impl Drop for Turn {
@@ -154,7 +151,7 @@ impl CuFile {
 
     fn open_for(options: &Options, turn: Option<Turn>) -> Result<Arc<Self>, Absent> {
         let api = Arc::new(Api::load(options.library.as_deref())?);
-        let library = || api.library().to_owned();
+        let library = || api.library.clone();
         let silent = || Absent::TimedOut { library: library(), after: options.deadline };
         if SILENT.hold().contains(&library()) {
             return Err(silent());
@@ -164,11 +161,11 @@ impl CuFile {
             return Err(Absent::VersionTooOld { library: library(), found });
         }
         absent::check(&options.root)?;
-        let count = options.stats && version.is_some_and(|version| version >= stats::FIRST) && api.has_statistics();
+        let count = version.is_some_and(|version| version >= stats::FIRST) && api.has_statistics();
         let inside = api.clone();
         let answer = watch::within(options.deadline, move || open(&inside, count));
-        let (opened, properties) = match answer {
-            Ok(Ok(answer)) => answer,
+        let opened = match answer {
+            Ok(Ok(opened)) => opened,
             Ok(Err(Cause::CuFile { code, cuda })) => return Err(Absent::DriverOpen { library: library(), code, cuda }),
             Ok(Err(other)) => return Err(Absent::NoThread { why: other.to_string() }),
             Err(Silent::Late) => {
@@ -179,23 +176,7 @@ impl CuFile {
             Err(Silent::Died) => return Err(Absent::NoThread { why: "its thread panicked".into() }),
         };
         let (root, deadline, reads) = (options.root.clone(), options.deadline, AtomicU64::new(0));
-        Ok(Arc::new(Self { api, version, properties, opened, root, deadline, reads, _turn: turn }))
-    }
-
-    /// Name or path of the library.
-    pub(crate) fn library(&self) -> &str {
-        self.api.library()
-    }
-
-    /// Major and minor version of the library, if it reports them.
-    pub(crate) fn version(&self) -> Option<(u32, u32)> {
-        self.version
-    }
-
-    #[cfg(test)]
-    /// The driver's properties at opening.
-    pub(crate) fn properties(&self) -> Option<Properties> {
-        self.properties
+        Ok(Arc::new(Self { api, version, opened, root, deadline, reads, _turn: turn }))
     }
 
     /// Registers a file opened with O_DIRECT, and keeps it open while registered.
@@ -226,7 +207,7 @@ impl CuFile {
             return Err(Failure::refused(CALL, why));
         }
         self.api.register_buffer(device_ptr, len).map_err(|cause| Failure::new(CALL, cause))?;
-        Ok(BufferGuard { cufile: Some(self.clone()), device_ptr, len })
+        Ok(BufferGuard { cufile: Some(self.clone()), device_ptr })
     }
 
     /// Reads `len` bytes at `file_offset` to `device_ptr + device_offset`, and waits for them. `device_ptr` is the
@@ -273,12 +254,6 @@ impl CuFile {
         Ok(bytes)
     }
 
-    #[cfg(test)]
-    /// Whether [`Self::stats`] can return counters.
-    pub(crate) fn stats_on(&self) -> bool {
-        self.opened.stats || self.machine().is_some()
-    }
-
     /// Counters of the library's GPU `gpu`, or else of the machine; `None` if neither are available.
     ///
     /// For a few calls per epoch: it allocates. The library has its own GPU numbers; compare the UUID with the
@@ -301,7 +276,7 @@ fn fits(offset: i64, len: usize) -> bool {
 }
 
 /// Runs on the watched thread.
-fn open(api: &Api, count: bool) -> Result<(Opened, Option<Properties>), Cause> {
+fn open(api: &Api, count: bool) -> Result<Opened, Cause> {
     let count = count && api.raise_level();
     let driver = match api.open() {
         Ok(()) => true,
@@ -309,7 +284,7 @@ fn open(api: &Api, count: bool) -> Result<(Opened, Option<Properties>), Cause> {
         Err(cause) => return Err(cause),
     };
     let stats = count && api.start_statistics();
-    Ok((Opened { driver, stats }, api.properties()))
+    Ok(Opened { driver, stats })
 }
 
 impl Drop for CuFile {
@@ -329,18 +304,8 @@ impl Drop for CuFile {
     }
 }
 
-impl fmt::Debug for CuFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CuFile")
-            .field("library", &self.library())
-            .field("version", &self.version)
-            .field("properties", &self.properties)
-            .field("opened", &self.opened)
-            .finish_non_exhaustive()
-    }
-}
-
 /// A registered file. Dropping it deregisters, then closes it.
+#[derive(Debug)]
 pub(crate) struct Handle {
     raw: RawHandle,
     cufile: Arc<CuFile>,
@@ -355,33 +320,15 @@ impl Drop for Handle {
     }
 }
 
-impl fmt::Debug for Handle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle").field("fd", &self._fd).finish_non_exhaustive()
-    }
-}
-
 /// Registered device memory. Dropping it deregisters the memory; [`BufferGuard::release`] also returns the result.
+#[derive(Debug)]
 pub(crate) struct BufferGuard {
     /// `None` once released.
     cufile: Option<Arc<CuFile>>,
     device_ptr: u64,
-    len: usize,
 }
 
 impl BufferGuard {
-    /// Start address.
-    #[cfg(test)]
-    pub(crate) fn device_ptr(&self) -> u64 {
-        self.device_ptr
-    }
-
-    #[cfg(test)]
-    /// Length in bytes.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
     /// Deregisters. After a failure the memory may still be pinned: leak it rather than free it.
     pub(crate) fn release(mut self) -> Result<(), Failure> {
         self.end()
@@ -396,14 +343,5 @@ impl BufferGuard {
 impl Drop for BufferGuard {
     fn drop(&mut self) {
         let _ = self.end();
-    }
-}
-
-impl fmt::Debug for BufferGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BufferGuard")
-            .field("device_ptr", &format_args!("{:#x}", self.device_ptr))
-            .field("len", &self.len)
-            .finish_non_exhaustive()
     }
 }

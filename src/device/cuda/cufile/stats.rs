@@ -46,10 +46,6 @@ pub(crate) struct Stats {
     pub(crate) nvidia_fs: u64,
     /// Reads through host memory.
     pub(crate) posix: u64,
-    /// Reads whose offset, length or address was not aligned.
-    pub(crate) unaligned: u64,
-    /// Bytes read.
-    pub(crate) bytes: u64,
 }
 
 /// Route of the reads between two [`Stats`].
@@ -144,12 +140,10 @@ pub(super) fn of_gpu(room: &[u8], version: (u32, u32), gpu: usize) -> Option<Sta
     let uuid = *room.get(at..)?.first_chunk()?;
     Some(Stats {
         scope: Scope::Gpu { uuid },
-        bytes: word(at + 16)?,
         reads: word(at + 48)?,
         p2p: word(at + 56)?,
         nvidia_fs: word(at + 64)?,
         posix: word(at + 72)?,
-        unaligned: word(at + 80)?,
     })
 }
 
@@ -168,15 +162,7 @@ pub(super) fn of_machine(text: &str, own_reads: u64) -> Option<Stats> {
             words.find(|(name, _)| *name == key)?.1.parse::<u64>().ok()
         };
         (name.trim() == "Reads").then_some(())?;
-        Some(Stats {
-            scope: Scope::Machine,
-            reads: own_reads,
-            p2p: 0,
-            nvidia_fs: value("ok")?,
-            posix: 0,
-            unaligned: 0,
-            bytes: value("readMiB")?.checked_mul(1 << 20)?,
-        })
+        Some(Stats { scope: Scope::Machine, reads: own_reads, p2p: 0, nvidia_fs: value("ok")?, posix: 0 })
     })
 }
 
@@ -188,7 +174,7 @@ mod tests {
     const UUID: [u8; 16] = [7; 16];
 
     fn gpu(reads: u64, p2p: u64, nvidia_fs: u64, posix: u64) -> Stats {
-        Stats { scope: Scope::Gpu { uuid: UUID }, reads, p2p, nvidia_fs, posix, unaligned: 0, bytes: reads * 4096 }
+        Stats { scope: Scope::Gpu { uuid: UUID }, reads, p2p, nvidia_fs, posix }
     }
 
     fn machine(reads: u64, nvidia_fs: u64) -> Stats {
@@ -235,7 +221,7 @@ mod tests {
     #[test]
     fn nvidia_fs_text_without_counters_gives_none() {
         let stats = of_machine(TEXT, 17).unwrap();
-        assert_eq!((stats.reads, stats.nvidia_fs, stats.bytes), (17, 118, 59 << 20));
+        assert_eq!((stats.reads, stats.nvidia_fs), (17, 118));
         assert_eq!(stats.scope, Scope::Machine);
         // The text while `rw_stats_enabled` is 0.
         assert_eq!(
@@ -244,7 +230,6 @@ mod tests {
         );
         assert_eq!(of_machine("", 17), None);
         assert_eq!(of_machine("Reads: n=1 ok=99999999999999999999 readMiB=1", 17), None);
-        assert_eq!(of_machine("Reads: n=1 ok=1 readMiB=18446744073709551615", 17), None);
     }
 
     /// The structure as a library with `count` GPUs writes it, with the GPU array at `start`. Counter `k` of GPU `g` is
@@ -286,8 +271,8 @@ mod tests {
             assert_eq!(stats.is_some(), known, "{version:?} at {start}, whole: {whole}");
             let Some(stats) = stats else { continue };
             assert_eq!(stats.scope, Scope::Gpu { uuid: [2; 16] });
-            let counters = [stats.bytes, stats.reads, stats.p2p, stats.nvidia_fs, stats.posix, stats.unaligned];
-            assert_eq!(counters, [2000, 2004, 2005, 2006, 2007, 2008]);
+            let counters = [stats.reads, stats.p2p, stats.nvidia_fs, stats.posix];
+            assert_eq!(counters, [2004, 2005, 2006, 2007]);
             assert_eq!(of_gpu(&room, version, 3), None, "there are three GPUs");
         }
         assert_eq!(of_gpu(&written(1144, 0, false), (1, 20), 0), None, "no GPU");

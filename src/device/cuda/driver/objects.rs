@@ -16,7 +16,7 @@ const STREAM_NON_BLOCKING: c_uint = 1;
 
 /// A point in a stream's work.
 pub(crate) struct Event {
-    gpu: Arc<Gpu>,
+    pub(crate) gpu: Arc<Gpu>,
     pub(super) raw: Handle,
 }
 
@@ -43,10 +43,6 @@ impl Event {
         let code = unsafe { (gpu.driver.symbols.event_create)(&mut raw, flags) };
         gpu.check("cuEventCreate", code)?;
         Ok(Self { gpu: gpu.clone(), raw })
-    }
-
-    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
-        &self.gpu
     }
 
     /// Records the event behind all work that `stream` has so far.
@@ -176,7 +172,7 @@ impl Drop for CopyStream {
 
 /// Device memory.
 pub(crate) struct DeviceMemory {
-    gpu: Arc<Gpu>,
+    pub(crate) gpu: Arc<Gpu>,
     /// The driver's pointer, 0 once leaked.
     given: DevicePtr,
     /// The first page boundary in it.
@@ -215,10 +211,6 @@ impl DeviceMemory {
         self.given = 0;
         std::mem::forget(self.gpu.clone());
         note_leak();
-    }
-
-    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
-        &self.gpu
     }
 
     pub(crate) fn ptr(&self) -> DevicePtr {

@@ -148,7 +148,7 @@ impl Fill {
 
     /// Blocks in memory, and the tables.
     pub(crate) fn term(&self) -> MemoryTerm {
-        let blocks = self.shared.downloads * self.shared.blocks.block() as usize + self.shared.brought_max;
+        let blocks = self.shared.downloads * self.shared.blocks.block as usize + self.shared.brought_max;
         MemoryTerm::NETWORK.of(1, blocks + self.shared.blocks.table_bytes())
     }
 

@@ -20,7 +20,7 @@ const FIRST: u64 = 64;
 
 impl Keep for FillState {
     fn wants(&self, source: SourceId, offset: u64, len: u64) -> std::result::Result<Option<Range<u64>>, NoRoom> {
-        let (all, size) = (self.sources.len_of(source), self.blocks.block());
+        let (all, size) = (self.sources.len_of(source), self.blocks.block);
         let Some(Some(_)) = self.blocks.object(source.index()) else { return Ok(None) };
         let is_block = offset.next_multiple_of(size) + size <= offset + len || len == all;
         // In a dense order, the block itself comes soon.

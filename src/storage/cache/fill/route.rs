@@ -32,7 +32,7 @@ impl Fill {
     /// As [`route`](Self::route), for a read within one block that waits for it in any case.
     pub(in crate::storage::cache) fn bring(&self, op: ReadOp) -> CacheAnswer {
         let state = &*self.shared;
-        let block = op.extent.offset / state.blocks.block();
+        let block = op.extent.offset / state.blocks.block;
         match state.blocks.object(op.extent.source.index()) {
             Some(Some(object)) if object.has(block) => CacheAnswer::Disk(op),
             Some(None) => CacheAnswer::Network(op),
@@ -117,7 +117,7 @@ impl FillState {
     /// Whether a read wants so much of a block that its download costs little more.
     fn is_most(&self, extent: &Extent, block: u64) -> bool {
         let len = self.sources.len_of(extent.source);
-        let block_len = self.blocks.block().min(len - block * self.blocks.block());
+        let block_len = self.blocks.block.min(len - block * self.blocks.block);
         extent.len >= block_len / 4
     }
 
@@ -135,7 +135,7 @@ impl FillState {
     /// Queues the blocks that follow. Their time comes, as the order is dense: without this, a few reads in flight leave
     /// most threads idle.
     fn ask_ahead(&self, object: &CachedObject, source: SourceId, next: u64) {
-        let end = self.sources.len_of(source).div_ceil(self.blocks.block()).min(next + self.downloads as u64);
+        let end = self.sources.len_of(source).div_ceil(self.blocks.block).min(next + self.downloads as u64);
         self.ask(object, source, (next..end).filter(|block| !object.has(*block)));
     }
 

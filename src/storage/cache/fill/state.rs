@@ -106,7 +106,7 @@ impl FillState {
     /// Completes the reads that wait for a block and need no other one; gives their number.
     pub(super) fn serve(&self, id: BlockId, bytes: &[u8]) -> u64 {
         let Some(waiting) = self.queue.hold().waiting.remove(&id) else { return 0 };
-        let start = id.block * self.blocks.block();
+        let start = id.block * self.blocks.block;
         let within =
             |op: &ReadOp| op.extent.offset >= start && op.extent.offset + op.extent.len <= start + bytes.len() as u64;
         let (here, others): (Vec<_>, Vec<_>) = waiting.ops.into_iter().partition(within);

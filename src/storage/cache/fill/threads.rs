@@ -154,7 +154,7 @@ impl FillState {
     /// Lets a thread compare a file on a mount of which some is on the disk: all reads are to bring one version.
     pub(super) fn compare_soon(&self, source: SourceId) {
         let (now, pause) = (self.started.elapsed().as_millis() as u64, COMPARE.as_millis() as u64);
-        let several = self.sources.len_of(source) > self.blocks.block();
+        let several = self.sources.len_of(source) > self.blocks.block;
         if several && self.blocks.is_due(source.index(), now, pause) {
             self.queue.hold().lookups.push_back(BlockId { source, block: LOOKUP });
             self.changed.notify_all();
@@ -190,7 +190,7 @@ impl FillState {
             self.blocks.lose(source.index());
             self.blocks.dropped(TOUCHED.into());
         }
-        match upstream.identity(&self.sources, source, self.blocks.block()) {
+        match upstream.identity(&self.sources, source, self.blocks.block) {
             Some(identity) => Ok(Some((upstream, identity))),
             None => never(Some("the URL or path is too long")),
         }
@@ -315,7 +315,7 @@ impl FillState {
             }
         };
         downloads(true);
-        let start = id.block * self.blocks.block();
+        let start = id.block * self.blocks.block;
         // The reads' own requests follow if this one brings nothing: both fit the stall deadline.
         let patience = self.patience.map(|patience| patience / 2);
         let brought = upstream.bring(start..start + len, patience, std::mem::take(buffer), &self.stop);
