@@ -94,6 +94,7 @@ impl Checkpoint {
             OrderKind::Windowed => 2,
             OrderKind::Indices => 3,
             OrderKind::Sampler => 4,
+            OrderKind::Grouped => 5,
         };
         let last = match last {
             LastBatch::Keep => 0,
@@ -148,7 +149,8 @@ impl Checkpoint {
         }
         let settings = |checkpoint: &Self| {
             let Settings { shuffled, identity, .. } = checkpoint.order;
-            let rest = [("shuffle", u64::from(shuffled)), ("list of indices, sampler or length of runs", identity)];
+            let rest =
+                [("shuffle", u64::from(shuffled)), ("list of indices, sampler, groups or length of runs", identity)];
             std::iter::once(("global batch", checkpoint.global_batch)).chain(checkpoint.numbers()).chain(rest)
         };
         if let Some(((what, own), (_, theirs))) =
