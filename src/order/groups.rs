@@ -9,7 +9,7 @@
 //! of them unused. So a position names its batch without a table, and a state holds a position as for any other order.
 //! Positions past the end name the samples one by one, by group: substitutes are drawn from these.
 //!
-//! Memory: a byte per sample for its group, and some 0.8 % more to find the k-th sample of a group: samples of each group
+//! Memory: a byte per sample for its group, and some 1.6 % more to find the k-th sample of a group: samples of each group
 //! before each block. An epoch adds 2 KiB per group at most.
 
 use super::{Draws, Key, LastBatch, Permutation, Rank};
@@ -21,8 +21,8 @@ use std::sync::Arc;
 const GROUPS_MAX: usize = 256;
 /// Bins of lengths at most, when bounds are chosen.
 const BINS: u64 = 1 << 16;
-/// Samples of a block, per group: counts of 4 bytes take 1/128 of the samples' bytes.
-const BLOCK: usize = 512;
+/// Samples of a block, per group: counts of 4 bytes take 1/64 of the samples' bytes.
+const BLOCK: usize = 256;
 /// Samples that are counted at once; their count fits a byte.
 const STRIDE: usize = 128;
 
@@ -115,7 +115,7 @@ impl Groups {
         let (mut bounds, mut sum, mut next) = (Vec::new(), 0.0, part);
         for (bin, samples) in (0..).zip(&bins) {
             sum += share(samples);
-            let last = least.saturating_add((bin + 1) * width - 1);
+            let last = least.saturating_add(bin * width).saturating_add(width - 1);
             if sum >= next && last < most && bounds.len() + 1 < count {
                 bounds.push(last);
                 next = part * ((sum / part).floor() + 1.0);
