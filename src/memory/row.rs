@@ -395,6 +395,20 @@ impl BatchMut<'_> {
         self.filled.offsets(field)
     }
 
+    /// Dimensions of field `field`, rows first. For an `UpTo` field, the second is the maximum; in an order of groups, that of the
+    /// batch's group. A packed field is a vector of its bytes.
+    pub fn shape(&self, field: usize) -> Vec<usize> {
+        let spec = &self.spec().fields()[field];
+        if spec.is_packed() {
+            return vec![self.filled.used(field)];
+        }
+        let mut shape: Vec<_> = std::iter::once(self.len()).chain(spec.dims()).collect();
+        if spec.is_up_to() {
+            shape[1] = self.filled.slot().most(field).0;
+        }
+        shape
+    }
+
     /// All rows of field `field`, shape `[len, …]`, dense.
     ///
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype.
