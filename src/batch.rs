@@ -484,7 +484,8 @@ impl<'a> FieldView<'a> {
         if self.field().is_packed() {
             return vec![self.span().len()];
         }
-        let mut shape: Vec<_> = std::iter::once(self.end - self.start).chain(self.field().dims()).collect();
+        let mut shape: Vec<_> = std::iter::once(self.end - self.start).collect();
+        shape.extend(self.field().dims_in(self.contents.ticket().group));
         if self.field().is_up_to() {
             shape[1] = self.most();
         }

@@ -134,12 +134,22 @@ pub struct Field {
     shape: Shape,
     /// Rows lie side by side; the inner value limits the bytes of a batch, if declared.
     packed: Option<Option<usize>>,
+    /// The shape of a row in the batches of each group of the order, where it differs; `shape` is the largest.
+    of_groups: Vec<Vec<usize>>,
 }
 
 impl Field {
     /// A field with equal shapes of all rows; an empty shape is a scalar.
     pub fn fixed(name: impl Into<String>, dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
-        Self { name: name.into(), dtype, shape: Shape::Fixed(shape.into()), packed: None }
+        Self { name: name.into(), dtype, shape: Shape::Fixed(shape.into()), packed: None, of_groups: Vec::new() }
+    }
+
+    /// A field whose rows have one of these shapes, that of the batch's group.
+    #[cfg(feature = "image")]
+    pub(crate) fn in_groups(name: impl Into<String>, dtype: DType, shapes: Vec<Vec<usize>>) -> Self {
+        let elements = |shape: &&Vec<usize>| shape.iter().fold(1, |all: usize, dim| all.saturating_mul(*dim));
+        let largest = shapes.iter().max_by_key(elements).cloned().unwrap_or_default();
+        Self { of_groups: shapes, ..Self::fixed(name, dtype, largest) }
     }
 
     /// A field of vectors with at most `max` elements.
@@ -149,7 +159,13 @@ impl Field {
 
     /// A field of at most `max` rows of the shape `row`, such as 80 mel bands of each of a clip's frames.
     pub fn rows_up_to(name: impl Into<String>, dtype: DType, max: usize, row: impl Into<Vec<usize>>) -> Self {
-        Self { name: name.into(), dtype, shape: Shape::UpTo { max, inner: row.into() }, packed: None }
+        Self {
+            name: name.into(),
+            dtype,
+            shape: Shape::UpTo { max, inner: row.into() },
+            packed: None,
+            of_groups: Vec::new(),
+        }
     }
 
     /// A `u8` field of byte strings with at most `max` bytes, side by side in the batch without padding.
@@ -186,12 +202,24 @@ impl Field {
         &self.shape
     }
 
-    /// Dimensions of one row as stored; for `UpTo` the first is the maximum.
+    /// Dimensions of one row as stored; for `UpTo` the first is the maximum. The largest of pictures in
+    /// [buckets](crate::decode::Image::buckets).
     pub fn dims(&self) -> Vec<usize> {
         match &self.shape {
             Shape::Fixed(dims) => dims.clone(),
             Shape::UpTo { max, inner } => std::iter::once(*max).chain(inner.iter().copied()).collect(),
         }
+    }
+
+    /// Dimensions of one row in a batch of `group`, whatever the maximum of an `UpTo` field there.
+    pub(crate) fn dims_in(&self, group: Option<u8>) -> Vec<usize> {
+        let of_group = group.and_then(|group| self.of_groups.get(usize::from(group)));
+        of_group.cloned().unwrap_or_else(|| self.dims())
+    }
+
+    /// Whether the shape depends on the group.
+    pub(crate) fn varies_by_group(&self) -> bool {
+        !self.of_groups.is_empty()
     }
 
     /// Whether rows lie side by side, without padding.
@@ -337,9 +365,13 @@ impl EncodedField {
     /// The batch field of raw bytes.
     pub fn as_raw(&self) -> Option<Field> {
         match &self.encoding {
-            Encoding::Raw { dtype, shape } => {
-                Some(Field { name: self.name.clone(), dtype: *dtype, shape: shape.clone(), packed: None })
-            }
+            Encoding::Raw { dtype, shape } => Some(Field {
+                name: self.name.clone(),
+                dtype: *dtype,
+                shape: shape.clone(),
+                packed: None,
+                of_groups: Vec::new(),
+            }),
             _ => None,
         }
     }
@@ -365,6 +397,15 @@ impl GroupShapes {
     /// Errors: [`ErrorKind::Config`] for a field that `spec` lacks or that does not fit.
     pub(crate) fn check(&self, spec: &Spec) -> Result<()> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
+        for Field { name, of_groups, .. } in spec.fields.iter().filter(|field| field.varies_by_group()) {
+            if !(1..=of_groups.len()).contains(&self.rows.len()) {
+                return bad(format!(
+                    "field `{name}` has {} shapes, the order {} groups: group the order by the shapes",
+                    of_groups.len(),
+                    self.rows.len()
+                ));
+            }
+        }
         for (name, most) in &self.most {
             let Some(field) = spec.index_of(name).map(|index| &spec.fields[index]) else {
                 let names: Vec<_> = spec.fields.iter().map(Field::name).collect();
@@ -388,6 +429,10 @@ impl GroupShapes {
 
     /// Bytes of a row of `field` in a batch of each group, if they differ.
     fn row_bytes(&self, field: &Field) -> Option<Box<[usize]>> {
+        if field.varies_by_group() && !self.rows.is_empty() {
+            let bytes = |dims: &Vec<usize>| dims.iter().product::<usize>() * field.dtype.size();
+            return Some(field.of_groups.iter().map(bytes).collect());
+        }
         let (_, most) = self.most.iter().find(|(name, _)| name == field.name())?;
         Some(most.iter().map(|most| most * field.unit_bytes()).collect())
     }

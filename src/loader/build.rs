@@ -308,6 +308,10 @@ impl LoaderBuilder {
         terms.push(MemoryTerm::OPENING.of(workers, opening));
         terms.push(fetch::tables(pending, recipe.handlers.len()));
         terms.extend(chunks.as_ref().map(|chunks| chunks.tables));
+        terms.extend(first.order.groups().map(|groups| {
+            MemoryTerm::new(MemoryTerm::TABLES.name, "samples in flight, groups of the order")
+                .of(1, groups.plan().bytes())
+        }));
         terms.push(MemoryTerm::BOUNCE.of(readers, DIRECT_BOUNCE));
         terms.extend(opened.reader.terms());
         terms.push(room.term());

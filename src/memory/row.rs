@@ -204,7 +204,7 @@ impl Row<'_> {
     /// Errors: [`ErrorKind::Shape`] if the number of bytes does not fit.
     pub fn copy_from(&mut self, field: usize, bytes: &[u8]) -> Result<()> {
         let spec = &self.slot.plan.spec.fields()[field];
-        let row_bytes = spec.row_bytes();
+        let row_bytes = if spec.varies_by_group() { self.slot.row_bytes(field) } else { spec.row_bytes() };
         if spec.is_up_to() {
             let (max, unit) = self.slot.most(field);
             if !bytes.len().is_multiple_of(unit) {
@@ -227,6 +227,12 @@ impl Row<'_> {
         // Within the length: what stands behind it is as before.
         self.written = written;
         Ok(())
+    }
+
+    /// The group of the batch, in an order of groups.
+    #[cfg(feature = "image")]
+    pub(crate) fn group(&self) -> Option<usize> {
+        self.slot.group().map(usize::from)
     }
 
     fn too_long(&self, field: usize, len: usize, more: &str) -> Error {
@@ -402,7 +408,8 @@ impl BatchMut<'_> {
         if spec.is_packed() {
             return vec![self.filled.used(field)];
         }
-        let mut shape: Vec<_> = std::iter::once(self.len()).chain(spec.dims()).collect();
+        let mut shape = vec![self.len()];
+        shape.extend(spec.dims_in(self.filled.slot().group()));
         if spec.is_up_to() {
             shape[1] = self.filled.slot().most(field).0;
         }

@@ -212,9 +212,7 @@ impl Batches {
     pub(crate) fn visited(&self, most: u64) -> std::ops::Range<u64> {
         let most = most.min(self.most);
         let end = match self.last {
-            LastBatch::Pad if most >= self.rest() => {
-                self.start.saturating_add(self.rest().saturating_mul(self.global))
-            }
+            LastBatch::Pad if most >= self.rest() => self.start.saturating_add(self.rest().saturating_mul(self.global)),
             _ => self.first_position(self.first.saturating_add(most.min(self.rest()))),
         };
         self.start..end

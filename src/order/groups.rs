@@ -18,9 +18,9 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Most groups: their numbers fit a byte.
-const GROUPS_MAX: usize = 256;
-/// Bins of lengths at most, when bounds are chosen.
-const BINS: u64 = 1 << 16;
+pub(crate) const GROUPS_MAX: usize = 256;
+/// Lengths of more bits share a bin with those that begin with the same ones.
+const BITS: u32 = 13;
 /// Samples of a block, per group: counts of 4 bytes take 1/64 of the samples' bytes.
 const BLOCK: usize = 256;
 /// Samples that are counted at once; their count fits a byte.
@@ -39,7 +39,7 @@ const STRIDE: usize = 128;
 /// use feedline::{Loader, Order, dataset::Records, order::Groups};
 ///
 /// let lengths = [3, 90, 5, 100, 2, 1, 4, 99]; // or dataset.lengths("tokens")?, in bytes
-/// let groups = Groups::by(lengths, &[10, 100])?.budget(200); // batches of up to 20 and 2 rows
+/// let groups = Groups::by_length(&lengths, 2)?.budget(200); // lengths to 5 and to 100: batches of up to 40 and 2 rows
 /// let loader = Loader::builder(Records::builder(1).open_bytes([0; 8])?).order(Order::shuffled(7).grouped(groups)).build()?;
 /// let mut batches: Vec<_> = loader.epoch(0)?.map(|batch| batch.map(|b| (b.group(), b.valid()))).collect::<Result<_, _>>()?;
 /// batches.sort_unstable();
@@ -96,33 +96,17 @@ impl Groups {
         Self::new(numbers, bounds.len(), Some(bounds.into()))
     }
 
-    /// Bounds for [`by`](Self::by) that leave little padding: about the least that so many groups can. There are fewer bounds
-    /// where there are fewer distinct lengths, and none without lengths.
+    /// `count` groups by length, with the least padding that so many can have; fewer where there are fewer distinct lengths.
     ///
-    /// Half the padding takes twice the groups. Of web text (a lognormal, cut at 4,096) 16 groups leave some 9 %, 64 groups
-    /// 2 %, one group 80 %.
-    pub fn bounds(lengths: &[u64], count: usize) -> Vec<u64> {
-        let (Some(least), Some(most)) = (lengths.iter().min().copied(), lengths.iter().max().copied()) else {
-            return Vec::new();
-        };
-        // Above `BINS` distinct values a bin has several: `width` of them.
-        let width = (most - least) / BINS + 1;
-        let mut bins = vec![0_u64; ((most - least) / width + 1) as usize];
-        lengths.iter().for_each(|length| bins[((length - least) / width) as usize] += 1);
-        // The least padding has groups of equal integrals of the density's square root (as quantizers of n levels do).
-        let share = |count: &u64| (*count as f64).sqrt();
-        let part = bins.iter().map(share).sum::<f64>() / count.max(1) as f64;
-        let (mut bounds, mut sum, mut next) = (Vec::new(), 0.0, part);
-        for (bin, samples) in (0..).zip(&bins) {
-            sum += share(samples);
-            let last = least.saturating_add(bin * width).saturating_add(width - 1);
-            if sum >= next && last < most && bounds.len() + 1 < count {
-                bounds.push(last);
-                next = part * ((sum / part).floor() + 1.0);
-            }
+    /// Half the padding takes twice the groups. Of web text (a lognormal, cut at 4,096) 16 groups leave 9 %, 64 groups 2 %,
+    /// one group 80 %.
+    ///
+    /// Errors: [`ErrorKind::Config`] for a count that is not 1 to 256; [`ErrorKind::Limit`] for more than 2^32 samples.
+    pub fn by_length(lengths: &[u64], count: usize) -> Result<Self> {
+        if !(1..=GROUPS_MAX).contains(&count) {
+            return Err(bad(format!("{count} groups of lengths; give 1 to {GROUPS_MAX}")));
         }
-        bounds.push(most);
-        bounds
+        Self::by(lengths.iter().copied(), &best_bounds(lengths, count))
     }
 
     /// The number of each sample's group, one per sample of the dataset. There are as many groups as the largest number
@@ -133,6 +117,12 @@ impl Groups {
         let numbers: Box<[u8]> = numbers.into_iter().collect();
         let count = numbers.iter().max().map_or(1, |most| usize::from(*most) + 1);
         Self::new(numbers, count, None)
+    }
+
+    /// Groups by number, with a length for all samples of each.
+    #[cfg(feature = "image")]
+    pub(crate) fn of_lengths(numbers: Box<[u8]>, lengths: &[u64]) -> Result<Self> {
+        Self::new(numbers, lengths.len(), Some(lengths.into()))
     }
 
     fn new(numbers: Box<[u8]>, count: usize, bounds: Option<Arc<[u64]>>) -> Result<Self> {
@@ -173,6 +163,12 @@ impl Groups {
         let most = most.iter().map(|most| usize::try_from(*most).unwrap_or(usize::MAX).max(1));
         self.most.push((field.into(), most.collect()));
         self
+    }
+
+    /// The greatest length of each group, of pictures in [buckets](crate::decode::Image::groups) the pixels; none for groups by
+    /// [number](Self::of).
+    pub fn bounds(&self) -> &[u64] {
+        self.bounds.as_deref().unwrap_or_default()
     }
 
     /// The fields that [`up_to`](Self::up_to) names, with the maxima in each group.
@@ -261,6 +257,77 @@ impl Groups {
         });
         let samples = delivered.sum();
         Ok(Arc::new(Plan { table, rows, ends, largest, samples }))
+    }
+}
+
+/// The greatest lengths of at most `count` groups with the least padding.
+///
+/// Lengths below 8,192 count singly, others in steps of less than 1/4,096. The number of padded elements of the first *n*
+/// lengths in *g* groups is the least sum of those of fewer lengths in *g* - 1 groups and of one group of the others.
+fn best_bounds(lengths: &[u64], count: usize) -> Vec<u64> {
+    let mut bins = vec![(0_u64, 0_u64); (64 - BITS as usize + 2) << (BITS - 1)];
+    for length in lengths {
+        let shift = (u64::BITS - length.leading_zeros()).saturating_sub(BITS);
+        let (samples, most) = &mut bins[((shift as usize) << (BITS - 1)) + (length >> shift) as usize];
+        (*samples, *most) = (*samples + 1, (*most).max(*length));
+    }
+    bins.retain(|(samples, _)| *samples > 0);
+    let mut costs = Costs { before: vec![0.0], most: bins.iter().map(|(_, most)| *most as f64).collect() };
+    for (samples, _) in &bins {
+        costs.before.push(costs.before[costs.before.len() - 1] + *samples as f64);
+    }
+    let mut least: Vec<f64> = (0..=bins.len()).map(|end| costs.of_one(0, end)).collect();
+    let begins: Vec<Vec<u32>> = (1..count).map(|_| costs.add_group(&mut least)).collect();
+    let (mut bounds, mut end) = (vec![bins.last().map_or(0, |(_, most)| *most)], bins.len());
+    for begins in begins.iter().rev() {
+        end = begins[end] as usize;
+        if end == 0 {
+            break;
+        }
+        bounds.push(bins[end - 1].1);
+    }
+    bounds.reverse();
+    bounds
+}
+
+/// Elements of samples of ascending lengths, with padding.
+struct Costs {
+    /// Samples before each length.
+    before: Vec<f64>,
+    /// The lengths.
+    most: Vec<f64>,
+}
+
+impl Costs {
+    /// A group of the lengths `begin..end`.
+    fn of_one(&self, begin: usize, end: usize) -> f64 {
+        if end == 0 { 0.0 } else { (self.before[end] - self.before[begin]) * self.most[end - 1] }
+    }
+
+    /// Takes the `least` for the lengths before each to that with a group more, and tells where the last group begins.
+    ///
+    /// For the group's end *e* that is the lowest at `most[e - 1]` of the lines of all begins *b*: with the slope `-before[b]` and
+    /// the height `least[b]` at 0. Slopes fall and the places rise, so the lowest line only ever moves on along their hull.
+    fn add_group(&self, least: &mut Vec<f64>) -> Vec<u32> {
+        let old = least.clone();
+        let (mut hull, mut at, mut begins) = (Vec::<usize>::new(), 0, vec![0; old.len()]);
+        for end in 1..old.len() {
+            let new = end - 1;
+            while let [.., one, two] = hull[at..] {
+                let crosses = |other: usize| (old[other] - old[one]) / (self.before[other] - self.before[one]);
+                if crosses(new) > crosses(two) {
+                    break;
+                }
+                hull.pop();
+            }
+            hull.push(new);
+            let cost = |begin: usize| old[begin] + self.of_one(begin, end);
+            while hull.get(at + 1).is_some_and(|next| cost(*next) <= cost(hull[at])) {
+                at += 1;
+            }
+            (least[end], begins[end]) = (cost(hull[at]), hull[at] as u32);
+        }
+        begins
     }
 }
 
@@ -353,6 +420,12 @@ impl Plan {
     /// Samples that an epoch delivers.
     pub(crate) fn samples(&self) -> u64 {
         self.samples
+    }
+
+    /// Bytes of the table and of two epochs: while the last batches of one are in flight, the next is prepared.
+    pub(crate) fn bytes(&self) -> usize {
+        let of_epoch = self.rows.len() * (size_of::<Permutation>() + 2 * Permutation::TABLE_MAX as usize);
+        self.table.of.len() + size_of_val(&*self.table.before) + 2 * of_epoch
     }
 
     /// A hash of all that decides which samples are in a batch.

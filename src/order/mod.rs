@@ -28,6 +28,8 @@ pub(crate) mod subset;
 use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
 pub(crate) use batches::Batches;
 pub use batches::LastBatch;
+#[cfg(feature = "image")]
+pub(crate) use groups::GROUPS_MAX;
 pub use groups::Groups;
 pub(crate) use groups::{GroupedEpoch, Plan};
 pub(crate) use key::Key;

@@ -117,6 +117,9 @@ fn grouped_batches_are_those_of_a_list() {
         let (_, batches) = case.order(0, world);
         // By the list: as many batches and samples as announced, each sample once.
         assert_eq!(batches.count(), right.last().map_or(0, |row| row.0 + 1), "{number}");
+        for rank in 1..world {
+            assert_eq!(case.order(rank, world).1.count(), batches.count(), "{number}: rank {rank}");
+        }
         let mut real: Vec<u64> = taken.iter().filter(|row| row.5).filter_map(|row| row.4).collect();
         assert_eq!(real.len() as u64, batches.samples(), "{number}");
         real.sort_unstable();
@@ -278,6 +281,13 @@ fn an_identity_tells_groups_and_batch_sizes_apart() {
     assert_ne!(one, plan(&[0, 1, 0, 1, 1, 0, 0, 1, 1], &[2, 4]));
 }
 
+/// The share of padding in groups with these bounds.
+fn padding(lengths: &[u64], bounds: &[u64]) -> f64 {
+    let groups = Groups::by(lengths.iter().copied(), bounds).unwrap();
+    let padded: u64 = groups.samples().iter().zip(bounds).map(|(samples, bound)| samples * bound).sum();
+    1.0 - lengths.iter().sum::<u64>() as f64 / padded as f64
+}
+
 /// Lengths like those of web text: lognormal, cut at 4096.
 #[test]
 fn length_groups_save_most_of_the_padding() {
@@ -285,26 +295,64 @@ fn length_groups_save_most_of_the_padding() {
     let normal = |draws: &mut Draws| (0..12).map(|_| draws.next_f64()).sum::<f64>() - 6.0;
     let length = |_| ((6.2 + 1.1 * normal(&mut draws)).exp() as u64).clamp(8, 4096);
     let lengths: Vec<u64> = (0..200_000).map(length).collect();
-    let padding = |count: usize| {
-        let bounds = Groups::bounds(&lengths, count);
-        assert!(bounds.len() == count && bounds.is_sorted_by(|a, b| a < b) && bounds[count - 1] == 4096, "{bounds:?}");
-        let groups = Groups::by(lengths.iter().copied(), &bounds).unwrap();
-        let padded: u64 = groups.samples().iter().zip(&bounds).map(|(samples, bound)| samples * bound).sum();
-        1.0 - lengths.iter().sum::<u64>() as f64 / padded as f64
+    let mut sorted = lengths.clone();
+    sorted.sort_unstable();
+    let equal = |count: usize| {
+        let mut bounds: Vec<u64> = (1..=count).map(|n| sorted[n * sorted.len() / count - 1]).collect();
+        bounds.dedup();
+        bounds
     };
-    let found = [1, 16, 32, 64, 128, 256].map(|count| (count, padding(count)));
-    found.iter().for_each(|(count, share)| println!("{count} groups: {:.2} % padding", share * 100.0));
-    for ((_, share), most) in found.iter().zip([0.85, 0.10, 0.05, 0.03, 0.015, 0.01]) {
-        assert!(*share < most, "{found:?}");
+    let shares = |count: usize| {
+        let groups = Groups::by_length(&lengths, count).unwrap();
+        assert!(groups.bounds().len() == count && groups.bounds()[count - 1] == 4096, "{:?}", groups.bounds());
+        (padding(&lengths, groups.bounds()), padding(&lengths, &equal(count)))
+    };
+    for (count, most) in [(1, 0.85), (16, 0.10), (32, 0.05), (64, 0.03)] {
+        let (best, equal) = shares(count);
+        println!("{count} groups: {:.2} % padding, of equal counts {:.2} %", best * 100.0, equal * 100.0);
+        assert!(best < most && best <= equal, "{count} groups: {best}, {equal}");
+    }
+}
+
+#[test]
+fn no_other_bounds_leave_less_padding() {
+    for number in 0..3_000 {
+        let mut draws = Draws::new(number, 0, 0, "bounds");
+        let (values, count) = (1 + draws.below(7), 1 + draws.below(5) as usize);
+        let most = [9, 100, 5000][draws.below(3) as usize];
+        let values: Vec<u64> = (0..values).map(|_| draws.below(most)).collect();
+        let lengths: Vec<u64> =
+            (0..1 + draws.below(40)).map(|_| values[draws.below(values.len() as u64) as usize]).collect();
+        let mut distinct = lengths.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let padded = |bounds: &[u64]| {
+            lengths.iter().map(|length| bounds[bounds.partition_point(|bound| bound < length)]).sum::<u64>()
+        };
+        let last = distinct.pop().unwrap();
+        let choices = (0_u32..1 << distinct.len()).filter(|choice| (choice.count_ones() as usize) < count);
+        let bounds = |choice: u32| {
+            let kept = distinct.iter().enumerate().filter(move |(bit, _)| choice & (1 << bit) != 0);
+            kept.map(|(_, length)| *length).chain([last]).collect::<Vec<_>>()
+        };
+        let right = choices.map(|choice| padded(&bounds(choice))).min().unwrap();
+        let found = Groups::by_length(&lengths, count).unwrap();
+        assert!(found.bounds().len() <= count && found.bounds().is_sorted_by(|a, b| a < b), "{number}: {found:?}");
+        assert_eq!(padded(found.bounds()), right, "{number}: {lengths:?} in {count}: {:?}", found.bounds());
     }
 }
 
 #[test]
 fn bounds_end_with_the_greatest_length() {
-    assert_eq!(Groups::bounds(&[], 4), [0; 0]);
-    assert_eq!(Groups::bounds(&[7, 7], 4), [7]);
-    assert_eq!(Groups::bounds(&[3, 9, 3], 0), [9]);
-    assert_eq!(Groups::bounds(&[3, 9, 3, 5], 8), [3, 5, 9]);
-    let wide = Groups::bounds(&[0, u64::MAX, 5, 1 << 40], 3);
-    assert!(wide.is_sorted_by(|a, b| a < b) && wide.last() == Some(&u64::MAX), "{wide:?}");
+    let bounds = |lengths: &[u64], count| Groups::by_length(lengths, count).unwrap().bounds().to_vec();
+    assert_eq!(bounds(&[], 4), [0]);
+    assert_eq!(bounds(&[7, 7], 4), [7]);
+    assert_eq!(bounds(&[3, 9, 3, 5], 8), [3, 5, 9]);
+    assert_eq!(bounds(&[0, u64::MAX, 5, 1 << 40], 3), [5, 1 << 40, u64::MAX]);
+    // Long ones that share a bin: its greatest is the bound.
+    assert_eq!(bounds(&[1 << 20, (1 << 20) + 1, 1 << 21], 3), [(1 << 20) + 1, 1 << 21]);
+    for count in [0, 257] {
+        let error = Groups::by_length(&[1], count).unwrap_err();
+        assert_eq!(error.message(), format!("{count} groups of lengths; give 1 to 256"));
+    }
 }

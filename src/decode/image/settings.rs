@@ -4,7 +4,9 @@ use super::finish::Values;
 use super::geometry::{Crop, Op, Size};
 use super::limits::Limits;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::order::GROUPS_MAX;
 use crate::tensor::DType;
+use std::sync::Arc;
 
 /// Longest side of an output.
 const SIDE_MAX: u32 = 16_384;
@@ -74,6 +76,8 @@ pub enum Filter {
 #[derive(Clone, Debug)]
 pub struct Image {
     pub(super) op: Op,
+    /// The sizes of [`buckets`](Self::buckets).
+    pub(super) buckets: Option<Arc<[Size]>>,
     pub(super) flip: f64,
     pub(super) values: Values,
     pub(super) layout: PixelLayout,
@@ -105,6 +109,7 @@ impl Image {
     pub(super) fn new(op: Op) -> Self {
         Self {
             op,
+            buckets: None,
             flip: 0.0,
             values: Values { dtype: DType::U8, normalize: None },
             layout: PixelLayout::Nhwc,
@@ -212,12 +217,14 @@ impl Image {
     /// Refuses illegal parameters.
     pub(super) fn check(&self) -> Result<()> {
         let config = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
-        let size = self.op.output();
-        if ![size.width, size.height].iter().all(|side| (1..=SIDE_MAX).contains(side)) {
-            return config(format!(
-                "an output of {}x{} pixels: each side must be 1 to {SIDE_MAX}",
-                size.width, size.height
-            ));
+        let output = [self.op.output()];
+        let sizes = self.buckets.as_deref().unwrap_or(&output);
+        if !(1..=GROUPS_MAX).contains(&sizes.len()) {
+            return config(format!("{} buckets of pictures; give 1 to {GROUPS_MAX}", sizes.len()));
+        }
+        let illegal = |size: &&Size| ![size.width, size.height].iter().all(|side| (1..=SIDE_MAX).contains(side));
+        if let Some(Size { width, height }) = sizes.iter().find(illegal) {
+            return config(format!("an output of {width}x{height} pixels: each side must be 1 to {SIDE_MAX}"));
         }
         match self.op {
             Op::CenterCrop { resize, size } if resize < size || resize > SIDE_MAX => {
