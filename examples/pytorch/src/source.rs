@@ -9,6 +9,7 @@ use feedline::dataset::{
 };
 use feedline::decode::{Bytes, Image, Limits, PixelLayout};
 use feedline::device::Finish;
+use feedline::order::Groups;
 use feedline::tensor::{DType, Encoding, Field};
 use feedline::{ErrorKind, Loader, LoaderBuilder, Order, Result};
 use pyo3::prelude::*;
@@ -56,6 +57,8 @@ type Normalize = [Vec<f32>; 2];
 /// What becomes of pictures.
 pub struct Pictures {
     size: Option<Side>,
+    buckets: Option<Vec<(u32, u32)>>,
+    sizes: Option<Vec<(u32, u32)>>,
     augment: Option<bool>,
     dtype: Option<String>,
     normalize: Option<Normalize>,
@@ -440,6 +443,8 @@ impl Pictures {
     pub fn of(given: &mut Given<'_>) -> PyResult<Self> {
         Ok(Self {
             size: given.take("size")?,
+            buckets: given.take("buckets")?,
+            sizes: given.take("sizes")?,
             augment: given.take("augment")?,
             dtype: given.take("dtype")?,
             normalize: given.take("normalize")?,
@@ -458,19 +463,57 @@ impl Pictures {
 
     /// For training a random part and a flip; else the middle, as validation usually has it. Bytes in any case.
     fn decoder(&self, random: bool) -> Result<Image> {
-        let size = self.size.ok_or_else(|| config("the source has pictures: size (pixels of a side) is missing"))?;
+        let size = match (self.size, &self.buckets) {
+            (Some(_), Some(_)) => return Err(config("buckets are the sizes of pictures: omit size")),
+            (size, _) => size,
+        };
+        let missing = || config("the source has pictures: size (pixels of a side) is missing");
         let image = match size {
-            Side::Both(height, width) if self.augment != Some(true) => Image::resize(width, height),
-            Side::Both(..) => return Err(config("augment cuts squares: size is then one number, not (height, width)")),
-            Side::Square(size) if random => Image::random_resized_crop(size).flip(0.5),
-            Side::Square(size) => Image::center_crop(size.saturating_mul(8) / 7, size),
+            None => {
+                let image = Image::buckets(turned(self.buckets.as_ref().ok_or_else(missing)?));
+                self.values(image.random_crop(random).flip(if random { 0.5 } else { 0.0 }))?
+            }
+            Some(side) => self.one_size(side, random)?,
         };
         // Floats get their layout when they are made.
-        let planes = self.channels_first()? && self.dtype.is_none();
+        let planes = self.channels_first()? && (self.dtype.is_none() || self.buckets.is_some());
         let image = image.layout(if planes { PixelLayout::Nchw } else { PixelLayout::Nhwc });
         let image = image.dct_scaling(self.dct_scaling).strict(self.strict.unwrap_or(true));
         let limits = self.max_pixels.map_or_else(Limits::default, Limits::of_pixels);
         Ok(image.exif_orientation(self.exif_orientation).limits(limits))
+    }
+
+    /// The groups of an order by `buckets`.
+    pub fn groups(&self) -> Result<Option<Groups>> {
+        match (&self.buckets, &self.sizes) {
+            (Some(buckets), Some(sizes)) => Image::buckets(turned(buckets)).groups(turned(sizes)).map(Some),
+            (None, None) => Ok(None),
+            (Some(_), None) => Err(config("buckets need sizes, the (height, width) of every picture")),
+            (None, Some(_)) => Err(config("sizes are for buckets: say buckets, too")),
+        }
+    }
+
+    /// The decoder makes the floats of pictures in buckets, whose shape varies.
+    fn values(&self, image: Image) -> Result<Image> {
+        let image = self.dtype.as_deref().map(dtype).transpose()?.into_iter().fold(image, Image::dtype);
+        let three = |values: &[f32]| match *values {
+            [all] => Ok([all; 3]),
+            [red, green, blue] => Ok([red, green, blue]),
+            _ => Err(config(format!("normalize has {} numbers: give 1 or 3", values.len()))),
+        };
+        match &self.normalize {
+            Some([mean, std]) => Ok(image.normalize(three(mean)?, three(std)?)),
+            None => Ok(image),
+        }
+    }
+
+    fn one_size(&self, side: Side, random: bool) -> Result<Image> {
+        Ok(match side {
+            Side::Both(height, width) if self.augment != Some(true) => Image::resize(width, height),
+            Side::Both(..) => return Err(config("augment cuts squares: size is then one number, not (height, width)")),
+            Side::Square(size) if random => Image::random_resized_crop(size).flip(0.5),
+            Side::Square(size) => Image::center_crop(size.saturating_mul(8) / 7, size),
+        })
     }
 
     fn channels_first(&self) -> Result<bool> {
@@ -489,6 +532,9 @@ impl Pictures {
                 Some(_) => Err(config("normalize makes floats: say dtype, \"f32\", \"f16\" or \"bf16\"")),
             };
         };
+        if self.buckets.is_some() {
+            return Ok(None);
+        }
         let mut finish = Finish::to(dtype(name)?);
         if let Some([mean, std]) = &self.normalize {
             finish = finish.mean_std(mean, std);
@@ -500,6 +546,7 @@ impl Pictures {
     fn refuse(&self) -> Result<()> {
         let given = [
             ("size", self.size.is_some()),
+            ("buckets", self.buckets.is_some()),
             ("augment", self.augment.is_some()),
             ("dtype", self.dtype.is_some()),
             ("normalize", self.normalize.is_some()),
@@ -514,6 +561,11 @@ impl Pictures {
             None => Ok(()),
         }
     }
+}
+
+/// (height, width) as (width, height).
+fn turned(sizes: &[(u32, u32)]) -> impl Iterator<Item = (u32, u32)> {
+    sizes.iter().map(|(height, width)| (*width, *height))
 }
 
 pub fn dtype(name: &str) -> Result<DType> {
