@@ -179,7 +179,7 @@ impl Batch {
         self.contents.as_ref().expect("taken only by drop")
     }
 
-    /// Number of rows. The last batch of an epoch may have fewer.
+    /// Number of rows. The last batch of an epoch may have fewer; in an order of groups each group has its number.
     ///
     /// [`valid`](Self::valid) rows hold samples; the others are padding.
     #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
@@ -197,10 +197,15 @@ impl Batch {
         self.contents().ticket().epoch
     }
 
+    /// The number of the group that all samples are of, in an [order of groups](crate::Order::grouped).
+    pub fn group(&self) -> Option<usize> {
+        self.contents().ticket().group.map(usize::from)
+    }
+
     /// Rows that hold samples of the epoch; the others are padding (see [`LastBatch`](crate::LastBatch)). Samples come
     /// first.
     ///
-    /// Less than [`len`](Self::len) only in the last batch of an epoch.
+    /// Less than [`len`](Self::len) only in the last batch of an epoch, or of a group.
     pub fn valid(&self) -> usize {
         self.contents().valid()
     }
@@ -473,13 +478,23 @@ impl<'a> FieldView<'a> {
         self.field().dtype()
     }
 
-    /// Dimensions, rows first. For an `UpTo` field, the second is the maximum. A packed field is a vector of all its
-    /// bytes.
+    /// Dimensions, rows first. For an `UpTo` field, the second is the maximum; in an order of groups, the one
+    /// [given](crate::order::Groups::up_to) for the batch's group. A packed field is a vector of all its bytes.
     pub fn shape(&self) -> Vec<usize> {
         if self.field().is_packed() {
             return vec![self.span().len()];
         }
-        std::iter::once(self.end - self.start).chain(self.field().dims()).collect()
+        let mut shape: Vec<_> = std::iter::once(self.end - self.start).collect();
+        shape.extend(self.field().dims_in(self.contents.ticket().group));
+        if self.field().is_up_to() {
+            shape[1] = self.most();
+        }
+        shape
+    }
+
+    /// The maximum of an `UpTo` field's first dimension in this batch.
+    fn most(&self) -> usize {
+        self.contents.row_bytes(self.kept.index) / self.field().unit_bytes()
     }
 
     /// Strides in elements, per dimension (row-major, dense).
@@ -525,7 +540,7 @@ impl<'a> FieldView<'a> {
         }
         let row_len = all.len() / rows;
         let used = match (self.field().shape(), self.lens()) {
-            (Shape::UpTo { max, .. }, Some(lens)) => row_len / max * (lens[row] as usize).min(*max),
+            (Shape::UpTo { .. }, Some(lens)) => row_len / self.most() * (lens[row] as usize).min(self.most()),
             _ => row_len,
         };
         Ok(&all[row * row_len..row * row_len + used])

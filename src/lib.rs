@@ -58,7 +58,8 @@
 //! | slot | the memory of one batch |
 //!
 //! **Lengths that vary.** A field `up_to` *max* ([`tensor::Field::up_to`], [`decode::Bytes`]) has rows of *max* elements with zeros
-//! behind the sample's length, which [`FieldView::lens`] gives. Packed rows lie side by side without padding.
+//! behind the sample's length, which [`FieldView::lens`] gives. Packed rows lie side by side without padding. Batches of samples
+//! of similar length have little padding: [`Order::grouped`].
 //!
 //! **One iterator at a time.** A second one of the same loader is an error ([`ErrorKind::EpochLive`]), and so is a call of
 //! `next` while all slots are held as batches ([`ErrorKind::BatchesHeld`]): drop a batch.

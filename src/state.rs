@@ -111,6 +111,7 @@ impl Checkpoint {
             OrderKind::Windowed => 2,
             OrderKind::Indices => 3,
             OrderKind::Sampler => 4,
+            OrderKind::Grouped => 5,
         };
         let last = match last {
             LastBatch::Keep => 0,
@@ -167,7 +168,7 @@ impl Checkpoint {
         let settings = |checkpoint: &Self| {
             let Settings { shuffled, identity, .. } = checkpoint.order;
             let rest =
-                [("shuffle", u64::from(shuffled)), ("list of indices, sampler, mix or length of runs", identity)];
+                [("shuffle", u64::from(shuffled)), ("list of indices, sampler, mix, groups or length of runs", identity)];
             std::iter::once(("global batch", checkpoint.global_batch)).chain(checkpoint.numbers()).chain(rest)
         };
         if let Some(((what, own), (_, theirs))) =

@@ -6,6 +6,9 @@
 //!            can read rows in place if their length is a multiple of the storage's alignment
 //! ```
 //!
+//! In an order of groups an `UpTo` field may have a smaller maximum in the batches of a group: their rows are dense with that
+//! stride, and the array has room for the largest batch.
+//!
 //! Rows of a *packed* field have no stride: they lie side by side in an array of bytes, row `i` from `offsets[i]` to
 //! `offsets[i + 1]`. The offsets are sums of the lengths in the index, so they are known before any byte is read.
 
@@ -131,12 +134,22 @@ pub struct Field {
     shape: Shape,
     /// Rows lie side by side; the inner value limits the bytes of a batch, if declared.
     packed: Option<Option<usize>>,
+    /// The shape of a row in the batches of each group of the order, where it differs; `shape` is the largest.
+    of_groups: Vec<Vec<usize>>,
 }
 
 impl Field {
     /// A field with equal shapes of all rows; an empty shape is a scalar.
     pub fn fixed(name: impl Into<String>, dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
-        Self { name: name.into(), dtype, shape: Shape::Fixed(shape.into()), packed: None }
+        Self { name: name.into(), dtype, shape: Shape::Fixed(shape.into()), packed: None, of_groups: Vec::new() }
+    }
+
+    /// A field whose rows have one of these shapes, that of the batch's group.
+    #[cfg(feature = "image")]
+    pub(crate) fn in_groups(name: impl Into<String>, dtype: DType, shapes: Vec<Vec<usize>>) -> Self {
+        let elements = |shape: &&Vec<usize>| shape.iter().fold(1, |all: usize, dim| all.saturating_mul(*dim));
+        let largest = shapes.iter().max_by_key(elements).cloned().unwrap_or_default();
+        Self { of_groups: shapes, ..Self::fixed(name, dtype, largest) }
     }
 
     /// A field of vectors with at most `max` elements.
@@ -146,7 +159,13 @@ impl Field {
 
     /// A field of at most `max` rows of the shape `row`, such as 80 mel bands of each of a clip's frames.
     pub fn rows_up_to(name: impl Into<String>, dtype: DType, max: usize, row: impl Into<Vec<usize>>) -> Self {
-        Self { name: name.into(), dtype, shape: Shape::UpTo { max, inner: row.into() }, packed: None }
+        Self {
+            name: name.into(),
+            dtype,
+            shape: Shape::UpTo { max, inner: row.into() },
+            packed: None,
+            of_groups: Vec::new(),
+        }
     }
 
     /// A `u8` field of byte strings with at most `max` bytes, side by side in the batch without padding.
@@ -183,12 +202,24 @@ impl Field {
         &self.shape
     }
 
-    /// Dimensions of one row as stored; for `UpTo` the first is the maximum.
+    /// Dimensions of one row as stored; for `UpTo` the first is the maximum. The largest of pictures in
+    /// [buckets](crate::decode::Image::buckets).
     pub fn dims(&self) -> Vec<usize> {
         match &self.shape {
             Shape::Fixed(dims) => dims.clone(),
             Shape::UpTo { max, inner } => std::iter::once(*max).chain(inner.iter().copied()).collect(),
         }
+    }
+
+    /// Dimensions of one row in a batch of `group`, whatever the maximum of an `UpTo` field there.
+    pub(crate) fn dims_in(&self, group: Option<u8>) -> Vec<usize> {
+        let of_group = group.and_then(|group| self.of_groups.get(usize::from(group)));
+        of_group.cloned().unwrap_or_else(|| self.dims())
+    }
+
+    /// Whether the shape depends on the group.
+    pub(crate) fn varies_by_group(&self) -> bool {
+        !self.of_groups.is_empty()
     }
 
     /// Whether rows lie side by side, without padding.
@@ -204,6 +235,14 @@ impl Field {
     /// Whether row lengths vary.
     pub fn is_up_to(&self) -> bool {
         matches!(self.shape, Shape::UpTo { .. })
+    }
+
+    /// Bytes per element of the first dimension of an `UpTo` field; of other fields, of a row.
+    pub(crate) fn unit_bytes(&self) -> usize {
+        match &self.shape {
+            Shape::UpTo { max, .. } => self.row_bytes() / max,
+            Shape::Fixed(_) => self.row_bytes(),
+        }
     }
 
     /// Bytes of one row as stored; `None` if they overflow.
@@ -326,9 +365,13 @@ impl EncodedField {
     /// The batch field of raw bytes.
     pub fn as_raw(&self) -> Option<Field> {
         match &self.encoding {
-            Encoding::Raw { dtype, shape } => {
-                Some(Field { name: self.name.clone(), dtype: *dtype, shape: shape.clone(), packed: None })
-            }
+            Encoding::Raw { dtype, shape } => Some(Field {
+                name: self.name.clone(),
+                dtype: *dtype,
+                shape: shape.clone(),
+                packed: None,
+                of_groups: Vec::new(),
+            }),
             _ => None,
         }
     }
@@ -341,11 +384,67 @@ pub(crate) const PAGE: usize = 4096;
 /// Arrays of at least this many bytes start at a page. This is the smallest unit of O_DIRECT reads.
 const PAGE_FROM: usize = 512;
 
+/// What differs between the batches of the groups of an order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GroupShapes {
+    /// Rows of a batch of each group; 0 for a group without batches.
+    pub(crate) rows: Vec<usize>,
+    /// Fields, and the maximum of their first dimension in a batch of each group.
+    pub(crate) most: Vec<(String, Vec<usize>)>,
+}
+
+impl GroupShapes {
+    /// Errors: [`ErrorKind::Config`] for a field that `spec` lacks or that does not fit.
+    pub(crate) fn check(&self, spec: &Spec) -> Result<()> {
+        let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
+        for Field { name, of_groups, .. } in spec.fields.iter().filter(|field| field.varies_by_group()) {
+            if !(1..=of_groups.len()).contains(&self.rows.len()) {
+                return bad(format!(
+                    "field `{name}` has {} shapes, the order {} groups: group the order by the shapes",
+                    of_groups.len(),
+                    self.rows.len()
+                ));
+            }
+        }
+        for (name, most) in &self.most {
+            let Some(field) = spec.index_of(name).map(|index| &spec.fields[index]) else {
+                let names: Vec<_> = spec.fields.iter().map(Field::name).collect();
+                return bad(format!("the groups name a field `{name}`; there are {}", names.join(", ")));
+            };
+            let Shape::UpTo { max, .. } = field.shape else {
+                return bad(format!("field `{name}` has one shape: groups cannot shorten it"));
+            };
+            if field.is_packed() {
+                return bad(format!("field `{name}` is packed, and has no padding that groups could shorten"));
+            }
+            if most.len() < self.rows.len() {
+                return bad(format!("{} lengths of field `{name}` for {} groups", most.len(), self.rows.len()));
+            }
+            if let Some((group, most)) = most.iter().enumerate().find(|(_, most)| !(1..=max).contains(*most)) {
+                return bad(format!("field `{name}` has up to {most} in group {group}; 1 to {max} are possible"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of a row of `field` in a batch of each group, if they differ.
+    fn row_bytes(&self, field: &Field) -> Option<Box<[usize]>> {
+        if field.varies_by_group() && !self.rows.is_empty() {
+            let bytes = |dims: &Vec<usize>| dims.iter().product::<usize>() * field.dtype.size();
+            return Some(field.of_groups.iter().map(bytes).collect());
+        }
+        let (_, most) = self.most.iter().find(|(name, _)| name == field.name())?;
+        Some(most.iter().map(|most| most * field.unit_bytes()).collect())
+    }
+}
+
 /// Byte offsets of the arrays in a slot of `rows` rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     rows: usize,
     fields: Vec<FieldLayout>,
+    /// Bytes from row to row in a batch of each group, of fields where they differ.
+    of_groups: Vec<(usize, Box<[usize]>)>,
     ids: usize,
     status: usize,
     bytes: usize,
@@ -356,7 +455,7 @@ pub(crate) struct Layout {
 pub(crate) struct FieldLayout {
     /// Byte offset of row 0.
     pub offset: usize,
-    /// Bytes from row to row; rows are dense. 0 for a packed field.
+    /// Bytes from row to row; rows are dense. 0 for a packed field. The most of all [groups](Layout::row_bytes).
     pub row_bytes: usize,
     /// Byte offset of the `u64` lengths of an `UpTo` field.
     pub lens: Option<usize>,
@@ -376,11 +475,11 @@ pub(crate) struct Packed {
 impl Layout {
     /// Lays out the arrays of `spec` for `rows` rows. Errors: [`ErrorKind::Config`] if the size overflows.
     pub fn new(spec: &Spec, rows: usize) -> Result<Self> {
-        Self::without(spec, rows, &[])
+        Self::without(spec, rows, &[], &GroupShapes::default())
     }
 
     /// As [`new`](Self::new), but the fields numbered `absent` take no space: their rows have no bytes.
-    pub(crate) fn without(spec: &Spec, rows: usize, absent: &[usize]) -> Result<Self> {
+    pub(crate) fn without(spec: &Spec, rows: usize, absent: &[usize], groups: &GroupShapes) -> Result<Self> {
         let overflow =
             || Error::new(ErrorKind::Config, Stage::Build, format!("a slot of {rows} rows exceeds the address space"));
         let mut end = 0_usize;
@@ -391,10 +490,17 @@ impl Layout {
             Ok(offset)
         };
         let mut fields = Vec::with_capacity(spec.fields.len());
+        let mut of_groups = Vec::new();
         for (index, field) in spec.fields.iter().enumerate() {
             let room = field.packed_room(rows);
             let row_bytes = if room.is_some() || absent.contains(&index) { 0 } else { field.row_bytes() };
-            let offset = place(room.or(row_bytes.checked_mul(rows)))?;
+            let strides = groups.row_bytes(field).filter(|_| row_bytes > 0);
+            let most = strides.as_ref().map(|strides| {
+                let bytes = groups.rows.iter().zip(strides).map(|(rows, bytes)| rows.saturating_mul(*bytes));
+                bytes.max().unwrap_or(0)
+            });
+            of_groups.extend(strides.map(|strides| (index, strides)));
+            let offset = place(room.or(most).or(row_bytes.checked_mul(rows)))?;
             let packed = room.map(|room| Packed { offsets: 0, room });
             fields.push(FieldLayout { offset, row_bytes, lens: None, packed });
         }
@@ -408,7 +514,21 @@ impl Layout {
         }
         let ids = place(rows.checked_mul(8))?;
         let status = place(Some(rows))?;
-        Ok(Self { rows, fields, ids, status, bytes: end.next_multiple_of(PAGE) })
+        Ok(Self { rows, fields, of_groups, ids, status, bytes: end.next_multiple_of(PAGE) })
+    }
+
+    /// Bytes from row to row of field `field` in a batch of `group`; 0 for a packed field.
+    pub(crate) fn row_bytes(&self, field: usize, group: Option<u8>) -> usize {
+        let of_group = |group: u8| {
+            let (_, strides) = self.of_groups.iter().find(|(differs, _)| *differs == field)?;
+            strides.get(usize::from(group)).copied()
+        };
+        group.and_then(of_group).unwrap_or(self.fields[field].row_bytes)
+    }
+
+    /// Whether full batches have arrays of different sizes.
+    pub(crate) fn varies(&self) -> bool {
+        !self.of_groups.is_empty() || self.fields.iter().any(|field| field.packed.is_some())
     }
 
     /// Rows of the slot.

@@ -254,7 +254,7 @@ impl OnDevice {
     }
 
     pub(crate) fn row_bytes(&self, field: usize) -> usize {
-        self.memory().layout().fields()[field].row_bytes
+        self.memory().layout().row_bytes(field, self.head().ticket.group)
     }
 
     pub(crate) fn lens(&self, field: usize) -> Option<&[u64]> {

@@ -226,6 +226,9 @@ impl Size {
     fn of(input: &Field) -> Result<Self, String> {
         let wanted = "it must be u8 of a fixed shape [H, W, C] with 1 to 4 channels";
         let dims = match input.shape() {
+            _ if input.varies_by_group() => {
+                return Err("its shape depends on the group: let the decoder make floats".into());
+            }
             Shape::Fixed(dims) if input.dtype() == DType::U8 => dims.as_slice(),
             _ => return Err(format!("{wanted}, not {}", EncodedField::raw(input.clone()).encoding)),
         };

@@ -17,7 +17,7 @@ use crate::ledger::LedgerWriter;
 use crate::memory::plan::Limits;
 use crate::memory::{ByteRing, ChunkBuf, Filled, Lease, MemoryPlan, MemoryTerm, Pool, Process, Region};
 use crate::meter::{Effort, Meters, Settings};
-use crate::order::Batches;
+use crate::order::{Batches, Order};
 use crate::pipeline::chunks::{self, ChunkRoom};
 use crate::pipeline::direct::{DIRECT_BOUNCE, DIRECT_THREADS};
 use crate::pipeline::drains::Drains;
@@ -37,7 +37,7 @@ use crate::pipeline::{Core, EpochJob, Exchange, OnBadSample, ToDevice, ToIo};
 use crate::setting::Setting;
 use crate::state::Cursor;
 use crate::storage::{self, Opened, Reader};
-use crate::tensor::Layout;
+use crate::tensor::{GroupShapes, Layout};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -89,7 +89,9 @@ impl LoaderBuilder {
         let before = Before::now();
         let (recipe, routes) = self.recipe_and_routes(&opened)?;
         let (jobs, first) = self.jobs(global)?;
-        let fields = self.lay_out(recipe, routes, first.batches.rows_max() as usize)?;
+        let shapes = group_shapes(&jobs.order, &first.batches);
+        shapes.check(&recipe.spec)?;
+        let fields = self.lay_out(recipe, routes, first.batches.rows_max() as usize, &shapes)?;
         let workers = self.worker_count(placing.placement());
         let reserved = self.reserved(&fields, &opened, &first, workers)?;
         let meters = Arc::new(Meters::new(self.clock.clone(), workers, !self.on_host()));
@@ -117,7 +119,7 @@ impl LoaderBuilder {
             pinned,
             info,
             jobs,
-            whole: first.batches,
+            whole: first.batches.clone(),
             facts,
             idle,
             deadlines: Deadlines { held: self.faults.held_deadline, stall: self.faults.stall_deadline },
@@ -247,12 +249,19 @@ impl LoaderBuilder {
     fn jobs(&self, global: u64) -> Result<(JobMaker, Arc<EpochJob>)> {
         let run = &self.run;
         let last = run.last.or(run.resume.as_ref().map(|state| state.checkpoint().last)).unwrap_or_default();
+        if run.batch.is_some() && run.order.sizes_batches() {
+            return Err(config(&format!(
+                "{} is set, and the groups of the order have batch sizes of their own: omit one of them",
+                if matches!(run.batch, Some(BatchSize::Rank(_))) { Setting::BatchSize } else { Setting::GlobalBatch }
+            )));
+        }
+        let order = run.order.clone().planned(self.dataset.len(), global, last, run.rank)?;
         let mut jobs = JobMaker {
-            order: run.order.clone(),
+            global: order.largest_batch().unwrap_or(global),
+            order,
             dataset_len: self.dataset.len(),
             chunks: chunks::starts_of(&*self.dataset)?,
             positions: None,
-            global,
             last,
             rank: run.rank,
         };
@@ -265,13 +274,14 @@ impl LoaderBuilder {
     }
 
     /// Layouts of the fields in a slot and in a device batch. Offers the batch's memory to cuFile.
-    fn lay_out(&self, mut recipe: Recipe, mut routes: Routes, rows: usize) -> Result<Fields> {
-        if !routes.reserve(Layout::new(&recipe.contents, rows)?.bytes(), self.batches_on_device())? {
+    fn lay_out(&self, mut recipe: Recipe, mut routes: Routes, rows: usize, groups: &GroupShapes) -> Result<Fields> {
+        let contents = |recipe: &Recipe| Layout::without(&recipe.contents, rows, &[], groups);
+        if !routes.reserve(contents(&recipe)?.bytes(), self.batches_on_device())? {
             recipe = Recipe::new(&*self.dataset, self.steps.clone(), !self.on_host(), |_| Ok(Vec::new()))?;
         }
         let absent: Vec<_> = recipe.directs.iter().map(|step| step.field).collect();
-        let slot = Layout::without(&recipe.spec, rows, &absent)?;
-        let contents = Layout::new(&recipe.contents, rows)?;
+        let slot = Layout::without(&recipe.spec, rows, &absent, groups)?;
+        let contents = contents(&recipe)?;
         Ok(Fields { recipe, routes, slot, contents })
     }
 
@@ -298,6 +308,10 @@ impl LoaderBuilder {
         terms.push(MemoryTerm::OPENING.of(workers, opening));
         terms.push(fetch::tables(pending, recipe.handlers.len()));
         terms.extend(chunks.as_ref().map(|chunks| chunks.tables));
+        terms.extend(first.order.groups().map(|groups| {
+            MemoryTerm::new(MemoryTerm::TABLES.name, "samples in flight, groups of the order")
+                .of(1, groups.plan().bytes())
+        }));
         terms.push(MemoryTerm::BOUNCE.of(readers, DIRECT_BOUNCE));
         terms.extend(opened.reader.terms());
         terms.push(room.term());
@@ -347,9 +361,19 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
+/// This rank's batches of each group of the order.
+fn group_shapes(order: &Order, batches: &Batches) -> GroupShapes {
+    let (rows, most) = order.group_shapes().unwrap_or_default();
+    GroupShapes { rows: rows.into_iter().map(|rows| batches.share(rows) as usize).collect(), most }
+}
+
 /// The error for an epoch without a batch, which would train on nothing.
 fn no_batches(whole: &Batches, global: u64) -> Error {
     let message = match whole.len() {
+        0 if whole.are_grouped() => {
+            let keep = Setting::LastBatch.hint(|last| format!(", or keep the rest by {last}"));
+            format!("no group of the order has enough samples for a batch: lower the batch sizes{keep}")
+        }
         0 => "the order has no positions".into(),
         len => {
             let keep = Setting::LastBatch.hint(|last| format!(", or keep the rest by {last}"));

@@ -98,7 +98,7 @@ impl Epoch {
         let mut epoch = Self {
             reorder: Reorder::new(shared.facts.plan.term(MemoryTerm::SLOTS).count),
             generation,
-            first: (0, shared.whole),
+            first: (0, shared.whole.clone()),
             total: 0,
             delivered: 0,
             ended: false,
@@ -116,10 +116,10 @@ impl Epoch {
             return Ok(epoch);
         }
         let mut place = epoch.shared.place();
-        let (whole, from) = (epoch.shared.whole, from.cursor(&place)?);
+        let (whole, from) = (epoch.shared.whole.clone(), from.cursor(&place)?);
         place.arrive(&whole, from);
         let (mut at, skips) = (place.cursor, place.skips.clone());
-        epoch.first = (at.epoch, whole.starting(at.position, at.batch));
+        epoch.first = (at.epoch, whole.clone().starting(at.position, at.batch));
         epoch.total = skips.count(&whole, &at, from.epoch.saturating_add(epochs)).min(steps);
         epoch.span = Some(spans::epoch(at.epoch, epoch.total));
         let jobs = epoch.shared.jobs.clone();

@@ -58,7 +58,7 @@ struct JobMaker {
     chunks: Option<ChunkStarts>,
     /// Positions of an epoch, once known.
     positions: Option<u64>,
-    /// Rows of a batch on all ranks together.
+    /// Rows of a full batch on all ranks together; of groups, the largest.
     global: u64,
     last: LastBatch,
     rank: Rank,
@@ -71,8 +71,8 @@ impl JobMaker {
     fn job(&self, cursor: &Cursor, end: u64, most: u64, (generation, current): Run<'_>) -> Result<Arc<EpochJob>> {
         let (order, batches) = caught(Stage::Order, || {
             let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), cursor.epoch)?;
-            let batches =
-                Batches::new(order.len(), self.global, self.last, self.rank)?.in_lanes(self.order.lane_count());
+            let batches = Batches::new(order.len(), self.global, self.last, self.rank)?;
+            let batches = batches.in_lanes(self.order.lane_count()).in_groups(order.groups());
             Ok((order, batches.starting(cursor.position, cursor.batch).until(end)))
         })?;
         let (then, now) = (self.positions.unwrap_or(batches.len()), batches.len());
@@ -145,7 +145,7 @@ struct LoaderState {
     pinned: Receiver<std::convert::Infallible>,
     info: Arc<BatchInfo>,
     jobs: JobMaker,
-    /// Batches of a whole epoch.
+    /// Batches of a whole epoch. Only their number and positions are those of every epoch.
     whole: Batches,
     facts: Facts,
     /// Idle time of the consumer's stream, on a GPU.
@@ -285,10 +285,10 @@ impl Loader {
     /// Samples that one epoch delivers to all ranks together. Fewer than the order's length only if the last batch is
     /// dropped.
     pub fn samples_per_epoch(&self) -> u64 {
-        self.shared.whole.positions()
+        self.shared.whole.samples()
     }
 
-    /// Rows of a full batch over all ranks.
+    /// Rows of a full batch over all ranks; in an order of groups, of the largest.
     pub fn global_batch(&self) -> u64 {
         self.shared.jobs.global
     }

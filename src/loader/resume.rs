@@ -87,7 +87,7 @@ impl LoaderState {
             return Err(Error::new(ErrorKind::State, Stage::State, message));
         }
         let mut cursor = saved.cursor;
-        if cursor.position > 0 && self.whole.starting(cursor.position, cursor.batch).count() == 0 {
+        if cursor.position > 0 && self.whole.clone().starting(cursor.position, cursor.batch).count() == 0 {
             // The rest fills no batch of the new size and is dropped: the epoch is over.
             cursor = Cursor { epoch: cursor.epoch.saturating_add(1), steps: cursor.steps, ..Cursor::default() };
         }
@@ -136,6 +136,9 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
     };
     if (now.kind, now.shuffled) != (then.kind, then.shuffled) {
         return Some(differ("order", kind(then), kind(now)));
+    }
+    if now.kind == OrderKind::Grouped && now.identity != then.identity {
+        return Some("the state has other groups or batch sizes than the loader".into());
     }
     if let Some(((what, first), (_, second))) = saved.numbers().into_iter().zip(own.numbers()).find(|(a, b)| a != b) {
         // A mixture's is the number of its samples, unless it is set, and datasets may have been appended.

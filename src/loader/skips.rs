@@ -77,7 +77,7 @@ impl LoaderState {
 
 /// What is left of the epoch of `at`.
 fn rest(whole: &Batches, at: &Cursor) -> Batches {
-    whole.starting(at.position, at.batch)
+    whole.clone().starting(at.position, at.batch)
 }
 
 impl Skips {
@@ -171,14 +171,14 @@ mod tests {
             let (first, mut gone) = skips.past(&whole, at);
             let mut job = Some(first);
             while let Some(from) = job.filter(|job| job.epoch < 4) {
-                let batches = whole.starting(from.position, from.batch).until(skips.stop(&whole, &from));
+                let batches = whole.clone().starting(from.position, from.batch).until(skips.stop(&whole, &from));
                 for batch in batches.first()..batches.end() {
                     let place = Cursor { position: batches.first_position(batch), batch, ..from };
                     prop_assert_eq!(skips.count(&whole, &place, 4) as usize, want.len() - found.len());
                     found.push(place);
                     skipped += gone;
                     // As the place of the loader goes on.
-                    let next = match whole.starting(place.position, place.batch).after(batch) {
+                    let next = match whole.clone().starting(place.position, place.batch).after(batch) {
                         Some((position, batch)) => Cursor { position, batch, ..place },
                         None => Cursor { epoch: place.epoch + 1, ..Cursor::default() },
                     };

@@ -40,7 +40,9 @@ impl Slot {
     /// Bytes of the batch's rows of a field.
     pub(super) fn used(&self, field: usize) -> usize {
         let (layout, rows) = (self.plan.layout.fields()[field], self.rows.load(Ordering::Relaxed));
-        layout.packed.map_or(layout.row_bytes * rows as usize, |packed| self.packed_row(packed, rows - 1).1)
+        layout
+            .packed
+            .map_or_else(|| self.row_bytes(field) * rows as usize, |packed| self.packed_row(packed, rows - 1).1)
     }
 
     /// Closes the gaps of packed rows with fewer bytes than planned. All rows must be finished.

@@ -8,7 +8,7 @@ use super::slot::{Filled, Rows, Slot, Status};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::sync::atomic::Ordering;
-use crate::tensor::{Element, Field, Shape, Spec};
+use crate::tensor::{Element, Field, Spec};
 
 impl Rows {
     /// The first unfinished row, for writing.
@@ -81,8 +81,8 @@ impl Row<'_> {
         self.row as usize
     }
 
-    /// The bytes of field `field`: all `max` elements of an `UpTo` field, the length in the index of a packed field. Those
-    /// behind the length become 0 again when the decoder or transform has returned.
+    /// The bytes of field `field`: all `max` elements of an `UpTo` field (in an order of groups, those of the batch's group), the
+    /// length in the index of a packed field. Those behind the length become 0 again when the decoder or transform has returned.
     ///
     /// Panics if `field` is out of range, or in a decoder is not one of its own.
     pub fn bytes_mut(&mut self, field: usize) -> &mut [u8] {
@@ -167,8 +167,8 @@ impl Row<'_> {
             let field = self.written.trailing_zeros() as usize;
             self.written &= !(1 << field);
             let (spec, layout) = (&self.slot.plan.spec.fields()[field], &self.slot.plan.layout.fields()[field]);
-            if let (Shape::UpTo { max, .. }, None, Some(len)) = (spec.shape(), layout.packed, self.len_of(field)) {
-                let unit = spec.row_bytes() / max;
+            if let (true, None, Some(len)) = (spec.is_up_to(), layout.packed, self.len_of(field)) {
+                let unit = spec.unit_bytes();
                 self.bytes_mut(field)[unit * len..].fill(0);
                 self.written &= !(1 << field);
             }
@@ -181,10 +181,16 @@ impl Row<'_> {
     /// `len` is neither 0 nor the length in the index.
     pub fn set_len(&mut self, field: usize, len: usize) -> Result<()> {
         let spec = &self.slot.plan.spec.fields()[field];
-        let (max, row_bytes) = up_to_max(spec, len)?;
+        if !spec.is_up_to() {
+            return Err(shape_error(format!("field `{}` has a fixed shape: its length cannot be set", spec.name())));
+        }
+        let (max, unit) = self.slot.most(field);
+        if len > max {
+            return Err(self.too_long(field, len, ""));
+        }
         match self.slot.plan.layout.fields()[field].packed {
             Some(packed) => self.check_packed(spec, packed, len)?,
-            None => self.bytes_mut(field)[row_bytes / max * len..].fill(0),
+            None => self.bytes_mut(field)[unit * len..].fill(0),
         }
         if let Some(offset) = self.slot.plan.layout.fields()[field].lens {
             self.put(offset + self.row as usize * 8, &(len as u64).to_ne_bytes());
@@ -201,19 +207,19 @@ impl Row<'_> {
     /// Errors: [`ErrorKind::Shape`] if the number of bytes does not fit.
     pub fn copy_from(&mut self, field: usize, bytes: &[u8]) -> Result<()> {
         let spec = &self.slot.plan.spec.fields()[field];
-        let row_bytes = spec.row_bytes();
-        if let Shape::UpTo { max, .. } = spec.shape() {
-            let unit = row_bytes / max;
+        let row_bytes = if spec.varies_by_group() { self.slot.row_bytes(field) } else { spec.row_bytes() };
+        if spec.is_up_to() {
+            let (max, unit) = self.slot.most(field);
             if !bytes.len().is_multiple_of(unit) {
                 return Err(wrong_bytes(spec, bytes.len()));
             }
             // A longer field of the dataset is a setting; other lengths are the decoder's own.
-            if bytes.len() / unit > *max {
+            if bytes.len() / unit > max {
                 let more = match spec.is_packed() {
                     true => String::new(),
                     false => Setting::UpTo.hint(|up_to| format!(" ({up_to} takes more)")),
                 };
-                return Err(too_long(spec, *max, bytes.len() / unit, &more));
+                return Err(self.too_long(field, bytes.len() / unit, &more));
             }
             self.set_len(field, bytes.len() / unit)?;
         } else if bytes.len() != row_bytes {
@@ -224,6 +230,24 @@ impl Row<'_> {
         // Within the length: what stands behind it is as before.
         self.written = written;
         Ok(())
+    }
+
+    /// The group of the batch, in an order of groups.
+    #[cfg(feature = "image")]
+    pub(crate) fn group(&self) -> Option<usize> {
+        self.slot.group().map(usize::from)
+    }
+
+    fn too_long(&self, field: usize, len: usize, more: &str) -> Error {
+        let (spec, (max, _)) = (&self.slot.plan.spec.fields()[field], self.slot.most(field));
+        let all = spec.dims().first().copied();
+        match self.slot.group().filter(|_| all != Some(max)) {
+            Some(group) => shape_error(format!(
+                "field `{}` takes at most {max} in a batch of group {group}, the sample has {len}: the order knows another length",
+                spec.name()
+            )),
+            None => shape_error(format!("field `{}` takes at most {max}, the sample has {len}{more}", spec.name())),
+        }
     }
 
     /// Zeroes a field and its length.
@@ -309,21 +333,6 @@ fn take_once(taken: &mut u64, field: usize, spec: &Spec) -> Result<()> {
     Err(shape_error(format!("field `{}` is taken twice", spec.fields()[field].name())))
 }
 
-fn too_long(field: &Field, max: usize, len: usize, more: &str) -> Error {
-    shape_error(format!("field `{}` takes at most {max}, the sample has {len}{more}", field.name()))
-}
-
-/// Maximum length and row bytes of an `UpTo` field that `len` fits.
-fn up_to_max(field: &Field, len: usize) -> Result<(usize, usize)> {
-    match field.shape() {
-        Shape::UpTo { max, .. } if len <= *max => Ok((*max, field.row_bytes())),
-        Shape::UpTo { max, .. } => Err(too_long(field, *max, len, "")),
-        Shape::Fixed(_) => {
-            Err(shape_error(format!("field `{}` has a fixed shape: its length cannot be set", field.name())))
-        }
-    }
-}
-
 fn wrong_bytes(field: &Field, len: usize) -> Error {
     if field.is_up_to() && len < field.row_bytes() {
         let dtype = field.dtype();
@@ -395,6 +404,21 @@ impl BatchMut<'_> {
         self.filled.offsets(field)
     }
 
+    /// Dimensions of field `field`, rows first. For an `UpTo` field, the second is the maximum; in an order of groups, that of the
+    /// batch's group. A packed field is a vector of its bytes.
+    pub fn shape(&self, field: usize) -> Vec<usize> {
+        let spec = &self.spec().fields()[field];
+        if spec.is_packed() {
+            return vec![self.filled.used(field)];
+        }
+        let mut shape = vec![self.len()];
+        shape.extend(spec.dims_in(self.filled.slot().group()));
+        if spec.is_up_to() {
+            shape[1] = self.filled.slot().most(field).0;
+        }
+        shape
+    }
+
     /// All rows of field `field`, shape `[len, …]`, dense.
     ///
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype.
@@ -434,10 +458,11 @@ impl BatchMut<'_> {
     pub(crate) fn pad(&mut self) -> Result<()> {
         for field in (0..self.spec().fields().len()).filter(|field| self.written & (1 << field) != 0) {
             let spec = &self.filled.slot().plan.spec.fields()[field];
-            let (row_bytes, max) = match spec.shape() {
-                Shape::UpTo { max, .. } if !spec.is_packed() => (spec.row_bytes(), *max),
-                _ => continue,
-            };
+            if !spec.is_up_to() || spec.is_packed() {
+                continue;
+            }
+            let (max, unit) = self.filled.slot().most(field);
+            let row_bytes = max * unit;
             for row in 0..self.len() {
                 let len = self.filled.lens(field).map_or(0, |lens| lens[row]);
                 if len > max as u64 {
@@ -446,7 +471,7 @@ impl BatchMut<'_> {
                         "row {row} of field `{name}` has length {len}, {max} is the most"
                     )));
                 }
-                let unused = row_bytes * row + row_bytes / max * len as usize..row_bytes * (row + 1);
+                let unused = row_bytes * row + unit * len as usize..row_bytes * (row + 1);
                 self.filled.array_mut(field)[unused].fill(0);
             }
         }

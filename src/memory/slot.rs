@@ -49,8 +49,8 @@ pub(super) struct Slot {
     region: Arc<Region>,
     /// Rows not yet finished.
     remaining: AtomicU32,
-    /// The [`Ticket`] of the current batch. Atomic only because the slot is shared; written while the slot is free.
-    ticket: [AtomicU64; 5],
+    /// The [`Ticket`] of the current batch, `u64::MAX` for no group. Atomic only because the slot is shared; written while the slot is free.
+    ticket: [AtomicU64; 6],
     /// Rows of the current batch.
     pub(super) rows: AtomicU32,
     /// Leading rows that hold samples of the epoch; the others fill up.
@@ -82,6 +82,8 @@ pub(crate) struct Ticket {
     pub(crate) batch: u64,
     /// Position of row 0 in the epoch.
     pub(crate) position: u64,
+    /// Group of the samples, if the order has groups.
+    pub(crate) group: Option<u8>,
 }
 
 /// All slots of a new loader, with their regions for registration.
@@ -156,8 +158,8 @@ impl Slot {
 
     fn ticket(&self) -> Ticket {
         let words = self.ticket.each_ref().map(|word| word.load(Ordering::Relaxed));
-        let [generation, sequence, epoch, batch, position] = words;
-        Ticket { generation, sequence, epoch, batch, position }
+        let [generation, sequence, epoch, batch, position, _] = words;
+        Ticket { generation, sequence, epoch, batch, position, group: self.group() }
     }
 
     /// Pointer to row `row` of field `field`, and its length.
@@ -167,7 +169,25 @@ impl Slot {
             let (start, end) = self.packed_row(packed, row);
             return (self.at(layout.offset + start, end - start), end - start);
         }
-        (self.at(layout.offset + row as usize * layout.row_bytes, layout.row_bytes), layout.row_bytes)
+        let row_bytes = self.row_bytes(field);
+        (self.at(layout.offset + row as usize * row_bytes, row_bytes), row_bytes)
+    }
+
+    /// Bytes from row to row of a field in the current batch; 0 for a packed field.
+    pub(super) fn row_bytes(&self, field: usize) -> usize {
+        self.plan.layout.row_bytes(field, self.group())
+    }
+
+    /// The maximum of an `UpTo` field's first dimension in the current batch, and the bytes of one.
+    pub(super) fn most(&self, field: usize) -> (usize, usize) {
+        let spec = &self.plan.spec.fields()[field];
+        let unit = spec.unit_bytes();
+        let row_bytes = if spec.is_packed() { spec.row_bytes() } else { self.row_bytes(field) };
+        (row_bytes / unit, unit)
+    }
+
+    pub(super) fn group(&self) -> Option<u8> {
+        u8::try_from(self.ticket[5].load(Ordering::Relaxed)).ok()
     }
 
     pub(super) fn failed(&self) -> bool {
@@ -195,7 +215,8 @@ impl FreeSlot {
     pub(crate) fn begin(self, ticket: Ticket, rows: u32, valid: u32) -> Rows {
         let slot = self.0;
         assert!(rows > 0 && rows as usize <= slot.plan.layout.rows() && valid <= rows);
-        let words = [ticket.generation, ticket.sequence, ticket.epoch, ticket.batch, ticket.position];
+        let group = ticket.group.map_or(u64::MAX, u64::from);
+        let words = [ticket.generation, ticket.sequence, ticket.epoch, ticket.batch, ticket.position, group];
         for (place, word) in slot.ticket.iter().zip(words) {
             place.store(word, Ordering::Relaxed);
         }
@@ -458,7 +479,7 @@ impl Filled {
 
     /// Bytes per row of field `field`; 0 for a packed one.
     pub(crate) fn row_bytes(&self, field: usize) -> usize {
-        self.slot().plan.layout.fields()[field].row_bytes
+        self.slot().row_bytes(field)
     }
 
     /// A range of the slot's bytes, across arrays and their gaps.

@@ -15,11 +15,16 @@
 //! A resumed epoch starts at any position, and its global batches are counted from there. `start` is a multiple of the global
 //! batch unless the global batch was changed on the way.
 //!
+//! In [groups](super::Groups) a batch has its group's size, and a global batch of positions is as large as the largest: a
+//! smaller batch leaves the last of its positions unused.
+//!
 //! Limits: everything is `u64` and saturates; rows of a rank fit `u32`.
 
+use super::groups::GroupedEpoch;
 use super::{Rank, gcd};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// The treatment of samples that do not fill a global batch at the end of an epoch.
 ///
@@ -32,6 +37,9 @@ use serde::{Deserialize, Serialize};
 ///
 /// Padding rows are marked [`Status::Padding`](crate::Status) and come last; [`Batch::valid`](crate::Batch::valid)
 /// counts the others. It is 0 on some ranks when fewer samples than ranks are left. A blank row has the id `u64::MAX` and zeros in every field; no `.map` sees it.
+///
+/// In an order of [groups](crate::order::Groups) all this holds for the last batch of each group, which is filled up from the
+/// beginning of the group's order. In a shuffled order it may come anywhere in the epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -49,7 +57,7 @@ pub enum LastBatch {
 }
 
 /// The batches of one epoch, for one rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Batches {
     /// Positions of the epoch.
     len: u64,
@@ -65,6 +73,8 @@ pub(crate) struct Batches {
     world: u64,
     /// Ranks take positions in turn.
     in_turn: bool,
+    /// Each batch is of a group. `len` is a multiple of `global` then.
+    groups: Option<Arc<GroupedEpoch>>,
 }
 
 impl Batches {
@@ -88,12 +98,22 @@ impl Batches {
                 global.div_ceil(world)
             ));
         }
-        Ok(Self { len, start: 0, first: 0, most: u64::MAX, global, last, rank, world, in_turn: false })
+        Ok(Self { len, start: 0, first: 0, most: u64::MAX, global, last, rank, world, in_turn: false, groups: None })
     }
 
     /// The same batches, for an order with this number of lanes.
     pub(crate) fn in_lanes(self, lanes: u64) -> Self {
         Self { in_turn: lanes > 1, ..self }
+    }
+
+    /// The same batches, each of a group.
+    pub(crate) fn in_groups(self, groups: Option<Arc<GroupedEpoch>>) -> Self {
+        Self { groups, ..self }
+    }
+
+    /// The group of `batch`, which must exist.
+    pub(crate) fn group(&self, batch: u64) -> Option<u8> {
+        self.groups.as_ref().map(|groups| groups.batch(batch).group)
     }
 
     /// The same epoch from `position` on, where batch `batch` begins. Positions past the end are the end.
@@ -135,12 +155,18 @@ impl Batches {
         self.first.saturating_add(self.count())
     }
 
-    /// Positions that the epoch delivers to all ranks together, without padding.
-    pub(crate) fn positions(&self) -> u64 {
-        match self.last {
-            LastBatch::Drop => self.count() * self.global,
-            _ => self.len - self.start,
+    /// Samples that the whole epoch delivers to all ranks together, without padding.
+    pub(crate) fn samples(&self) -> u64 {
+        match (&self.groups, self.last) {
+            (Some(groups), _) => groups.plan().samples(),
+            (None, LastBatch::Drop) => self.len - self.len % self.global,
+            (None, _) => self.len,
         }
+    }
+
+    /// Whether each batch is of a group.
+    pub(crate) fn are_grouped(&self) -> bool {
+        self.groups.is_some()
     }
 
     /// The position of row 0 of rank 0 of `batch`; `len` at most.
@@ -186,9 +212,8 @@ impl Batches {
     pub(crate) fn visited(&self, most: u64) -> std::ops::Range<u64> {
         let most = most.min(self.most);
         let end = match self.last {
-            _ if most < self.rest() => self.first_position(self.first.saturating_add(most)),
-            LastBatch::Pad => self.start.saturating_add(self.count().saturating_mul(self.global)),
-            _ => self.start + self.positions(),
+            LastBatch::Pad if most >= self.rest() => self.start.saturating_add(self.rest().saturating_mul(self.global)),
+            _ => self.first_position(self.first.saturating_add(most.min(self.rest()))),
         };
         self.start..end
     }
@@ -203,19 +228,24 @@ impl Batches {
         if batch >= self.end() {
             return 0;
         }
+        if let Some(groups) = &self.groups {
+            return groups.batch(batch).real;
+        }
         (self.len - self.first_position(batch)).min(self.global)
     }
 
     /// Rows of `batch` on all ranks together.
     fn size(&self, batch: u64) -> u64 {
+        let groups = self.groups.as_ref().filter(|_| batch < self.end());
+        let full = groups.map_or(self.global, |groups| groups.batch(batch).full);
         match self.last {
-            LastBatch::Keep => self.real(batch).div_ceil(self.world).saturating_mul(self.world).min(self.global),
-            _ => self.global,
+            LastBatch::Keep => self.real(batch).div_ceil(self.world).saturating_mul(self.world).min(full),
+            _ => full,
         }
     }
 
     /// This rank's part of `rows` of a global batch.
-    fn share(&self, rows: u64) -> u32 {
+    pub(crate) fn share(&self, rows: u64) -> u32 {
         // Fits: `new` has checked the largest.
         rows.saturating_sub(self.rank).div_ceil(self.world) as u32
     }
@@ -345,9 +375,8 @@ mod tests {
             let whole = batches(len, global, last, 0, world);
             let batch = at % (whole.count() + 1);
             let positions = |batches: Batches, from: u64| -> Vec<u64> {
-                (from..batches.end())
-                    .flat_map(|batch| (0..batches.filled(batch)).map(move |row| batches.position(batch, row)))
-                    .collect()
+                let rows = |batch| (0..batches.filled(batch)).map(move |row| (batch, row));
+                (from..batches.end()).flat_map(rows).map(|(batch, row)| batches.position(batch, row)).collect()
             };
             let mut expected: Vec<u64> = (0..world)
                 .flat_map(|rank| positions(batches(len, global, last, rank, world), batch)).collect();
@@ -381,17 +410,17 @@ mod tests {
     #[test]
     fn a_resumed_epoch_goes_on_counting_its_batches() {
         let batches = batches(100, 8, LastBatch::Keep, 0, 1).starting(24, 3);
-        assert_eq!((batches.first(), batches.count(), batches.end(), batches.positions()), (3, 10, 13, 76));
+        assert_eq!((batches.first(), batches.count(), batches.end(), batches.samples()), (3, 10, 13, 100));
         assert_eq!((batches.first_position(3), batches.first_position(4), batches.rows(12)), (24, 32, 4));
         assert_eq!((batches.after(3), batches.after(12)), (Some((32, 4)), None));
-        assert_eq!(batches.starting(100, 13).count(), 0);
+        assert_eq!(batches.clone().starting(100, 13).count(), 0);
         assert_eq!(batches.starting(1000, 13).count(), 0);
     }
 
     #[test]
     fn a_changed_global_batch_cuts_the_rest_of_the_epoch() {
         let batches = batches(100, 7, LastBatch::Drop, 0, 1).starting(24, 3);
-        assert_eq!((batches.count(), batches.first_position(4), batches.positions()), (10, 31, 70));
+        assert_eq!((batches.count(), batches.first_position(4), batches.samples()), (10, 31, 98));
     }
 
     #[test]

@@ -10,14 +10,15 @@
 //! - The id at a position depends on (seed, epoch, position) and the dataset's length alone: not on workers, readers,
 //!   faults or the number of ranks. So a checkpoint needs a position only.
 //! - Every epoch of a shuffled order visits every index exactly once, each epoch in another order.
-//! - An order takes memory for the user's list of indices, and 24 bytes per chunk of a window: no array of the dataset's
-//!   length, so 10^12 samples start as fast as 10^3 (`benches/order.rs`).
+//! - An order takes memory for the user's list of indices or groups, and 24 bytes per chunk of a window: no other array of
+//!   the dataset's length, so 10^12 samples start as fast as 10^3 (`benches/order.rs`).
 //!
 //! Limits: lengths, positions and ids are `u64`, any value; a batch holds at most `u32::MAX` rows.
 //!
 //! Start reading at [`Order`].
 
 mod batches;
+mod groups;
 pub(crate) mod key;
 mod lanes;
 mod rank;
@@ -27,6 +28,10 @@ pub(crate) mod subset;
 use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
 pub(crate) use batches::Batches;
 pub use batches::LastBatch;
+#[cfg(feature = "image")]
+pub(crate) use groups::GROUPS_MAX;
+pub use groups::Groups;
+pub(crate) use groups::{GroupedEpoch, Plan};
 pub(crate) use key::Key;
 pub use key::{Draws, Permutation};
 use lanes::{Lanes, Needs};
@@ -129,6 +134,9 @@ pub struct Order {
     block: u64,
     /// Parts of the chunk sequence that are walked at once.
     lanes: u32,
+    groups: Option<Groups>,
+    /// The batches of the groups, once the loader's settings are known.
+    plan: Option<Arc<Plan>>,
 }
 
 /// Bytes of a chunk, where the dataset has none of its own: some blocks of a cache, of which the first and last are shared
@@ -166,7 +174,11 @@ impl fmt::Debug for Source {
 impl Order {
     /// Samples 0, 1, 2, … in the order of the dataset; for evaluation.
     pub fn sequential() -> Self {
-        Self { source: Source::Dataset, seed: 0, shuffled: false, window: None, block: 0, lanes: 1 }
+        Self::of(Source::Dataset)
+    }
+
+    fn of(source: Source) -> Self {
+        Self { source, seed: 0, shuffled: false, window: None, block: 0, lanes: 1, groups: None, plan: None }
     }
 
     /// Parts of the sequence that are walked at once.
@@ -186,7 +198,7 @@ impl Order {
 
     /// Where samples that follow each other lie.
     pub(crate) fn locality(&self) -> Locality {
-        match (self.shuffled, &self.source, self.window) {
+        match (self.shuffled || self.groups.is_some(), &self.source, self.window) {
             (false, Source::Dataset, _) if self.block > 0 => Locality::Blocks,
             (false, Source::Dataset, _) => Locality::Sequence,
             _ => Locality::None,
@@ -227,12 +239,54 @@ impl Order {
     pub fn indices(ids: impl Into<Vec<u64>>) -> Self {
         let ids: Arc<[u64]> = ids.into().into();
         let largest = ids.iter().copied().max().unwrap_or(0);
-        Self { source: Source::Indices { ids, largest }, seed: 0, shuffled: false, window: None, block: 0, lanes: 1 }
+        Self::of(Source::Indices { ids, largest })
     }
 
     /// The ids of a user's [`Sampler`]. Transforms draw by seed 0, unless [`with_seed`](Self::with_seed) sets another.
     pub fn sampler(sampler: impl Sampler) -> Self {
-        Self { source: Source::Sampler(Arc::new(sampler)), seed: 0, shuffled: false, window: None, block: 0, lanes: 1 }
+        Self::of(Source::Sampler(Arc::new(sampler)))
+    }
+
+    /// Makes every global batch of samples of one group, such as texts of similar length; see [`Groups`]. For
+    /// [shuffled](Self::shuffled) and [sequential](Self::sequential) orders.
+    ///
+    /// Every sample comes once per epoch. Shuffled, the samples of each group and the batches of all groups are permuted anew
+    /// each epoch; else batches come group after group. The last batch of *each* group may be partial, see
+    /// [`LastBatch`](crate::LastBatch). Batches, counts and resumes are those of any other order: arithmetic, the same on all ranks.
+    ///
+    /// [`State::position`](crate::State::position) counts every batch with the rows of the largest. A resumed run keeps
+    /// groups and batch sizes; another [`LastBatch`](crate::LastBatch) is possible
+    /// [rebatched](crate::LoaderBuilder::resume_rebatched), except to or from `Drop`.
+    #[must_use]
+    pub fn grouped(self, groups: Groups) -> Self {
+        Self { groups: Some(groups), plan: None, ..self }
+    }
+
+    /// For a dataset of `len` samples and these batches. Errors: [`ErrorKind::Config`] for groups that fit neither.
+    pub(crate) fn planned(mut self, len: u64, global: u64, last: LastBatch, rank: Rank) -> Result<Self> {
+        let Some(groups) = &self.groups else { return Ok(self) };
+        if !matches!(self.source, Source::Dataset) || self.window.is_some() || self.lanes != 1 {
+            let message = "only shuffled and sequential orders of a whole dataset, in one lane, have groups";
+            return Err(Error::new(ErrorKind::Config, Stage::Build, message));
+        }
+        self.plan = Some(groups.plan(len, global, last, rank)?);
+        Ok(self)
+    }
+
+    /// Rows of the largest batch, where groups decide.
+    pub(crate) fn largest_batch(&self) -> Option<u64> {
+        self.plan.as_ref().map(|plan| plan.largest())
+    }
+
+    /// Rows of a batch of each group, and the maxima of fields in it.
+    pub(crate) fn group_shapes(&self) -> Option<(Vec<u64>, Vec<(String, Vec<usize>)>)> {
+        let (groups, plan) = (self.groups.as_ref()?, self.plan.as_ref()?);
+        Some((plan.rows().collect(), groups.most().to_vec()))
+    }
+
+    /// Whether groups have batch sizes of their own.
+    pub(crate) fn sizes_batches(&self) -> bool {
+        self.groups.as_ref().is_some_and(|groups| !groups.take_loaders_batch())
     }
 
     /// The same samples, shuffled anew each epoch; also sets the seed of transforms.
@@ -256,8 +310,8 @@ impl Order {
     }
 
     /// The first `count` ids of an epoch over a dataset of `dataset_len` samples (fewer when the epoch is shorter): to
-    /// look at an order, or to test a sampler. Errors: [`ErrorKind::Config`] for an id outside the dataset, and for a windowed
-    /// order, whose preview is [`Loader::preview`](crate::Loader::preview).
+    /// look at an order, or to test a sampler. Errors: [`ErrorKind::Config`] for an id outside the dataset, and for an order
+    /// of windows or groups, whose preview is [`Loader::preview`](crate::Loader::preview).
     pub fn preview(&self, dataset_len: u64, epoch: u64, count: u64) -> Result<Vec<u64>> {
         self.epoch(dataset_len, epoch)?.first_ids(count)
     }
@@ -281,26 +335,51 @@ impl Order {
     /// The same for a dataset in chunks.
     pub(crate) fn epoch_in(&self, dataset_len: u64, chunks: Option<&ChunkStarts>, epoch: u64) -> Result<EpochOrder> {
         self.check(dataset_len)?;
+        let groups = self.grouped_epoch(epoch)?;
         let lanes = self.walk(dataset_len, chunks, epoch)?;
         let len = match &self.source {
-            Source::Dataset => dataset_len,
+            Source::Dataset => groups.as_ref().map_or(dataset_len, |groups| groups.plan().len()),
             Source::Indices { ids, .. } => ids.len() as u64,
             Source::Sampler(sampler) => in_sampler(|| sampler.len())?,
         };
         let key = Key::new(self.seed).named("order").derive(epoch);
-        let permutation = self.shuffled.then(|| Permutation::new(len, key));
+        let permutation = (self.shuffled && groups.is_none()).then(|| Permutation::new(len, key));
         let chunks = chunks.cloned();
         let source = self.source.clone();
         let most = chunks.as_ref().map_or(0, |chunks| chunks.starts.len().saturating_sub(1));
         let block = self.block;
         let ahead = block.saturating_mul(self.window.unwrap_or(0) as u64).saturating_mul(u64::from(self.lanes));
-        Ok(EpochOrder { source, permutation, len, dataset_len, epoch, chunks, lanes, block, ahead, needs: None, most })
+        let needs = None;
+        Ok(EpochOrder {
+            source,
+            permutation,
+            groups,
+            len,
+            dataset_len,
+            epoch,
+            chunks,
+            lanes,
+            block,
+            ahead,
+            needs,
+            most,
+        })
+    }
+
+    fn grouped_epoch(&self, epoch: u64) -> Result<Option<Arc<GroupedEpoch>>> {
+        if self.groups.is_none() {
+            return Ok(None);
+        }
+        let unplanned = "the batches of groups depend on the loader's settings: ask the loader for a preview";
+        let plan = self.plan.as_ref().ok_or_else(|| Error::new(ErrorKind::Config, Stage::Build, unplanned))?;
+        let key = self.shuffled.then(|| Key::new(self.seed).named("groups").derive(epoch));
+        Ok(Some(Arc::new(GroupedEpoch::new(plan, key))))
     }
 
     /// The walk over chunks; `None` when samples come one by one.
     fn walk(&self, dataset_len: u64, chunks: Option<&ChunkStarts>, epoch: u64) -> Result<Option<Lanes>> {
         let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Build, message));
-        let sequential = matches!(self.source, Source::Dataset) && !self.shuffled;
+        let sequential = matches!(self.source, Source::Dataset) && !self.shuffled && self.groups.is_none();
         if self.lanes == 0 || self.lanes > LANES_MAX {
             return bad(&format!("{} lanes; 1 to {LANES_MAX} are possible", self.lanes));
         }
@@ -347,7 +426,9 @@ impl Order {
     ///
     /// Errors: of a sampler that panics.
     pub(crate) fn settings(&self, positions: u64) -> Result<Settings> {
+        let grouped = self.plan.as_ref();
         let (kind, identity) = match &self.source {
+            Source::Dataset if grouped.is_some() => (OrderKind::Grouped, grouped.map_or(0, |plan| plan.identity())),
             Source::Dataset if self.window.is_some() => (OrderKind::Windowed, self.block),
             Source::Dataset if self.shuffled => (OrderKind::Shuffled, 0),
             Source::Dataset => (OrderKind::Sequential, 0),
@@ -386,7 +467,7 @@ pub(crate) struct Settings {
     pub(crate) lanes: u64,
     /// Positions of an epoch.
     pub(crate) positions: u64,
-    /// Hash of the listed indices, a sampler's identity, or samples of a chunk where the dataset has none.
+    /// Hash of the listed indices or groups, a sampler's identity, or samples of a chunk where the dataset has none.
     pub(crate) identity: u64,
 }
 
@@ -411,6 +492,7 @@ pub(crate) enum OrderKind {
     Windowed,
     Indices,
     Sampler,
+    Grouped,
 }
 
 /// The greatest common divisor; of 0 and a number, the number.
@@ -437,11 +519,13 @@ fn out_of_range(what: &str, ids: &[u64], len: u64) -> Error {
 
 /// The order of one epoch. A few hundred bytes for any length; clones share larger parts.
 ///
-/// Positions past the end begin again at 0: an epoch filled up with padding has some.
+/// Positions past the end begin again at 0: an epoch filled up with padding has some. In groups they name the samples of a
+/// group, and the positions of an epoch that no batch uses name samples, too.
 #[derive(Clone, Debug)]
 pub(crate) struct EpochOrder {
     source: Source,
     permutation: Option<Permutation>,
+    groups: Option<Arc<GroupedEpoch>>,
     len: u64,
     dataset_len: u64,
     epoch: u64,
@@ -502,6 +586,9 @@ impl EpochOrder {
     /// The sample at `position`. Errors: [`ErrorKind::Config`] when a sampler names a sample that does not exist.
     pub(crate) fn id(&self, position: u64) -> Result<u64> {
         assert!(self.len > 0, "position {position} of an empty epoch");
+        if let Some(groups) = &self.groups {
+            return Ok(groups.id(position));
+        }
         // Only the end of an epoch that is filled up needs the division.
         let position = if position < self.len { position } else { position % self.len };
         if let Some(lanes) = &self.lanes {
@@ -519,6 +606,19 @@ impl EpochOrder {
         }
     }
 
+    /// The batches of groups, if the order has some.
+    pub(crate) fn groups(&self) -> Option<Arc<GroupedEpoch>> {
+        self.groups.clone()
+    }
+
+    /// A position with any sample of the epoch that may stand in the batch of `position`.
+    pub(crate) fn another(&self, position: u64, draws: &mut Draws) -> u64 {
+        match &self.groups {
+            Some(groups) => groups.another(position, draws),
+            None => draws.below(self.len),
+        }
+    }
+
     /// Samples of the window after that of the positions, of which each rank has one in `step`: [`HINTS`] per chunk by all.
     pub(crate) fn ahead(&self, positions: impl Iterator<Item = u64>, step: u64) -> impl Iterator<Item = u64> {
         let every = (self.block / HINTS / step.max(1)).max(1) as usize;
@@ -529,7 +629,11 @@ impl EpochOrder {
 
     /// The first `count` ids, or as many as there are.
     pub(crate) fn first_ids(&self, count: u64) -> Result<Vec<u64>> {
-        (0..count.min(self.len)).map(|position| self.id(position)).collect()
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        match &self.groups {
+            Some(groups) => groups.positions().take(count).map(|position| self.id(position)).collect(),
+            None => (0..self.len).take(count).map(|position| self.id(position)).collect(),
+        }
     }
 
     /// Prepares the chunk sequence for the positions that the first `most` of `batches` visit. For datasets in chunks.

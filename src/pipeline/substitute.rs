@@ -287,13 +287,13 @@ fn pick(samples: &Samples, run: &RowRun, attempt: u64, held: Option<(&Arc<Held>,
     let key = Key::new(samples.seed).named("substitute").derive(job.epoch);
     let mut draws = Draws::from_key(key.derive(run.position()).derive(attempt));
     let (Some((held, bad)), Some(starts)) = (held, &samples.chunk_starts) else {
-        let id = job.order.id(draws.below(job.order.len()))?;
+        let id = job.order.id(job.order.another(run.position(), &mut draws))?;
         return Ok(Some(Pick { id, row: None }));
     };
     let chunks = samples.in_chunks()?;
     if job.order.needs_all_chunks() {
         for _ in 0..DRAWS {
-            let position = draws.below(job.order.len());
+            let position = job.order.another(run.position(), &mut draws);
             let (entry, row, id) = job.order.places(position).locate(position, |id| chunks.inner(id))?;
             if matches!(held.chunk(entry).get(), Some(Ok(_))) {
                 return Ok(Some(Pick { id, row: Some((InChunk::Held(entry), row as usize)) }));

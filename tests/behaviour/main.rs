@@ -8,6 +8,7 @@ mod chunks;
 mod dlpack;
 mod export;
 mod extend;
+mod groups;
 mod loader;
 mod packed;
 mod processes;

@@ -214,6 +214,19 @@ fn oracle_center(picture: Size, resize: u32, size: u32) -> Crop {
     Crop { window, ..Crop::of_view(Rect::of(picture), whole) }
 }
 
+/// The picture by the larger of both factors, then a part of it, in exact numbers.
+fn oracle_cover(picture: Size, size: Size, random: bool, draws: &mut Draws) -> Crop {
+    let (w, h, across, down) = (picture.width, picture.height, size.width, size.height);
+    let whole = [Size::new(across, h * across / w), Size::new(w * down / h, down)];
+    let whole = whole.into_iter().find(|whole| whole.width >= across && whole.height >= down).unwrap();
+    let mut start = |scaled: u32, side: u32| match random {
+        true => draws.below(u64::from(scaled - side + 1)) as u32,
+        false => (f64::from(scaled - side) / 2.0).round_ties_even() as u32,
+    };
+    let window = Rect { left: start(whole.width, across), top: start(whole.height, down), size };
+    Crop { window, ..Crop::of_view(Rect::of(picture), whole) }
+}
+
 /// `RandomResizedCrop.get_params`, line by line.
 fn oracle_random(picture: Size, scale: (f64, f64), ratio: (f64, f64), draws: &mut Draws) -> Rect {
     let (width, height) = (f64::from(picture.width), f64::from(picture.height));
@@ -308,6 +321,8 @@ fn every_dtype_layout_and_crop_is_that_of_the_straight_loops() {
         Op::CenterCrop { resize: 31, size: 24 },
         Op::CenterCrop { resize: 47, size: 46 },
         Op::CenterCrop { resize: 20, size: 20 },
+        Op::Cover { size: Size::new(30, 21), random: false },
+        Op::Cover { size: Size::new(9, 40), random: true },
         Op::RandomResizedCrop { size: 17, scale: (0.08, 1.0), ratio: (0.75, 4.0 / 3.0) },
     ];
     for (op, id) in ops.into_iter().flat_map(|op| (0..5).map(move |id| (op, id))) {
@@ -316,6 +331,7 @@ fn every_dtype_layout_and_crop_is_that_of_the_straight_loops() {
         let crop = match op {
             Op::Resize(size) => Crop::of_view(Rect::of(picture), size),
             Op::CenterCrop { resize, size } => oracle_center(picture, resize, size),
+            Op::Cover { size, random } => oracle_cover(picture, size, random, &mut draws),
             Op::RandomResizedCrop { scale, ratio, .. } => {
                 Crop::of_view(oracle_random(picture, scale, ratio, &mut draws), op.output())
             }

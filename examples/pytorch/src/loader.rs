@@ -8,6 +8,7 @@ use crate::stream::Handle;
 use crate::tensor::Tensor;
 use feedline::device::DeviceKind;
 use feedline::dlpack::Tensors;
+use feedline::order::Groups;
 use feedline::profile::{Change, Names, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{
@@ -58,7 +59,7 @@ impl Loader {
         let mut given = Given::new(py, settings)?;
         let source = Source::of(source, path, &mut given, &code)?;
         let pictures = Pictures::of(&mut given)?;
-        let settings = Settings::of(&mut given, &code)?;
+        let settings = Settings::of(&mut given, &code, &pictures)?;
         let found = given.take("ranks")?;
         given.finish()?;
         let recipe = Recipe { source, pictures, settings, code, opened: OnceLock::new() };
@@ -525,6 +526,44 @@ struct OrderArgs {
     window: Option<usize>,
     lanes: Option<u32>,
     indices: Option<Vec<u64>>,
+    groups: Option<Groups>,
+}
+
+/// Bounds of groups, or how many there shall be.
+#[derive(FromPyObject)]
+enum Bounds {
+    Count(usize),
+    Of(Vec<u64>),
+}
+
+/// Groups by length, unless `bounds` says otherwise.
+const GROUPS: usize = 64;
+
+/// The groups of an order, and whether they have batch sizes of their own.
+fn groups(given: &mut Given<'_>, pictures: &Pictures) -> PyResult<(Option<Groups>, bool)> {
+    let buckets = pictures.groups().map_err(|error| exception(given.py(), &error))?;
+    let lengths: Option<Vec<u64>> = given.take("lengths")?;
+    let (bounds, trim): (Option<Bounds>, Option<Vec<String>>) = (given.take("bounds")?, given.take("trim")?);
+    let (budget, multiple): (Option<u64>, Option<u64>) = (given.take("budget")?, given.take("multiple_of")?);
+    let wrong = |words: &'static str| Err(PyValueError::new_err(words));
+    let made = match (lengths, buckets) {
+        (Some(_), Some(_)) => return wrong("lengths and buckets are two kinds of groups: say one"),
+        (None, Some(_)) if bounds.is_some() || trim.is_some() => return wrong("bounds and trim are for lengths"),
+        (None, Some(buckets)) => Ok(buckets),
+        (Some(lengths), None) => match bounds.unwrap_or(Bounds::Count(GROUPS)) {
+            Bounds::Of(bounds) => Groups::by(lengths, &bounds),
+            Bounds::Count(count) => Groups::by_length(&lengths, count),
+        },
+        (None, None) if bounds.is_some() || trim.is_some() || budget.is_some() || multiple.is_some() => {
+            return wrong("bounds, budget, multiple_of and trim are for groups: say lengths, too");
+        }
+        (None, None) => return Ok((None, false)),
+    };
+    let made = made.map_err(|error| exception(given.py(), &error))?;
+    let bounds = made.bounds().to_vec();
+    let made = trim.into_iter().flatten().fold(made, |made, field| made.up_to(field, &bounds));
+    let made = multiple.into_iter().fold(made, Groups::multiple_of);
+    Ok((Some(budget.into_iter().fold(made, Groups::budget)), budget.is_some()))
 }
 
 /// A setting that needs no other.
@@ -548,9 +587,11 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Words {
 }
 
 impl Settings {
-    fn of(given: &mut Given<'_>, code: &Arc<Code>) -> PyResult<Self> {
+    fn of(given: &mut Given<'_>, code: &Arc<Code>, pictures: &Pictures) -> PyResult<Self> {
         let mut steps: Vec<Step> = Vec::new();
-        steps.extend(step(given.take("batch_size")?.or(Some(32)), |builder, rows| Ok(builder.batch_size(rows))));
+        let (groups, sized) = groups(given, pictures)?;
+        let default = (!sized).then_some(32);
+        steps.extend(step(given.take("batch_size")?.or(default), |builder, rows| Ok(builder.batch_size(rows))));
         steps.extend(step(given.take("global_batch")?, |builder, rows| Ok(builder.global_batch(rows))));
         steps.extend(step(given.take("seed")?, |builder, seed| Ok(builder.seed(seed))));
         steps.extend(step(given.take("workers")?, |builder, count| Ok(builder.workers(count))));
@@ -622,6 +663,7 @@ impl Settings {
                 window: given.take("window")?,
                 lanes: given.take("lanes")?,
                 indices: given.take("indices")?,
+                groups,
             },
             steps,
             budget: budget.unwrap_or(usize::MAX),
@@ -663,11 +705,11 @@ fn step<T: Clone + Send + Sync + 'static>(
 
 impl OrderArgs {
     fn order(&self, seed: Option<u64>, mixed: Option<Order>) -> Result<Order> {
-        let other = self.window.is_some() || self.lanes.is_some();
+        let other = self.window.is_some() || self.lanes.is_some() || self.groups.is_some();
         match (mixed, &self.indices) {
             (Some(_), Some(_)) => return Err(config("weights give the order: indices are not for a mix")),
             (Some(_), None) | (None, Some(_)) if other => {
-                return Err(config("window and lanes are not for a mix or indices"));
+                return Err(config("window, lanes and lengths are not for a mix or indices"));
             }
             (Some(mixed), None) => return Ok(mixed),
             (None, Some(ids)) => {
@@ -682,7 +724,8 @@ impl OrderArgs {
             (Some(seed), None) => Order::shuffled(seed),
             (Some(seed), Some(chunks)) => Order::windowed(seed, chunks),
         };
-        Ok(self.lanes.into_iter().fold(order, Order::lanes))
+        let order = self.lanes.into_iter().fold(order, Order::lanes);
+        Ok(self.groups.iter().cloned().fold(order, Order::grouped))
     }
 }
 

@@ -177,7 +177,7 @@ fn lend<'py>(py: Python<'py>, batch: &mut BatchMut<'_>, lease: &Arc<Lease>) -> P
     let arrays = PyDict::new(py);
     let fields = batch.spec().fields().to_vec();
     for (index, field) in fields.iter().enumerate() {
-        let shape = std::iter::once(batch.len()).chain(field.dims()).collect();
+        let shape = batch.shape(index);
         let array = Lease::lend(lease, batch.bytes_mut(index), field.dtype(), shape)?;
         arrays.set_item(field.name(), array)?;
         let rows = batch.len();
@@ -193,7 +193,7 @@ fn lend<'py>(py: Python<'py>, batch: &mut BatchMut<'_>, lease: &Arc<Lease>) -> P
 fn lens_are_legal(batch: &mut BatchMut<'_>) -> Result<()> {
     let fields = batch.spec().fields().to_vec();
     for (index, field) in fields.iter().enumerate() {
-        let max = field.dims().first().map_or(0, |max| *max as u64);
+        let max = batch.shape(index).get(1).map_or(0, |max| *max as u64);
         let Some(lens) = batch.lens_mut(index) else { continue };
         if let Some(row) = lens.iter().position(|len| *len > max) {
             let (len, name) = (lens[row], field.name());

@@ -9,6 +9,7 @@ use feedline::dataset::{
 };
 use feedline::decode::{Bytes, Image, Limits, PixelLayout};
 use feedline::device::Finish;
+use feedline::order::Groups;
 use feedline::tensor::{DType, Encoding, Field};
 use feedline::{ErrorKind, Loader, LoaderBuilder, Order, Result};
 use pyo3::prelude::*;
@@ -61,6 +62,8 @@ pub struct Pictures {
     patches: Option<(u32, u32)>,
     enlarge: Option<bool>,
     merge: Option<(u32, u32)>,
+    buckets: Option<Vec<(u32, u32)>>,
+    sizes: Option<Vec<(u32, u32)>>,
     augment: Option<bool>,
     dtype: Option<String>,
     normalize: Option<Normalize>,
@@ -472,6 +475,8 @@ impl Pictures {
             patches: given.take("patches")?,
             enlarge: given.take("enlarge")?,
             merge: given.take("merge")?,
+            buckets: given.take("buckets")?,
+            sizes: given.take("sizes")?,
             augment: given.take("augment")?,
             dtype: given.take("dtype")?,
             normalize: given.take("normalize")?,
@@ -490,48 +495,77 @@ impl Pictures {
 
     /// For training a random part and a flip; else the middle, as validation usually has it. Bytes in any case.
     fn decoder(&self, random: bool) -> Result<Image> {
-        let image = match (self.size, self.patches) {
-            (None, None) => {
-                return Err(config("the source has pictures: size (pixels of a side) or patches is missing"));
+        let side = match (self.size, self.patches, &self.buckets) {
+            (None, None, None) => {
+                return Err(config("the source has pictures: size (pixels of a side), patches or buckets is missing"));
             }
-            (Some(_), Some(_)) => return Err(config("patches have the pictures' own sizes: leave out size")),
+            (_, Some(_), Some(_)) => return Err(config("patches have the pictures' own sizes: leave out buckets")),
+            (Some(_), Some(_), _) => return Err(config("patches have the pictures' own sizes: leave out size")),
+            (Some(_), _, Some(_)) => return Err(config("buckets are the sizes of pictures: leave out size")),
+            (side, ..) => side,
+        };
+        if self.patches.is_none() && (self.enlarge.is_some() || self.merge.is_some()) {
+            return Err(config("enlarge and merge are for patches"));
+        }
+        let image = match (side, self.patches) {
+            (Some(side), _) => self.one_size(side, random)?,
             (None, Some((size, most))) => self.patched(Image::patches(size, most))?,
-            (Some(_), None) if self.enlarge.is_some() || self.merge.is_some() => {
-                return Err(config("enlarge and merge are for patches"));
+            (None, None) => {
+                let image = Image::buckets(turned(self.buckets.as_deref().unwrap_or_default()));
+                self.values(image.random_crop(random).flip(if random { 0.5 } else { 0.0 }))?
             }
-            (Some(Side::Both(height, width)), None) if self.augment != Some(true) => Image::resize(width, height),
-            (Some(Side::Both(..)), None) => {
-                return Err(config("augment cuts squares: size is then one number, not (height, width)"));
-            }
-            (Some(Side::Square(size)), None) if random => Image::random_resized_crop(size).flip(0.5),
-            (Some(Side::Square(size)), None) => Image::center_crop(size.saturating_mul(8) / 7, size),
         };
         // Floats get their layout when they are made.
-        let planes = self.channels_first()? && (self.dtype.is_none() || self.patches.is_some());
+        let planes = self.channels_first()? && (self.dtype.is_none() || self.decodes_values());
         let image = image.layout(if planes { PixelLayout::Nchw } else { PixelLayout::Nhwc });
         let image = image.dct_scaling(self.dct_scaling).strict(self.strict.unwrap_or(true));
         let limits = self.max_pixels.map_or_else(Limits::default, Limits::of_pixels);
         Ok(image.exif_orientation(self.exif_orientation).limits(limits))
     }
 
-    /// The decoder makes their floats, because a batch of varying rows is not finished later.
+    /// Whether the decoder makes the values, because the shape of a batch varies and cannot be finished later.
+    fn decodes_values(&self) -> bool {
+        self.patches.is_some() || self.buckets.is_some()
+    }
+
     fn patched(&self, image: Image) -> Result<Image> {
         let image = image.flip(if self.augment == Some(true) { 0.5 } else { 0.0 });
-        let image = match (self.merge, self.enlarge) {
+        self.values(match (self.merge, self.enlarge) {
             (Some(_), Some(true)) => return Err(config("merge has its own least number of patches: leave out enlarge")),
             (Some((side, least)), _) => image.merge(side, least),
             (None, enlarge) => image.enlarge(enlarge.unwrap_or(false)),
-        };
-        let Some(name) = &self.dtype else { return Ok(image) };
-        let image = image.dtype(dtype(name)?);
-        let each = |values: &[f32]| match *values {
-            [one] => Ok([one; 3]),
+        })
+    }
+
+    /// The groups of an order by `buckets`.
+    pub fn groups(&self) -> Result<Option<Groups>> {
+        match (&self.buckets, &self.sizes) {
+            (Some(buckets), Some(sizes)) => Image::buckets(turned(buckets)).groups(turned(sizes)).map(Some),
+            (None, None) => Ok(None),
+            (Some(_), None) => Err(config("buckets need sizes, the (height, width) of every picture")),
+            (None, Some(_)) => Err(config("sizes are for buckets: say buckets, too")),
+        }
+    }
+
+    fn values(&self, image: Image) -> Result<Image> {
+        let image = self.dtype.as_deref().map(dtype).transpose()?.into_iter().fold(image, Image::dtype);
+        let three = |values: &[f32]| match *values {
+            [all] => Ok([all; 3]),
             [red, green, blue] => Ok([red, green, blue]),
             _ => Err(config(format!("normalize has {} values for 3 channels: give 1 or 3", values.len()))),
         };
-        Ok(match &self.normalize {
-            Some([mean, std]) => image.normalize(each(mean)?, each(std)?),
-            None => image,
+        match &self.normalize {
+            Some([mean, std]) if self.dtype.is_some() => Ok(image.normalize(three(mean)?, three(std)?)),
+            _ => Ok(image),
+        }
+    }
+
+    fn one_size(&self, side: Side, random: bool) -> Result<Image> {
+        Ok(match side {
+            Side::Both(height, width) if self.augment != Some(true) => Image::resize(width, height),
+            Side::Both(..) => return Err(config("augment cuts squares: size is then one number, not (height, width)")),
+            Side::Square(size) if random => Image::random_resized_crop(size).flip(0.5),
+            Side::Square(size) => Image::center_crop(size.saturating_mul(8) / 7, size),
         })
     }
 
@@ -551,7 +585,7 @@ impl Pictures {
                 Some(_) => Err(config("normalize makes floats: say dtype, \"f32\", \"f16\" or \"bf16\"")),
             };
         };
-        if self.patches.is_some() {
+        if self.decodes_values() {
             return Ok(None);
         }
         let mut finish = Finish::to(dtype(name)?);
@@ -568,6 +602,7 @@ impl Pictures {
             ("patches", self.patches.is_some()),
             ("enlarge", self.enlarge.is_some()),
             ("merge", self.merge.is_some()),
+            ("buckets", self.buckets.is_some()),
             ("augment", self.augment.is_some()),
             ("dtype", self.dtype.is_some()),
             ("normalize", self.normalize.is_some()),
@@ -582,6 +617,11 @@ impl Pictures {
             None => Ok(()),
         }
     }
+}
+
+/// (height, width) as (width, height).
+fn turned(sizes: &[(u32, u32)]) -> impl Iterator<Item = (u32, u32)> {
+    sizes.iter().map(|(height, width)| (*width, *height))
 }
 
 pub fn dtype(name: &str) -> Result<DType> {

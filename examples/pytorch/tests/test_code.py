@@ -191,6 +191,35 @@ def test_a_decoder_turns_bytes_into_rows(tmp_path):
     assert next(iter(ragged))["txt.lens"].tolist() == [3] * 5 + [4]
 
 
+def test_batches_of_similar_length_have_their_own_shape(tmp_path):
+    lengths = [len(f"{n} {2 * n}") for n in range(20)]
+    decoders = {"txt": (lambda data, seed: list(data), "u8", 10)}
+    settings = {"columns": ["txt", "cls"], "decoders": decoders, "shuffle": 3, "ids": True, "lengths": lengths}
+
+    def trimmed(batch):
+        assert batch["txt"].shape == (len(batch["label"]), lengths[int(batch["label"][0])])
+
+    with pytest.warns(feedline.PythonCostWarning):
+        loader = fl.webdataset(tar(tmp_path), bounds=[3, 4, 5], budget=20, trim=["txt"], map_batch=trimmed, **settings)
+    shapes, ids = [], []
+    for batch in loader:
+        shapes.append(batch["txt"].shape)
+        ids += batch["ids"].tolist()
+        for row, id in zip(batch["txt"], batch["ids"].tolist()):
+            assert bytes(row) == f"{id} {2 * id}".encode()
+    assert sorted(shapes) == [(2, 5), (4, 5), (4, 5), (5, 3), (5, 4)]
+    assert sorted(ids) == list(range(20)) and len(loader) == 5
+    for wrong, words in [
+        ({"bounds": [3, 4]}, "the sample has length 5, the last bound of the groups is 4"),
+        ({"bounds": 2, "batch_size": 4, "budget": 20}, "`batch_size` is set, and the groups"),
+        ({"indices": [1]}, "lengths are not for a mix or indices"),
+    ]:
+        with pytest.warns(feedline.PythonCostWarning), pytest.raises(errors.ConfigError, match=words):
+            next(iter(fl.webdataset(tmp_path / "a.tar", **settings, **wrong)))
+    with pytest.raises(ValueError, match="say lengths, too"):
+        fl.records(tmp_path / "a.tar", record_bytes=1, budget=3)
+
+
 def test_a_wrong_decoder_is_named(tmp_path):
     path, columns = tar(tmp_path), ["txt", "cls"]
     with pytest.warns(feedline.PythonCostWarning), pytest.raises(errors.ConfigError, match='no field "json"; it has txt, label'):

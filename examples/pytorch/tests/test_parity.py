@@ -12,7 +12,7 @@ SRC = Path(__file__).resolve().parents[3] / "src"
 
 #: Settings of the crate's builder: those of the package, or the reason why there is none.
 BUILDER = {
-    "decode": {"size", "augment", "decoders"},
+    "decode": {"size", "buckets", "augment", "decoders"},
     "decode_field": {"size", "augment", "decoders"},
     "map": "decoders and datasets are Python's functions of a sample",
     "map_adding": "as map",
@@ -20,7 +20,8 @@ BUILDER = {
     "map_batch_adding": {"map_batch", "adds"},
     "keep": {"keep"},
     "finish": {"dtype", "normalize", "layout"},
-    "order": {"shuffle", "window", "lanes", "indices", "weights", "schedule", "epoch_len"},
+    "order": {"shuffle", "window", "lanes", "indices", "weights", "schedule", "epoch_len", "lengths", "bounds", "budget",
+              "multiple_of", "trim", "sizes"},
     "seed": {"seed"},
     "batch_size": {"batch_size"},
     "global_batch": {"global_batch"},

@@ -381,3 +381,75 @@ def test_a_folder_is_compared(tmp_path):
     wanted = {"columns equal": "4", "pictures equal": "2", "pictures different": "1", "pictures refused by both": "1"}
     assert found == wanted and run.returncode == 1, run.stdout + run.stderr
     assert f"different: {tmp_path}/sub/c.bmp: off by at most" in run.stdout
+
+
+# --- buckets ----------------------------------------------------------------------------------------------------------------
+
+BUCKETS = [(40, 40), (52, 32), (32, 52), (64, 24), (24, 64)]
+#: (height, width), and the bucket.
+SHAPES = [((81, 80), 0), ((50, 33), 1), ((101, 155), 2), ((110, 40), 3), ((77, 300), 4)]
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    """Pictures of five shapes, PNG and JPEG."""
+    pictures, random = [], np.random.default_rng(7)
+    for number in range(30):
+        (height, width), _ = SHAPES[number % 5]
+        picture = Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8))
+        kind = "PNG" if number % 2 else "JPEG"
+        (tmp_path / f"{number:02}.{kind.lower()}").write_bytes(saved(picture, kind))
+        pictures.append(Image.open(tmp_path / f"{number:02}.{kind.lower()}"))
+    return tmp_path, pictures, [(picture.height, picture.width) for picture in pictures]
+
+
+def test_pictures_fill_the_bucket_of_the_nearest_ratio(shapes):
+    path, pictures, sizes = shapes
+    settings = {"buckets": BUCKETS, "sizes": sizes, "budget": 8000, "ids": True, "layout": "nhwc", "device": "cpu"}
+    for augment in (False, True):
+        loader, seen = fl.images(path, shuffle=1, augment=augment, **settings), []
+        for batch in loader:
+            groups = {SHAPES[number % 5][1] for number in batch["ids"].tolist()}
+            height, width = BUCKETS[groups.pop()]
+            assert not groups and batch["image"].shape[1:] == (height, width, 3)
+            assert 1 <= len(batch["image"]) <= 8000 // (height * width)
+            for number, image, geometry in zip(batch["ids"].tolist(), batch["image"], batch["image.geometry"].tolist()):
+                picture, (top, left) = pictures[number], geometry[2:4]
+                assert geometry[:2] == [picture.height, picture.width] and geometry[4:] == [height, width]
+                factor = max(height / picture.height, width / picture.width)
+                whole = (max(width, int(picture.width * factor + 1e-9)), max(height, int(picture.height * factor + 1e-9)))
+                scaled = picture.resize(whole, Image.Resampling.BILINEAR)
+                right = [scaled, ImageOps.mirror(scaled)] if augment else [scaled]
+                right = [np.asarray(one.crop((left, top, left + width, top + height))) for one in right]
+                assert any((image == one).all() for one in right), (number, geometry)
+                middle = [round((whole[1] - height) / 2), round((whole[0] - width) / 2)]
+                assert augment or [top, left] == middle
+                seen.append(number)
+        assert sorted(seen) == list(range(30)) and len(loader.dataset) == 30
+
+
+def test_pictures_in_buckets_become_floats(shapes):
+    path, _, sizes = shapes
+    settings = {"buckets": BUCKETS, "sizes": sizes, "batch_size": 4, "device": "cpu"}
+    of_bytes = fl.images(path, layout="nchw", **settings)
+    floats = fl.images(path, layout="nchw", dtype="f32", normalize=([0.5], [0.25]), **settings)
+    for one, other in zip(of_bytes, floats):
+        assert one["image"].shape == other["image"].shape and one["image"].shape[1] == 3
+        np.testing.assert_allclose(other["image"], (one["image"] / 255 - 0.5) / 0.25, atol=1e-5)
+
+
+def test_wrong_buckets_are_refused(shapes):
+    path, _, sizes = shapes
+    for wrong, words in [
+        ({"buckets": BUCKETS}, "buckets need sizes"),
+        ({"sizes": sizes, "size": 40}, "sizes are for buckets"),
+        ({"buckets": BUCKETS, "sizes": sizes, "size": 40}, "omit size"),
+        ({"buckets": BUCKETS, "sizes": sizes[:7]}, "the groups have 7 samples, the dataset has 30"),
+        ({"buckets": [], "sizes": sizes}, "0 buckets of pictures"),
+    ]:
+        with pytest.raises(Error, match=words):
+            next(iter(fl.images(path, device="cpu", **wrong)))
+    with pytest.raises(ValueError, match="say one"):
+        fl.images(path, device="cpu", buckets=BUCKETS, sizes=sizes, lengths=[1] * 30)
+    with pytest.raises(Error, match="belongs to group 4, not to 0 of its batch"):
+        list(fl.images(path, device="cpu", buckets=BUCKETS, sizes=sizes[1:] + sizes[:1], batch_size=2))

@@ -280,7 +280,7 @@ def test_samples_are_chosen_joined_and_mixed(data, tmp_path):
         ({"weights": [1]}, "1 weights for 2 paths"),
         ({"weights": [1, 2]}, "shuffle, its seed, is missing"),
         ({"subset": [1], "take": (0.5, 1)}, "only one of them"),
-        ({"indices": [1], "window": 2}, "window and lanes are not for"),
+        ({"indices": [1], "window": 2}, "window, lanes and lengths are not for"),
         ({"weights": [1, 2], "shuffle": 1, "subset": [1]}, "not for a mix"),
     ]
     for settings, words in refused:

@@ -45,6 +45,14 @@ pub(super) struct Crop {
     pub(super) window: Rect,
 }
 
+/// Where the output lies in the upright picture: that picture's size, its size when scaled, and the part of that.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placed {
+    pub(super) picture: Size,
+    pub(super) whole: Size,
+    pub(super) window: Rect,
+}
+
 /// A rectangle of the view, in pixels and fractions of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Part {
@@ -60,6 +68,11 @@ impl Crop {
         let Size { width, height } = view.size;
         let part = Part { left: 0.0, top: 0.0, width: f64::from(width), height: f64::from(height) };
         Self { view, part, whole: output, window: Rect::of(output) }
+    }
+
+    /// Where the output lies, of a crop in the upright picture of this size.
+    pub(super) fn placed(&self, picture: Size) -> Placed {
+        Placed { picture, whole: self.whole, window: self.window }
     }
 
     /// The same crop of the picture scaled to 1 / `denominator`.
@@ -112,6 +125,26 @@ pub(super) fn center(picture: Size, resize: u32, size: u32) -> Crop {
     let start = |scaled: u32| (f64::from(scaled - size) / 2.0).round_ties_even() as u32;
     let window = Rect { left: start(whole.width), top: start(whole.height), size: Size::new(size, size) };
     Crop { window, ..Crop::of_view(Rect::of(picture), whole) }
+}
+
+/// Resizes the side that is relatively shorter to that of `size`, and cuts the other.
+pub(super) fn cover(picture: Size, size: Size, draws: Option<&mut Draws>) -> Crop {
+    let is_wide =
+        u64::from(picture.width) * u64::from(size.height) >= u64::from(picture.height) * u64::from(size.width);
+    // As torchvision rounds; the quotient is at least the other side of `size`.
+    let scaled = |side: u32, to: u32, by: u32| {
+        u32::try_from(u64::from(side) * u64::from(to) / u64::from(by)).unwrap_or(u32::MAX)
+    };
+    let whole = match is_wide {
+        true => Size::new(scaled(picture.width, size.height, picture.height), size.height),
+        false => Size::new(size.width, scaled(picture.height, size.width, picture.width)),
+    };
+    let left_over = [whole.width - size.width, whole.height - size.height];
+    let [left, top] = match draws {
+        Some(draws) => left_over.map(|most| draws.below(u64::from(most) + 1) as u32),
+        None => left_over.map(|most| (f64::from(most) / 2.0).round_ties_even() as u32),
+    };
+    Crop { window: Rect { left, top, size }, ..Crop::of_view(Rect::of(picture), whole) }
 }
 
 /// torchvision's `RandomResizedCrop.get_params`: ten tries, then the largest central part with a legal ratio.

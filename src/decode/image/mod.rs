@@ -44,6 +44,7 @@
 //! Restart markers of a picture of one scan are all checked for order and number, their intervals only under the crop; those of
 //! several scans down to the crop's last row. A checksum in the dataset covers all bytes, decoded or not.
 
+mod buckets;
 mod finish;
 mod format;
 mod geometry;

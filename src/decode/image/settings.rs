@@ -1,12 +1,13 @@
 //! What a decoder of pictures is told: crop, size, values, limits.
 
 use super::finish::Values;
-use super::geometry::{Crop, Rect, Size, center, random_rect};
+use super::geometry::{Crop, Rect, Size, center, cover, random_rect};
 use super::limits::Limits;
 use super::patches::{Patches, Rule};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::order::Draws;
+use crate::order::{Draws, GROUPS_MAX};
 use crate::tensor::DType;
+use std::sync::Arc;
 
 /// Longest side of an output.
 const SIDE_MAX: u32 = 16_384;
@@ -18,6 +19,8 @@ pub(super) enum Op {
     Resize(Size),
     /// `Resize(shorter side)` then `CenterCrop(size)`.
     CenterCrop { resize: u32, size: u32 },
+    /// Scaled until both sides cover this size, then cut to it: in the middle, or anywhere.
+    Cover { size: Size, random: bool },
     /// `RandomResizedCrop(size, scale, ratio)`.
     RandomResizedCrop { size: u32, scale: (f64, f64), ratio: (f64, f64) },
     /// The whole picture, to sides of whole patches.
@@ -89,6 +92,8 @@ pub enum Filter {
 #[derive(Clone, Debug)]
 pub struct Image {
     pub(super) op: Op,
+    /// The sizes of [`buckets`](Self::buckets).
+    pub(super) buckets: Option<Arc<[Size]>>,
     pub(super) flip: f64,
     pub(super) values: Values,
     pub(super) layout: PixelLayout,
@@ -103,7 +108,7 @@ impl Op {
     /// The size of the output, or of a patch.
     pub(super) fn output(&self) -> Size {
         match *self {
-            Self::Resize(size) => size,
+            Self::Resize(size) | Self::Cover { size, .. } => size,
             Self::CenterCrop { size, .. }
             | Self::RandomResizedCrop { size, .. }
             | Self::Patches(Patches { size, .. }) => Size::new(size, size),
@@ -121,6 +126,7 @@ impl Op {
         match *self {
             Self::Resize(size) => Crop::of_view(Rect::of(picture), size),
             Self::CenterCrop { resize, size } => center(picture, resize, size),
+            Self::Cover { size, random } => cover(picture, size, random.then_some(draws)),
             Self::Patches(patches) => Crop::of_view(Rect::of(picture), patches.output(picture)),
             Self::RandomResizedCrop { scale, ratio, .. } => {
                 Crop::of_view(random_rect(picture, scale, ratio, draws), self.output())
@@ -169,6 +175,7 @@ impl Image {
     pub(super) fn new(op: Op) -> Self {
         Self {
             op,
+            buckets: None,
             flip: 0.0,
             values: Values { dtype: DType::U8, normalize: None },
             layout: PixelLayout::Nhwc,
@@ -299,12 +306,14 @@ impl Image {
     /// Refuses illegal parameters.
     pub(super) fn check(&self) -> Result<()> {
         let config = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
-        let size = self.op.output();
-        if ![size.width, size.height].iter().all(|side| (1..=SIDE_MAX).contains(side)) {
-            return config(format!(
-                "an output of {}x{} pixels: each side must be 1 to {SIDE_MAX}",
-                size.width, size.height
-            ));
+        let output = [self.op.output()];
+        let sizes = self.buckets.as_deref().unwrap_or(&output);
+        if !(1..=GROUPS_MAX).contains(&sizes.len()) {
+            return config(format!("{} buckets of pictures; give 1 to {GROUPS_MAX}", sizes.len()));
+        }
+        let illegal = |size: &&Size| ![size.width, size.height].iter().all(|side| (1..=SIDE_MAX).contains(side));
+        if let Some(Size { width, height }) = sizes.iter().find(illegal) {
+            return config(format!("an output of {width}x{height} pixels: each side must be 1 to {SIDE_MAX}"));
         }
         match self.op {
             Op::Patches(patches) => patches.check().or_else(config)?,

@@ -1,21 +1,21 @@
 //! From the bytes of a picture to a row, in a worker's buffers.
 
-use super::finish;
 use super::format::Format;
-use super::geometry::{Crop, Rect, Size};
+use super::geometry::{Crop, Placed, Rect, Size};
 use super::limits::{Limits, Room, over_limit};
 use super::orientation::Orientation;
 use super::other;
 use super::patches::Tiles;
 use super::resize::{Pixels, Resizer};
 use super::settings::{Filter, Image, Op, PixelLayout};
+use super::{buckets, finish};
 use crate::decode::{Ctx, Decoder};
 use crate::error::{Error, ErrorKind, Result, Stage, guarded};
 use crate::jpeg::{self, Header};
 use crate::memory::Row;
 use crate::order::Draws;
 use crate::setting::Setting;
-use crate::tensor::{EncodedField, Encoding, Field};
+use crate::tensor::{DType, EncodedField, Encoding, Field};
 
 /// Purpose of this decoder's draws: one for the flip, then those of the crop.
 pub(super) const PURPOSE: &str = "feedline image";
@@ -30,13 +30,21 @@ impl Decoder for Image {
         if let Op::Patches(patches) = self.op {
             return Ok(patches.fields(&input.name, self.values.dtype));
         }
-        let Size { width, height } = self.op.output();
-        let (width, height) = (width as usize, height as usize);
-        let shape = match self.layout {
-            PixelLayout::Nhwc => [height, width, 3],
-            PixelLayout::Nchw => [3, height, width],
+        let shape = |size: &Size| {
+            let (width, height) = (size.width as usize, size.height as usize);
+            match self.layout {
+                PixelLayout::Nhwc => vec![height, width, 3],
+                PixelLayout::Nchw => vec![3, height, width],
+            }
         };
-        Ok(vec![Field::fixed(&input.name, self.values.dtype, shape)])
+        let (name, dtype) = (&input.name, self.values.dtype);
+        Ok(match &self.buckets {
+            None => vec![Field::fixed(name, dtype, shape(&self.op.output()))],
+            Some(sizes) => vec![
+                Field::in_groups(name, dtype, sizes.iter().map(shape).collect()),
+                Field::fixed(format!("{name}.geometry"), DType::I32, [6]),
+            ],
+        })
     }
 
     /// [`Limits::memory`].
@@ -63,12 +71,14 @@ impl Image {
         let scratch: &mut Workspace = ctx.scratch().get();
         // Drawn first, so that the flip does not depend on the picture's size.
         let flip = draws.bool(self.flip);
+        let (image, group) = (self.of_group(out.group())?, out.group());
         let patches = if let Op::Patches(patches) = self.op { Some(patches) } else { None };
-        let (tile, row) = (self.op.output(), out.bytes_mut(field));
+        let (tile, row) = (image.op.output(), out.bytes_mut(field));
         let in_place = patches.is_none() && finish::in_place(self.values, self.layout);
         let encoded = Encoded { bytes: input, points };
-        let Picture { orientation, stored, full, .. } =
-            scratch.decode(encoded, self, limits, &mut draws, in_place.then_some(&mut *row))?;
+        let picture = scratch.decode(encoded, &image, limits, &mut draws, in_place.then_some(&mut *row))?;
+        let Picture { orientation, stored, placed, .. } = picture;
+        self.check_group(&placed, group)?;
         if in_place {
             if !orientation.is_upright() {
                 orientation.turn(&scratch.resized, stored, row);
@@ -76,12 +86,18 @@ impl Image {
             if flip {
                 finish::flip(row, tile);
             }
-            return Ok(());
+        } else {
+            let block = patches.map_or(1, |patches| patches.block());
+            let tiles = Tiles { whole: orientation.size(stored), tile, block };
+            finish::write(scratch.upright(orientation, stored), tiles, flip, self.values, self.layout, row);
+            if let Some(patches) = patches {
+                patches.describe(tiles, placed.picture, field, out)?;
+            }
         }
-        let block = patches.map_or(1, |patches| patches.block());
-        let tiles = Tiles { whole: orientation.size(stored), tile, block };
-        finish::write(scratch.upright(orientation, stored), tiles, flip, self.values, self.layout, row);
-        patches.map_or(Ok(()), |patches| patches.describe(tiles, orientation.size(full), field, out))
+        if self.buckets.is_some() {
+            buckets::write_geometry(&placed, flip, out.bytes_mut(field + 1));
+        }
+        Ok(())
     }
 }
 
@@ -129,11 +145,10 @@ pub(super) struct Picture {
     /// The size at which it was decoded.
     #[cfg_attr(not(test), expect(dead_code, reason = "tests ask for it"))]
     pub(super) size: Size,
-    /// The size of the whole picture as stored.
-    full: Size,
     /// The size of the output as stored.
     pub(super) stored: Size,
     pub(super) orientation: Orientation,
+    pub(super) placed: Placed,
 }
 
 impl Workspace {
@@ -162,7 +177,8 @@ impl Workspace {
                 let size = other::decode(format, input, &mut room)?;
                 let crop = crop(size);
                 self.resize(Rect::of(size), &crop, image.filter, row);
-                Ok(Picture { size, full: size, stored: crop.window.size, orientation: Orientation::default() })
+                let orientation = Orientation::default();
+                Ok(Picture { size, stored: crop.window.size, orientation, placed: crop.placed(size) })
             }
         }
     }
@@ -182,7 +198,10 @@ impl Workspace {
         }
         let orientation = if image.orient { header.orientation(input) } else { Orientation::default() };
         let row = row.filter(|_| orientation.is_upright());
-        let crop = orientation.stored(image.op.crop(orientation.size(header.size()), draws), header.size());
+        let upright = orientation.size(header.size());
+        let crop = image.op.crop(upright, draws);
+        let placed = crop.placed(upright);
+        let crop = orientation.stored(crop, header.size());
         let scale = image.scale_of(&crop);
         let size = header.size().divided(scale);
         let crop = if scale == 1 { crop } else { crop.scaled(scale, size) };
@@ -207,7 +226,7 @@ impl Workspace {
                 .fold(error, |error, strict| error.with_note(&format!("{strict} takes what can be decoded"))),
             false => error,
         })?;
-        Ok(Picture { size, full: header.size(), stored: crop.window.size, orientation })
+        Ok(Picture { size, stored: crop.window.size, orientation, placed })
     }
 
     /// Decodes the rows of a JPEG at 1 / `scale` of its size, and scales each while it is in the cache.

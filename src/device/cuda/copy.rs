@@ -62,7 +62,7 @@ pub(crate) struct Copier {
     #[expect(clippy::vec_box, reason = "buffers travel in their boxes")]
     unknown: Vec<Box<Buffer>>,
     in_flight: InFlight,
-    /// The runs of every full batch; `None` for packed fields, which differ per batch.
+    /// The runs of every full batch; `None` where they differ: packed fields, groups.
     whole: Option<Vec<Stretch>>,
 }
 
@@ -76,9 +76,8 @@ impl Copier {
     ) -> Result<Self> {
         let Setup { slot, contents, copied, ops, batches, slots, bell, .. } = setup;
         let (back, free) = bounded(batches);
-        let packed = slot.fields().iter().any(|field| field.packed.is_some());
         let full = |field: usize| slot.fields()[field].row_bytes * slot.rows();
-        let whole = (!packed).then(|| runs(arrays(&slot, &contents, &copied, slot.rows(), full)));
+        let whole = (!slot.varies()).then(|| runs(arrays(&slot, &contents, &copied, slot.rows(), full)));
         let kernels = if ops.iter().any(needs_kernels) { Some(Kernels::of(gpu)?) } else { None };
         let (gpu, freed, closed) = (gpu.clone(), free.clone(), AtomicBool::new(false));
         let home = Arc::new(Home { gpu: gpu.clone(), slot, contents, idle, back, freed, closed });

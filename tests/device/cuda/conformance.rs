@@ -2,9 +2,9 @@ use crate::common::cuda::*;
 use crate::common::runs::Data;
 use crate::common::standin::Session;
 use crate::common::*;
-use feedline::dataset::{Dataset, Images, Npy, Records, Tar, Tokens};
+use feedline::dataset::{Dataset, DatasetExt, Images, Npy, Records, Tar, Tokens};
 use feedline::decode::Bytes;
-use feedline::order::Draws;
+use feedline::order::{Draws, Groups};
 use feedline::tensor::{DType, Field};
 use feedline::{LastBatch, Loader, LoaderBuilder, MemoryTerm, Order, Rank, Row};
 use std::path::{Path, PathBuf};
@@ -374,4 +374,22 @@ fn packed_fields_arrive_as_on_the_host() {
         Loader::builder(images).decode_field("image", Bytes::packed(5000)).order(Order::shuffled(3)).batch_size(8)
     };
     conforms_late_or_not("packed", loader, |loader| loader.epochs(0..2).unwrap());
+}
+
+#[test]
+fn batches_of_groups_arrive_with_the_shape_of_their_group() {
+    let dir = Dir::new();
+    for number in 0..60_usize {
+        dir.write(&format!("class/{number:02}.jpg"), &noise(1 + number * 977 % 5000, number as u64));
+    }
+    let dir = Arc::new(dir);
+    let loader = move || {
+        let images = Images::open(dir.path("")).unwrap();
+        let bounds = [1000, 3000, 5000];
+        let groups = Groups::by(images.lengths("image").unwrap(), &bounds).unwrap();
+        let groups = groups.budget(15_000).up_to("image", &bounds);
+        let loader = Loader::builder(images).decode_field("image", Bytes::up_to(5000));
+        loader.order(Order::shuffled(3).grouped(groups)).last_batch(LastBatch::Mask)
+    };
+    conforms_late_or_not("groups", loader, |loader| loader.epochs(0..2).unwrap());
 }

@@ -67,6 +67,16 @@ class Settings(TypedDict, total=False):
     """Shuffles within so many chunks at a time: row groups, compressed shards, or runs of some 32 MiB. By default over all samples."""
     lanes: int | None
     """So many sequences side by side, for shuffled chunks and many ranks."""
+    lengths: Sequence[int] | None
+    """A number known of each sample, such as its length: all samples of a batch are between two `bounds`, on all ranks the same."""
+    bounds: Sequence[int] | int | None
+    """The largest length of each group of `lengths`, or how many groups there shall be, with the least padding; 64 by default."""
+    budget: int | None
+    """In place of `batch_size`: as many rows as fit, each counted with its group's bound, over all ranks."""
+    multiple_of: int | None
+    """The rows of a `budget` are a multiple of this: of the largest world size."""
+    trim: Sequence[str] | None
+    """Fields of varying length, of which `lengths` counts the elements: a batch has them up to its group's bound only."""
     shard: Literal["env"] | tuple[int, int] | DeviceMesh | ProcessGroup | None
     """"env", the default: rank and world of torch.distributed where it is initialised (feedline.jax: of a jax with several
     processes), else of the launcher: torchrun, Slurm, MPI, Kubernetes and others. (rank, world): these. None: all data.
@@ -153,6 +163,12 @@ class Pictures(TypedDict, total=False):
     """Patches: True enlarges small pictures, as SigLIP2 NaFlex."""
     merge: tuple[int, int] | None
     """Patches: (patches of a side, least patches), for models that merge them: sizes and order of Qwen2-VL."""
+    buckets: Sequence[tuple[int, int]] | None
+    """In place of `size`: each picture is scaled and cut to that (height, width) whose ratio is nearest, and a batch has one size.
+
+    Field `image.geometry`: height and width of the picture, top and left of the part, height and width of the bucket."""
+    sizes: Sequence[tuple[int, int]] | None
+    """For `buckets`: (height, width) of every picture of the source, in its order. `budget` counts pixels."""
     augment: bool | None
     """A random part and flip, or the middle. By default the first with `shuffle`."""
     dtype: Any
@@ -381,13 +397,14 @@ class Loader(_Native, Generic[Out]):
     drop_last: bool
     """Whether samples that fill no batch are left out."""
     _lanes: int
+    _grouped: bool
 
     def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
         shuffle = settings.pop("shuffle", None)
         if shuffle is not None and shuffle is not False:
             settings["shuffle"] = 0 if shuffle is True else shuffle
         settings["shard"] = _ranks.of(settings.get("shard", "env"))
-        if settings.get("size") is not None and settings.get("layout") is None:
+        if (settings.get("size") or settings.get("buckets")) is not None and settings.get("layout") is None:
             settings["layout"] = cls._layout
         if (dtype := settings.get("dtype")) is not None:
             # Pictures are bytes as they are.
@@ -411,6 +428,7 @@ class Loader(_Native, Generic[Out]):
         loader.drop_last = settings.get("last_batch") == "drop"
         loader._lanes = settings.get("lanes") or 1
         loader._is_env = settings["shard"] == "env"
+        loader._grouped = settings.get("lengths") is not None or settings.get("buckets") is not None
         loader._opening = threading.Lock()
         if stops:
             _signals.watch(loader)

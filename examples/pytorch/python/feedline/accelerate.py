@@ -31,9 +31,9 @@ def began(loader: Any, epoch: Any) -> None:
         return
     if loader.drop_last:
         epoch.remainder = 0
-    elif loader.shard[1] == _processes() and (loader.shard[1] == 1 or loader._lanes == 1):
-        # In lanes the ranks take samples in turn, and padding is not at the end of what is gathered; where ranks share data,
-        # their rows are gathered several times.
+    elif not loader._grouped and loader.shard[1] == _processes() and (loader.shard[1] == 1 or loader._lanes == 1):
+        # In lanes the ranks take samples in turn, and padding is not at the end of what is gathered; groups have it anywhere;
+        # where ranks share data, their rows are gathered several times.
         left = loader.samples_per_epoch - json.loads(loader.state())["position"]
         epoch.remainder = left % loader._batch_sizes[1]
     state._add_dataloader(epoch)

@@ -1,0 +1,103 @@
+//! Pictures in buckets: each is scaled and cut to the size with the nearest aspect ratio, and batches have one size.
+
+use super::geometry::{Placed, Rect, Size};
+use super::settings::{Image, Op};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::order::Groups;
+
+impl Image {
+    /// The size (width, height) of `sizes` with the nearest aspect ratio: the picture is scaled until it covers it, and what is
+    /// beyond is cut, in the middle or at [random](Self::random_crop). Equals Pillow's `resize` and `crop`.
+    ///
+    /// All pictures of a batch have one size, so the order has to be of [groups](Self::groups). A field `NAME.geometry` (six
+    /// `i32`) follows that of the picture: height and width of the picture, top and left of the crop in the scaled (and
+    /// [flipped](Self::flip)) picture, height and width of the size. SDXL is conditioned on these.
+    ///
+    /// ```no_run
+    /// use feedline::{Loader, Order, dataset::Images, decode::Image};
+    ///
+    /// let images = Images::open("train/")?;
+    /// let decoder = Image::buckets([(1024, 1024), (768, 1360), (1360, 768)]).random_crop(true);
+    /// let sizes = vec![(2000, 1500); 80_000]; // of every picture, such as from a table of metadata
+    /// let groups = decoder.groups(sizes)?.budget(16 << 20).multiple_of(8); // pixels of a batch, over all ranks
+    /// let loader = Loader::builder(images).decode(decoder).order(Order::shuffled(7).grouped(groups)).build()?;
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    ///
+    /// `build()` refuses no size, more than 256, and an order without groups. A picture whose nearest size is not that of its
+    /// group is an error of the sample ([`ErrorKind::Shape`]).
+    pub fn buckets(sizes: impl IntoIterator<Item = (u32, u32)>) -> Self {
+        let buckets: Vec<Size> = sizes.into_iter().map(|(width, height)| Size::new(width, height)).collect();
+        let size = buckets.iter().copied().max_by_key(|size| size.pixels()).unwrap_or(Size::new(0, 0));
+        Self { buckets: Some(buckets.into()), ..Self::new(Op::Cover { size, random: false }) }
+    }
+
+    /// Whether the crop of [`buckets`](Self::buckets) may lie anywhere; in the middle by default. Other crops ignore it.
+    #[must_use]
+    pub fn random_crop(mut self, anywhere: bool) -> Self {
+        if let Op::Cover { random, .. } = &mut self.op {
+            *random = anywhere;
+        }
+        self
+    }
+
+    /// The groups of pictures of these sizes (width, height), one per sample of the dataset, by their nearest
+    /// [bucket](Self::buckets). Sizes are those of upright pictures, if [`exif_orientation`](Self::exif_orientation) is set.
+    ///
+    /// Errors: [`ErrorKind::Config`] without buckets, and for a side of 0, naming the sample; [`ErrorKind::Limit`] for more than
+    /// 2^32 samples.
+    pub fn groups(&self, sizes: impl IntoIterator<Item = (u32, u32)>) -> Result<Groups> {
+        let config = |message: &str| Error::new(ErrorKind::Config, Stage::Build, message);
+        let buckets =
+            self.buckets.as_deref().ok_or_else(|| config("pictures of one size have no groups: give buckets"))?;
+        self.check()?;
+        let group = |(sample, (width, height)): (u64, (u32, u32))| match width.min(height) {
+            0 => Err(config(&format!("a picture of {width}x{height} pixels")).with_sample(sample)),
+            _ => Ok(nearest(buckets, Size::new(width, height)) as u8),
+        };
+        let numbers = (0..).zip(sizes).map(group).collect::<Result<_>>()?;
+        Groups::of_lengths(numbers, &buckets.iter().map(|size| size.pixels()).collect::<Vec<_>>())
+    }
+
+    /// The decoder for pictures of one group.
+    pub(super) fn of_group(&self, group: Option<usize>) -> Result<Self> {
+        let (Some(buckets), Op::Cover { random, .. }) = (&self.buckets, self.op) else {
+            return Ok(Self { buckets: None, ..*self });
+        };
+        let size = group.and_then(|group| buckets.get(group)).copied();
+        let lacking = || Error::new(ErrorKind::Config, Stage::Decode, "buckets of pictures need a batch of a group");
+        Ok(Self { op: Op::Cover { size: size.ok_or_else(lacking)?, random }, buckets: None, ..*self })
+    }
+
+    /// Refuses a picture that is not of its group.
+    pub(super) fn check_group(&self, placed: &Placed, group: Option<usize>) -> Result<()> {
+        let (Some(buckets), Some(group)) = (&self.buckets, group) else { return Ok(()) };
+        let (own, Size { width, height }) = (nearest(buckets, placed.picture), placed.picture);
+        if own == group {
+            return Ok(());
+        }
+        let message = format!(
+            "the picture has {width}x{height} pixels and belongs to group {own}, not to {group} of its batch: the order knows \
+             another size"
+        );
+        Err(Error::new(ErrorKind::Shape, Stage::Decode, message))
+    }
+}
+
+/// The bucket whose aspect ratio is nearest, by factor; of equal ones the first.
+fn nearest(buckets: &[Size], picture: Size) -> usize {
+    let ratio = |size: &Size| (f64::from(size.width) / f64::from(size.height)).ln();
+    let distance = |bucket: &Size| (ratio(bucket) - ratio(&picture)).abs();
+    let nearer = |a: &(usize, &Size), b: &(usize, &Size)| distance(a.1).total_cmp(&distance(b.1));
+    buckets.iter().enumerate().min_by(nearer).map_or(0, |(number, _)| number)
+}
+
+/// The row of the field of the geometry.
+pub(super) fn write_geometry(placed: &Placed, flip: bool, row: &mut [u8]) {
+    let (Size { width, height }, Rect { left, top, size }, whole) = (placed.picture, placed.window, placed.whole);
+    let left = if flip { whole.width - left - size.width } else { left };
+    let numbers = [height, width, top, left, size.height, size.width];
+    for (place, number) in row.chunks_exact_mut(4).zip(numbers) {
+        place.copy_from_slice(&i32::try_from(number).unwrap_or(i32::MAX).to_ne_bytes());
+    }
+}
