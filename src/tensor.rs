@@ -323,6 +323,26 @@ impl EncodedField {
         Self { name: name.into(), encoding: Encoding::Bytes }
     }
 
+    /// Bytes per element of the first dimension; 1 for encoded bytes.
+    pub(crate) fn unit_bytes(&self) -> u64 {
+        let (dtype, inner) = match &self.encoding {
+            Encoding::Raw { dtype, shape: Shape::UpTo { inner, .. } } => (dtype, &inner[..]),
+            Encoding::Raw { dtype, shape: Shape::Fixed(dims) } => (dtype, dims.get(1..).unwrap_or_default()),
+            _ => return 1,
+        };
+        inner.iter().fold(dtype.size() as u64, |bytes, dim| bytes.saturating_mul(*dim as u64)).max(1)
+    }
+
+    /// Bytes of every sample, if it is raw with one shape.
+    pub(crate) fn fixed_bytes(&self) -> Option<u64> {
+        match &self.encoding {
+            Encoding::Raw { shape: Shape::Fixed(dims), .. } => {
+                Some(dims.first().map_or(1, |first| *first as u64).saturating_mul(self.unit_bytes()))
+            }
+            _ => None,
+        }
+    }
+
     /// The batch field of raw bytes.
     pub fn as_raw(&self) -> Option<Field> {
         match &self.encoding {
