@@ -82,6 +82,7 @@ settings! {
     NullZero: "nulls(Nulls::Zero)", "null_zero=True", "--null-zero";
     Numa: "numa", "numa", "";
     Padding: "TarBuilder::padding", "", "";
+    Ragged: "ragged", "ragged", "";
     Raw: "MdsBuilder::raw", "raw", "--raw";
     Reader: "tuning(|t| t.reader(Mode::{}))", "reader=\"{}\"", "--reader {}";
     Sampler: "Sampler", "", "";

@@ -81,8 +81,8 @@ impl Row<'_> {
         self.row as usize
     }
 
-    /// The bytes of field `field`: all `max` elements of an `UpTo` field, the length in the index of a packed field. Those
-    /// behind the length become 0 again when the decoder or transform has returned.
+    /// The bytes of field `field`: all `max` elements of an `UpTo` field, the length in the index of a packed field that has
+    /// its lengths there. Those behind the length become 0 again when the decoder or transform has returned.
     ///
     /// Panics if `field` is out of range, or in a decoder is not one of its own.
     pub fn bytes_mut(&mut self, field: usize) -> &mut [u8] {
@@ -174,8 +174,8 @@ impl Row<'_> {
 
     /// Sets the length (first dimension) of an `UpTo` field and zeroes the bytes behind it.
     ///
-    /// Errors: [`ErrorKind::Shape`] if the field has a fixed shape or `len` exceeds its maximum; for a packed field, if
-    /// `len` is neither 0 nor the length in the index.
+    /// Errors: [`ErrorKind::Shape`] if the field has a fixed shape or `len` exceeds its maximum; for a packed field with lengths
+    /// in the index, if `len` is neither 0 nor that length.
     pub fn set_len(&mut self, field: usize, len: usize) -> Result<()> {
         let spec = &self.slot.plan.spec.fields()[field];
         let (max, row_bytes) = up_to_max(spec, len)?;
@@ -387,9 +387,20 @@ impl BatchMut<'_> {
         Some(bytemuck::cast_slice_mut(self.filled.bytes_at_mut(offset, len)))
     }
 
-    /// Bounds of a packed field's rows: row `i` has the bytes `offsets[i]..offsets[i + 1]`. `None` for other fields.
+    /// Bounds of a packed field's rows: row `i` has the elements `offsets[i]..offsets[i + 1]` of the first dimension. `None` for
+    /// other fields.
     pub fn offsets(&self, field: usize) -> Option<&[u64]> {
         self.filled.offsets(field)
+    }
+
+    /// Dimensions of field `field`, rows first. For an `UpTo` field, the second is the maximum. A packed field has the elements
+    /// of all rows in its first.
+    pub fn shape(&self, field: usize) -> Vec<usize> {
+        let spec = &self.spec().fields()[field];
+        match spec.is_packed() {
+            true => spec.packed_shape(self.filled.used(field)),
+            false => std::iter::once(self.len()).chain(spec.dims()).collect(),
+        }
     }
 
     /// All rows of field `field`, shape `[len, …]`, dense.

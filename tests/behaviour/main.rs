@@ -11,6 +11,7 @@ mod extend;
 mod loader;
 mod packed;
 mod processes;
+mod ragged;
 mod ranks;
 mod resume;
 mod skips;

@@ -216,7 +216,10 @@ fn limited_batches_reserve_no_more_and_refuse_a_sample_that_does_not_fit() {
     let loader = build(make().ragged("tok", Some(50 * UNIT)));
     let error = loader.epoch(0).unwrap().next().unwrap().unwrap_err();
     assert_eq!((error.kind(), error.site().sample), (ErrorKind::Shape, Some(2)), "{error}");
-    assert!(error.message().contains("has room for 300 bytes of a batch, 300 are taken and the sample has 60"), "{error}");
+    assert!(
+        error.message().contains("has room for 300 bytes of a batch, 300 are taken and the sample has 60"),
+        "{error}"
+    );
 }
 
 #[test]

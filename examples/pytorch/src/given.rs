@@ -80,6 +80,7 @@ fn legal(name: &str) -> Option<&'static str> {
         "streams" => "give a list of CUDA streams",
         "take" | "leave" => "give (fraction, key)",
         "subset" | "indices" | "weights" | "keep" | "columns" => "give a list",
+        "ragged" => "give a list, or a dict from field to the most bytes of a batch",
         "up_to" => "give a number, or a dict from column to number",
         "size" => "give a number, or (height, width)",
         "normalize" => "give (mean, std), each a list of numbers",

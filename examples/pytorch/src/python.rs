@@ -177,7 +177,7 @@ fn lend<'py>(py: Python<'py>, batch: &mut BatchMut<'_>, lease: &Arc<Lease>) -> P
     let arrays = PyDict::new(py);
     let fields = batch.spec().fields().to_vec();
     for (index, field) in fields.iter().enumerate() {
-        let shape = std::iter::once(batch.len()).chain(field.dims()).collect();
+        let shape = batch.shape(index);
         let array = Lease::lend(lease, batch.bytes_mut(index), field.dtype(), shape)?;
         arrays.set_item(field.name(), array)?;
         let rows = batch.len();

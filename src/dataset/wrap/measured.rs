@@ -45,9 +45,9 @@ impl<D: Dataset> Measured<D> {
             unknown.then(|| width - 1)
         };
         let columns: Vec<_> = (0..inner.schema().len()).map(column).collect();
-        let digest = columns.iter().fold(kept::identity_of("lengths", &inner), |digest, column| {
-            digest.word(u64::from(column.is_some()))
-        });
+        let digest = columns
+            .iter()
+            .fold(kept::identity_of("lengths", &inner), |digest, column| digest.word(u64::from(column.is_some())));
         let sizes = [inner.len() * 4 * width as u64, 8 * width as u64];
         let fits = |file: &Sidefile| [file.len(LENGTHS), file.len(MOST)] == sizes;
         let (file, origin) = kept::open_or_make(place, (KIND, "lengths"), digest.end(), fits, |out| {
