@@ -67,6 +67,30 @@ fn lists(_: &Dir) -> Any {
     Arc::new(builder.chunk_bytes(3000).open(fixture("parquet/default.parquet")).unwrap())
 }
 
+/// Samples of a number and a text: the only column without a fixed size.
+fn texts(dir: &Dir) -> Any {
+    let samples: Vec<Vec<u8>> = [7_u32, 0, 30, 4]
+        .iter()
+        .map(|len| [&len.to_le_bytes()[..], &[3; 8], &noise(*len as usize, 1)].concat())
+        .collect();
+    let mut offsets = vec![4 + 4 * (samples.len() as u32 + 1)];
+    samples.iter().for_each(|sample| offsets.push(offsets[offsets.len() - 1] + sample.len() as u32));
+    let head = offsets.iter().flat_map(|offset| offset.to_le_bytes());
+    let bytes = [(samples.len() as u32).to_le_bytes().into_iter().chain(head).collect(), samples.concat()].concat();
+    let index = format!(
+        r#"{{"shards": [{{"column_encodings": ["int", "str"], "column_names": ["n", "text"], "column_sizes": [8, null],
+        "compression": null, "format": "mds", "hashes": [], "raw_data": {{"basename": "0.mds", "bytes": {}, "hashes": {{}}}},
+        "samples": {}, "size_limit": 1000, "version": 2, "zip_data": null}}], "version": 2}}"#,
+        bytes.len(),
+        samples.len(),
+    );
+    dir.write("texts/0.mds", &bytes);
+    dir.write("texts/index.json", index.as_bytes());
+    let texts: Any = Arc::new(feedline::dataset::Mds::open(dir.path("texts")).unwrap());
+    assert_eq!(texts.lengths("text").unwrap(), [7, 0, 30, 4]);
+    texts
+}
+
 fn ragged_chunks(dir: &Dir) -> Any {
     Data::chunks(dir, &[3, 5, 1, 4], true, false).toy.unwrap()
 }
@@ -77,7 +101,12 @@ type Open = fn(&Dir) -> Any;
 /// Every dataset of the tests, and those with fields of varying length.
 fn all() -> Vec<(&'static str, Open)> {
     let mut all: Vec<(&str, Open)> = WORKLOADS.iter().map(|workload| (workload.name, workload.open)).collect();
-    all.extend([("features", features as Open), ("documents", documents), ("ragged chunks", ragged_chunks)]);
+    all.extend([
+        ("features", features as Open),
+        ("documents", documents),
+        ("texts", texts),
+        ("ragged chunks", ragged_chunks),
+    ]);
     #[cfg(feature = "parquet")]
     all.push(("lists", lists));
     all
