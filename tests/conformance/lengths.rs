@@ -2,7 +2,7 @@
 
 use crate::common::formats::tf_record;
 use crate::common::runs::Data;
-use crate::common::toys::Chunks;
+use crate::common::toys::{Chunks, head_len};
 use crate::common::workloads::WORKLOADS;
 use crate::common::{Dir, build, noise, pull};
 use feedline::dataset::{Concat, Dataset, DatasetExt, Megatron, TfRecord};
@@ -226,4 +226,20 @@ fn files_of_lengths_are_of_one_dataset_and_never_overwrite_another() {
     dir.write("toy.lengths", &bytes[..bytes.len() - 3]);
     let again = open(&[3, 5]).measured(&place).unwrap();
     assert!(again.built() && std::fs::read(&place).unwrap() == bytes);
+}
+
+#[test]
+fn a_large_file_of_lengths_takes_no_memory() {
+    let (dir, samples) = (Dir::new(), (16 << 20) / 4 + 1000);
+    let bytes = noise(samples * 2, 5);
+    let path = dir.write("toy.bin", &bytes);
+    let rows: Vec<u64> =
+        (0..samples as u64).step_by(1 << 16).map(|from| (samples as u64 - from).min(1 << 16)).collect();
+    let measured = Chunks::open(&path, &rows, 2).ragged().measured(dir.path("lengths")).unwrap();
+    let on_disk = std::fs::metadata(dir.path("lengths")).unwrap().len() as usize;
+    assert!((samples * 4..samples * 4 + samples / 100).contains(&on_disk), "{on_disk}");
+    let held = measured.sizes().index_bytes - measured.inner().sizes().index_bytes;
+    assert!(held < 1 << 18, "{held}");
+    let right = bytes.chunks(2).map(|record| head_len(record) as u64);
+    assert!(measured.lengths("head").unwrap().into_iter().eq(right));
 }

@@ -69,8 +69,8 @@ DATASETS = {
     "SafeTensors": "safetensors",
     "Mds": "mds",
 }
-WRAPPERS = {"split": "take", "subset": "subset", "checked": "checked", "checked_anew": "checked", "seekable": "seek_points"}
-WRAPPERS |= {"in_memory": "in_memory", "in_memory_within": "in_memory", "lengths": None, "measured": "lengths_file", "field_bytes_max": None, "read_sample": None}
+WRAPPERS = {"split": "take", "measured": "lengths_file", "subset": "subset", "checked": "checked", "checked_anew": "checked", "seekable": "seek_points"}
+WRAPPERS |= {"in_memory": "in_memory", "in_memory_within": "in_memory", "lengths": None, "field_bytes_max": None, "read_sample": None}
 
 
 def settings():

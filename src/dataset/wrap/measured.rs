@@ -12,6 +12,7 @@
 
 use crate::dataset::forward::{forward, frames_of, own};
 use crate::dataset::wrap::kept::{self, Origin};
+use crate::dataset::wrap::pass::{Rows, pass};
 use crate::dataset::{Chunked, Dataset, Framed, Sizes, frames, knows_lengths};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -53,7 +54,7 @@ impl<D: Dataset> Measured<D> {
         let (file, origin) = kept::open_or_make(place, (KIND, "lengths"), digest.end(), fits, |out| {
             let failed = |error| Error::os(Stage::Index, "cannot write the lengths", error).with_path(place);
             let (mut most, schema) = (vec![0_u64; width], inner.schema());
-            let one = |rows: usize, all: &mut kept::Rows<'_>| {
+            let one = |rows: usize, all: &mut Rows<'_>| {
                 let (mut lens, mut long) = (vec![0_u32; rows * width], None);
                 all(&mut |row, field, bytes| match (columns[field], u32::try_from(bytes.len())) {
                     (Some(column), Ok(len)) => lens[row * width + column] = len,
@@ -63,7 +64,7 @@ impl<D: Dataset> Measured<D> {
                 long.map_or(Ok(lens), Err)
             };
             if width > 0 {
-                kept::pass(&inner, "lengths", one, |lens| {
+                pass(&inner, "lengths", one, |lens| {
                     for row in lens.chunks_exact(width) {
                         most.iter_mut().zip(row).for_each(|(most, len)| *most = u64::from(*len).max(*most));
                     }

@@ -7,6 +7,7 @@ pub(crate) mod checked;
 pub(crate) mod kept;
 pub(crate) mod measured;
 pub(crate) mod memory;
+pub(crate) mod pass;
 #[cfg(feature = "image")]
 pub(crate) mod seekable;
 pub(crate) mod several;

@@ -19,6 +19,7 @@
 
 use crate::dataset::forward::{forward, frames_of, own};
 use crate::dataset::wrap::kept::{self, Origin};
+use crate::dataset::wrap::pass::{Rows, pass};
 use crate::dataset::{Dataset, Framed, Sizes, frames};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::jpeg;
@@ -216,7 +217,7 @@ impl PointsWriter<'_> {
 
 /// Reads everything, and writes the entries of each run of samples.
 fn make(dataset: &dyn Dataset, columns: &[Option<usize>], width: usize, out: &mut PointsWriter<'_>) -> Result<()> {
-    let one = |rows: usize, all: &mut kept::Rows<'_>| {
+    let one = |rows: usize, all: &mut Rows<'_>| {
         let (mut decoder, mut entries) = (jpeg::Decoder::default(), vec![Vec::new(); rows * width]);
         all(&mut |row, field, bytes| {
             if let Some(column) = columns[field] {
@@ -225,5 +226,5 @@ fn make(dataset: &dyn Dataset, columns: &[Option<usize>], width: usize, out: &mu
         })?;
         Ok(entries)
     };
-    kept::pass(dataset, "seek points", one, |entries| entries.iter().try_for_each(|points| out.push(points)))
+    pass(dataset, "seek points", one, |entries| entries.iter().try_for_each(|points| out.push(points)))
 }
