@@ -91,8 +91,10 @@ impl Samples {
         if self.recipe.packed.is_empty() {
             return;
         }
+        // The maxima need no id.
+        let asks = self.recipe.packed.iter().any(|(number, _)| number.is_some());
         for row in 0..rows.len() {
-            let id = if row < count { job.order.id(job.batches.position(batch, row)).ok() } else { None };
+            let id = if asks && row < count { job.order.id(job.batches.position(batch, row)).ok() } else { None };
             for (number, field) in &self.recipe.packed {
                 let ask = |number| id.map_or(Ok(None), |id| field_bytes(&*self.dataset, id, number));
                 let len = number.map(|number| caught(Stage::Read, || ask(number)).ok().flatten().unwrap_or(0));
