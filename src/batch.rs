@@ -479,10 +479,10 @@ impl<'a> FieldView<'a> {
     }
 
     /// Dimensions, rows first. For an `UpTo` field, the second is the maximum; in an order of groups, the one
-    /// [given](crate::order::Groups::up_to) for the batch's group. A packed field is a vector of all its bytes.
+    /// [given](crate::order::Groups::up_to) for the batch's group. A packed field has the elements of all rows in its first.
     pub fn shape(&self) -> Vec<usize> {
         if self.field().is_packed() {
-            return vec![self.span().len()];
+            return self.field().packed_shape(self.span().len());
         }
         let mut shape: Vec<_> = std::iter::once(self.end - self.start).collect();
         shape.extend(self.field().dims_in(self.contents.ticket().group));
@@ -507,8 +507,8 @@ impl<'a> FieldView<'a> {
         self.contents.lens(self.kept.index).map(|lens| &lens[self.start..self.end])
     }
 
-    /// Bounds of a packed field's rows: row `i` has the bytes `offsets[i]..offsets[i + 1]`. `None` for fields with a
-    /// stride.
+    /// Bounds of a packed field's rows: row `i` has the elements `offsets[i]..offsets[i + 1]` of the first dimension. `None` for
+    /// fields with a stride.
     ///
     /// One element more than rows. In a [part](Batch::micro) of a batch, subtract `offsets[0]`. The host keeps them,
     /// even for a batch on a device.
@@ -535,7 +535,8 @@ impl<'a> FieldView<'a> {
             return Err(Error::new(ErrorKind::Shape, Stage::Batch, message));
         }
         if let Some(offsets) = self.offsets() {
-            let at = |row: usize| (offsets[row] - offsets[0]) as usize;
+            let each = self.field().unit_bytes() / size_of::<T>();
+            let at = |row: usize| (offsets[row] - offsets[0]) as usize * each;
             return Ok(&all[at(row)..at(row + 1)]);
         }
         let row_len = all.len() / rows;
@@ -592,7 +593,8 @@ impl<'a> FieldView<'a> {
     /// Byte range of the field's array.
     fn span(&self) -> std::ops::Range<usize> {
         if let Some(offsets) = self.offsets() {
-            return offsets[0] as usize..offsets[self.end - self.start] as usize;
+            let unit = self.field().unit_bytes();
+            return offsets[0] as usize * unit..offsets[self.end - self.start] as usize * unit;
         }
         let row_bytes = self.contents.row_bytes(self.kept.index);
         self.start * row_bytes..self.end * row_bytes

@@ -75,12 +75,14 @@ settings! {
     LastBatch: "last_batch(LastBatch::{})", "last_batch=\"{}\"", "";
     Ledger: "Loader::ledger", "bad_samples", "";
     MaxPixels: "limits", "max_pixels", "--max-pixels";
+    Measured: "dataset.measured", "lengths_file", "";
     MemoryBudget: "memory_budget", "memory_budget", "--budget-mib";
     MissingZero: "missing_zero(true)", "missing_zero=True", "--missing-zero";
     NextEpoch: "loader.next_epoch()", "loader.next_epoch", "";
     NullZero: "nulls(Nulls::Zero)", "null_zero=True", "--null-zero";
     Numa: "numa", "numa", "";
     Padding: "TarBuilder::padding", "", "";
+    Ragged: "ragged", "ragged", "";
     Raw: "MdsBuilder::raw", "raw", "--raw";
     Reader: "tuning(|t| t.reader(Mode::{}))", "reader=\"{}\"", "--reader {}";
     Sampler: "Sampler", "", "";

@@ -9,8 +9,9 @@
 //! In an order of groups an `UpTo` field may have a smaller maximum in the batches of a group: their rows are dense with that
 //! stride, and the array has room for the largest batch.
 //!
-//! Rows of a *packed* field have no stride: they lie side by side in an array of bytes, row `i` from `offsets[i]` to
-//! `offsets[i + 1]`. The offsets are sums of the lengths in the index, so they are known before any byte is read.
+//! Rows of a *packed* field have no stride: they lie side by side, row `i` from element `offsets[i]` of the first dimension to
+//! `offsets[i + 1]`. If the index has the lengths, the offsets are their sums, known before any byte is read. Else each row
+//! has its maximum at first, and the rows move together when all are filled.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 pub use half::{bf16, f16};
@@ -132,10 +133,19 @@ pub struct Field {
     name: String,
     dtype: DType,
     shape: Shape,
-    /// Rows lie side by side; the inner value limits the bytes of a batch, if declared.
-    packed: Option<Option<usize>>,
+    /// Rows lie side by side.
+    packed: Option<Packing>,
     /// The shape of a row in the batches of each group of the order, where it differs; `shape` is the largest.
     of_groups: Vec<Vec<usize>>,
+}
+
+/// How the rows of a packed field get their places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Packing {
+    /// Maximum bytes of a batch, if declared.
+    pub(crate) batch_bytes: Option<usize>,
+    /// Each row has exactly the length in the index. Else each has its maximum until the batch is full.
+    pub(crate) by_index: bool,
 }
 
 impl Field {
@@ -170,14 +180,21 @@ impl Field {
 
     /// A `u8` field of byte strings with at most `max` bytes, side by side in the batch without padding.
     ///
-    /// Of a decoder it is the only output, and each row has exactly the length that
-    /// [`DatasetExt::lengths`](crate::dataset::DatasetExt::lengths) gives for the field. Substitutes stay empty: the
-    /// decoder is not called for them.
+    /// Where [`DatasetExt::lengths`](crate::dataset::DatasetExt::lengths) are known, and the field is the only output of its
+    /// decoder, each row has exactly that length. Then substitutes stay empty: the decoder is not called for them.
     ///
     /// See [`FieldView::offsets`](crate::FieldView::offsets). A batch reserves rows × `max` bytes. If `batch_bytes` is
-    /// declared, it reserves and allows only that many.
+    /// declared, which needs known lengths, it reserves and allows only that many.
     pub fn packed(name: impl Into<String>, max: usize, batch_bytes: Option<usize>) -> Self {
-        Self { packed: Some(batch_bytes), ..Self::up_to(name, DType::U8, max) }
+        Self { packed: Some(Packing { batch_bytes, by_index: true }), ..Self::up_to(name, DType::U8, max) }
+    }
+
+    pub(crate) fn packing(&self) -> Option<Packing> {
+        self.packed
+    }
+
+    pub(crate) fn set_packing(&mut self, packing: Packing) {
+        self.packed = Some(packing);
     }
 
     /// The name.
@@ -229,7 +246,8 @@ impl Field {
 
     /// Bytes reserved for `rows` rows of a packed field; `None` for a field with a stride.
     fn packed_room(&self, rows: usize) -> Option<usize> {
-        self.packed.map(|declared| declared.unwrap_or(usize::MAX).min(self.row_bytes().saturating_mul(rows)))
+        let declared = self.packed?.batch_bytes;
+        Some(declared.unwrap_or(usize::MAX).min(self.row_bytes().saturating_mul(rows)))
     }
 
     /// Whether row lengths vary.
@@ -243,6 +261,13 @@ impl Field {
             Shape::UpTo { max, .. } => self.row_bytes() / max,
             Shape::Fixed(_) => self.row_bytes(),
         }
+    }
+
+    /// Shape of so many bytes of a packed field.
+    pub(crate) fn packed_shape(&self, bytes: usize) -> Vec<usize> {
+        let mut dims = self.dims();
+        dims[0] = bytes / self.unit_bytes();
+        dims
     }
 
     /// Bytes of one row as stored; `None` if they overflow.
@@ -362,6 +387,26 @@ impl EncodedField {
         Self { name: name.into(), encoding: Encoding::Bytes }
     }
 
+    /// Bytes per element of the first dimension; 1 for encoded bytes.
+    pub(crate) fn unit_bytes(&self) -> u64 {
+        let (dtype, inner) = match &self.encoding {
+            Encoding::Raw { dtype, shape: Shape::UpTo { inner, .. } } => (dtype, &inner[..]),
+            Encoding::Raw { dtype, shape: Shape::Fixed(dims) } => (dtype, dims.get(1..).unwrap_or_default()),
+            _ => return 1,
+        };
+        inner.iter().fold(dtype.size() as u64, |bytes, dim| bytes.saturating_mul(*dim as u64)).max(1)
+    }
+
+    /// Bytes of every sample, if it is raw with one shape.
+    pub(crate) fn fixed_bytes(&self) -> Option<u64> {
+        match &self.encoding {
+            Encoding::Raw { shape: Shape::Fixed(dims), .. } => {
+                Some(dims.first().map_or(1, |first| *first as u64).saturating_mul(self.unit_bytes()))
+            }
+            _ => None,
+        }
+    }
+
     /// The batch field of raw bytes.
     pub fn as_raw(&self) -> Option<Field> {
         match &self.encoding {
@@ -470,6 +515,8 @@ pub(crate) struct Packed {
     pub(crate) offsets: usize,
     /// Maximum bytes of all rows.
     pub(crate) room: usize,
+    /// Bytes per element of the first dimension: offsets and lengths count these.
+    pub(crate) unit: usize,
 }
 
 impl Layout {
@@ -501,7 +548,7 @@ impl Layout {
             });
             of_groups.extend(strides.map(|strides| (index, strides)));
             let offset = place(room.or(most).or(row_bytes.checked_mul(rows)))?;
-            let packed = room.map(|room| Packed { offsets: 0, room });
+            let packed = room.map(|room| Packed { offsets: 0, room, unit: field.unit_bytes() });
             fields.push(FieldLayout { offset, row_bytes, lens: None, packed });
         }
         for (field, layout) in spec.fields.iter().zip(&mut fields) {

@@ -112,8 +112,9 @@ pub trait Framed: Send + Sync {
         Ok(bytes)
     }
 
-    /// Bytes that [`open`](Self::open) makes of a sample's field, by the index alone; `None` if only reading tells. Packed
-    /// rows need them. The lengths of fields that are not framed are known without it.
+    /// Bytes that [`open`](Self::open) makes of a sample's field, by the index alone; `None` if only reading tells. A dataset in
+    /// chunks may know them, too. [`DatasetExt::lengths`](super::DatasetExt::lengths) and ragged batches need them. The lengths of fields of
+    /// one shape, and of those that are not framed, are known without it.
     fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
         let _ = (sample, field);
         Ok(None)
@@ -165,9 +166,12 @@ impl Framed for Unframed {
 }
 
 /// Bytes of a sample's field as a decoder gets them, by the index alone; `None` if only reading tells: for most framed
-/// fields, and for chunks.
+/// fields of varying length, and for those in chunks.
 pub(crate) fn field_bytes<D: Dataset + ?Sized>(dataset: &D, sample: u64, field: usize) -> Result<Option<u64>> {
     if let Some(bytes) = frames(dataset).field_bytes(sample, field)? {
+        return Ok(Some(bytes));
+    }
+    if let Some(bytes) = dataset.schema().get(field).and_then(EncodedField::fixed_bytes) {
         return Ok(Some(bytes));
     }
     if dataset.chunked().is_some() {
@@ -180,6 +184,13 @@ pub(crate) fn field_bytes<D: Dataset + ?Sized>(dataset: &D, sample: u64, field: 
         Part::Extent(extent) | Part::Checked(extent) => Some(extent.len),
         Part::Inline(bytes) => Some(bytes.len() as u64),
     }))
+}
+
+/// Whether the index has the lengths of a field. Some samples tell: formats know those of all or of none.
+pub(crate) fn knows_lengths<D: Dataset + ?Sized>(dataset: &D, field: usize) -> bool {
+    let last = dataset.len().saturating_sub(1);
+    let unknown = |sample| matches!(field_bytes(dataset, sample, field), Ok(None));
+    dataset.len() == 0 || ![0, last / 2, last].into_iter().any(unknown)
 }
 
 /// Name of the sample within its file, for people.

@@ -4,9 +4,10 @@ use super::contract::{Dataset, field_bytes, frames};
 use super::sample;
 #[cfg(feature = "image")]
 use super::wrap::Seekable;
-use super::wrap::{Checked, InMemory, Subset};
+use super::wrap::{Checked, InMemory, Measured, Subset};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::available;
+use crate::setting::Setting;
 use crate::tensor::EncodedField;
 use std::path::Path;
 use std::sync::Arc;
@@ -99,17 +100,43 @@ pub trait DatasetExt: Dataset + Sized {
         InMemory::open(self, budget, available::at_most())
     }
 
-    /// Bytes of a field of every sample, by the index alone: for samplers of batches with similar lengths.
+    /// Length of a field of every sample, by the index alone: the first dimension of a raw field, the bytes of an encoded
+    /// one. For samplers of batches with similar lengths.
     ///
-    /// Errors: [`ErrorKind::Config`] for an unknown field, and where only reading tells: Parquet, most fields in frames.
+    /// A dataset of your own gives them by [`Framed::field_bytes`](super::Framed::field_bytes), if its extents do not say them.
+    ///
+    /// Errors: [`ErrorKind::Config`] for an unknown field, and where only reading tells: most Parquet columns and fields in
+    /// frames whose length varies. [`measured`](Self::measured) reads them. [`ErrorKind::Decode`] for a part of an element.
     fn lengths(&self, field: &str) -> Result<Vec<u64>> {
         let refused = |message| Error::new(ErrorKind::Config, Stage::Index, message);
         let number = self.schema().iter().position(|known| known.name == field);
         let number = number.ok_or_else(|| refused(no_field(self.schema(), field)))?;
-        let unknown = || refused(format!("the index has no lengths of field `{field}`"));
-        let length = |sample| field_bytes(self, sample, number)?.ok_or_else(unknown);
+        let unit = self.schema()[number].unit_bytes();
+        let unknown = || {
+            let way = Setting::Measured.hint(|measured| format!(": {measured} reads them once"));
+            refused(format!("the index has no lengths of field `{field}`{way}"))
+        };
+        let length = |sample| match field_bytes(self, sample, number)?.ok_or_else(unknown)? {
+            bytes if bytes.is_multiple_of(unit) => Ok(bytes / unit),
+            bytes => {
+                let message = format!("field `{field}` has {bytes} bytes, not a multiple of its element's {unit}");
+                Err(Error::new(ErrorKind::Decode, Stage::Index, message))
+            }
+        };
         let located = |error: Error, sample| error.in_stage(Stage::Index).with_sample(sample);
         (0..self.len()).map(|sample| length(sample).map_err(|error| located(error, sample))).collect()
+    }
+
+    /// Adds the [lengths](Self::lengths) of fields whose index has none. The file `index` keeps them, in 4 bytes per sample
+    /// and such field. The first call reads everything once to make it, on all cores ([`Measured::built`] tells). Make it before many
+    /// processes open it. Samples that are damaged have length 0. Later, a sample of another length is an error of
+    /// [`ErrorKind::Changed`].
+    ///
+    /// Errors: file system errors; an `index` that is another kind of file ([`ErrorKind::Config`]), or has the lengths of
+    /// another dataset, also of this one with other samples or lengths of files ([`ErrorKind::Changed`]); a part of a dataset
+    /// with chunks ([`ErrorKind::Config`]); a field of 4 GiB or more ([`ErrorKind::Limit`]).
+    fn measured(self, index: impl AsRef<Path>) -> Result<Measured<Self>> {
+        Measured::open(self, index.as_ref())
     }
 
     /// Maximum bytes of a field as a decoder gets them, by its number in the schema: room for texts and other bytes that

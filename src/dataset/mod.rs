@@ -11,7 +11,7 @@
 //! never changes; the files on disk may, and the readers detect it.
 //!
 //! Each format is a type of its own, listed below; the guide [formats](crate::guide::formats) opens them all. Datasets
-//! are made of others by [`Concat`], [`Mix`], [`Subset`], [`Checked`], `Seekable` and [`InMemory`]: see [`DatasetExt`].
+//! are made of others by [`Concat`], [`Mix`], [`Subset`], [`Checked`], [`Measured`], `Seekable` and [`InMemory`]: see [`DatasetExt`].
 //!
 //! A dataset of your own takes a few lines. Here every sample is a line of 16 bytes in one file:
 //!
@@ -147,7 +147,7 @@ pub use crate::memory::ChunkBuf;
 pub use chunked::{ChunkBytes, Chunked};
 use contract::frames;
 pub use contract::{Dataset, Framed, Sizes};
-pub(crate) use contract::{field_bytes, member};
+pub(crate) use contract::{field_bytes, knows_lengths, member};
 pub use damage::{Damage, DamageKind};
 pub(crate) use digest::Digest;
 pub use ext::DatasetExt;

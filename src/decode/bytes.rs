@@ -49,20 +49,22 @@ impl Bytes {
     /// Rows of at most `max` bytes, side by side without padding.
     ///
     /// The field is a `u8` vector of all bytes of the batch, with the start of each row
-    /// ([`FieldView::offsets`](crate::FieldView::offsets)). Only these bytes are copied to a device. The dataset must
-    /// know their lengths ([`DatasetExt::lengths`](crate::dataset::DatasetExt::lengths)): this excludes chunks
-    /// (Parquet), and by default fields that are packed or framed in their file.
+    /// ([`FieldView::offsets`](crate::FieldView::offsets)). Only these bytes are copied to a device.
     ///
     /// A slot holds rows × `max` bytes, or [`batch_bytes`](Self::batch_bytes). A sample is an error
-    /// ([`ErrorKind::Shape`]) if it exceeds `max`, differs from the length in the index, or does not fit. Blank rows
-    /// and substitutes have length 0.
+    /// ([`ErrorKind::Shape`]) if it exceeds `max`, or does not fit. Blank rows have length 0.
+    ///
+    /// Where the index has [lengths](crate::dataset::DatasetExt::lengths), a sample of another length is an error, too, and
+    /// substitutes have length 0.
     pub fn packed(max: usize) -> Self {
         Self { max, cut: false, packed: Some(None) }
     }
 
     /// Maximum bytes of all rows of a batch, at least the `max` of one row.
     ///
-    /// For [`packed`](Self::packed) rows whose largest is far above their mean.
+    /// For [`packed`](Self::packed) rows whose largest is far above their mean. The index must have their
+    /// [lengths](crate::dataset::DatasetExt::lengths): this excludes chunks (Parquet), and fields in frames unless they were
+    /// [measured](crate::dataset::DatasetExt::measured).
     #[must_use]
     pub fn batch_bytes(mut self, bytes: usize) -> Self {
         self.packed = Some(Some(bytes));

@@ -192,6 +192,41 @@ impl LoaderBuilder {
         self
     }
 
+    /// Packs a field of varying length: its rows lie side by side, without padding, and only the bytes that are there are copied
+    /// to a device. [`FieldView::offsets`](crate::FieldView::offsets) bounds the rows.
+    ///
+    /// A slot has room for rows × the maximum, or for `batch_bytes`: more in a batch is an error of the sample. That limit needs
+    /// [lengths](crate::dataset::DatasetExt::lengths) that the index knows, and substitutes stay empty.
+    ///
+    /// ```
+    /// use feedline::{Loader, dataset::Tar, tensor::{DType, Field}};
+    /// # let member = |name: &str, bytes: &[u8]| {
+    /// #     let mut header = [0; 512];
+    /// #     header[..name.len()].copy_from_slice(name.as_bytes());
+    /// #     header[124..135].copy_from_slice(format!("{:011o}", bytes.len()).as_bytes());
+    /// #     header[156] = b'0';
+    /// #     header[148..156].fill(b' ');
+    /// #     let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    /// #     header[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+    /// #     let mut all = header.to_vec();
+    /// #     all.extend(bytes);
+    /// #     all.resize(1024, 0);
+    /// #     all
+    /// # };
+    /// # let shard = [member("0.tok", &[1, 2]), member("1.tok", &[3, 4, 5, 6, 7, 8]), vec![0; 1024]].concat();
+    /// let tokens = Tar::builder().raw(Field::up_to("tok", DType::U16, 2048), "tok").open_bytes(shard)?;
+    /// let loader = Loader::builder(tokens).ragged("tok", None).build()?;
+    /// let batch = loader.epoch(0)?.next().unwrap()?;
+    /// let field = batch.field("tok")?;
+    /// assert_eq!((field.shape(), field.offsets()), (vec![4], Some(&[0, 1, 4][..])));
+    /// assert_eq!(field.row::<u16>(1)?.len(), 3);
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    pub fn ragged(mut self, name: &str, batch_bytes: Option<usize>) -> Self {
+        self.steps.ragged.push((name.into(), batch_bytes));
+        self
+    }
+
     /// Converts a picture field of `u8` to floats as the last step.
     ///
     /// On a GPU this runs after the copy, so the bus carries one byte per value; on the host it runs in the slot. Both

@@ -1,8 +1,8 @@
 //! Packed fields of a slot: rows of varying length, side by side.
 //!
 //! ```text
-//! lengths of the index ──place──► offsets (a prefix sum) ──► each row has its own bytes, which workers fill
-//! a row shorter than planned (a substitute, a blank row) ──close_gaps──► later rows move up, before the slot is full
+//! lengths of the index, or maxima ──place──► offsets (a prefix sum) ──► each row has its own bytes, which workers fill
+//! a row shorter than its place ──close_gaps──► later rows move up, before the slot is full
 //! ```
 
 #![allow(unsafe_code)]
@@ -33,8 +33,8 @@ impl Slot {
     pub(super) fn packed_row(&self, packed: Packed, row: u32) -> (usize, usize) {
         let at = packed.offsets + row as usize * 8;
         let (start, end) = (self.number(at) as usize, self.number(at + 8) as usize);
-        assert!(start <= end && end <= packed.room, "the offsets of a packed field were overwritten");
-        (start, end)
+        assert!(start <= end && end <= packed.room / packed.unit, "the offsets of a packed field were overwritten");
+        (start * packed.unit, end * packed.unit)
     }
 
     /// Bytes of the batch's rows of a field.
@@ -55,25 +55,26 @@ impl Slot {
             }
             let mut end = 0;
             for row in 0..rows {
-                let ((start, _), len) = (self.packed_row(packed, row), self.number(lens + row as usize * 8) as usize);
+                let (start, _) = self.packed_row(packed, row);
+                let len = self.number(lens + row as usize * 8) as usize * packed.unit;
                 if start != end {
                     let (from, to) = (self.at(layout.offset + start, len), self.at(layout.offset + end, len));
                     // SAFETY: both in bounds; no other thread accesses the slot between its last row and its delivery.
                     unsafe { std::ptr::copy(from, to, len) };
-                    self.set_number(packed.offsets + row as usize * 8, end as u64);
+                    self.set_number(packed.offsets + row as usize * 8, (end / packed.unit) as u64);
                 }
                 end += len;
             }
-            self.set_number(packed.offsets + rows as usize * 8, end as u64);
+            self.set_number(packed.offsets + rows as usize * 8, (end / packed.unit) as u64);
         }
     }
 }
 
 impl Rows {
-    /// Places row `row` of a packed field: `len` bytes, or none if they do not fit.
+    /// Places row `row` of a packed field: `len` bytes (by default the maximum), or none if they do not fit.
     ///
     /// Called for each row in order, before any row is filled or taken.
-    pub(crate) fn place(&mut self, field: usize, row: u32, len: u64) {
+    pub(crate) fn place(&mut self, field: usize, row: u32, len: Option<u64>) {
         assert!(self.start == 0 && self.done == 0);
         let layout = self.slot.plan.layout.fields()[field];
         let (Some(packed), Some(lens)) = (layout.packed, layout.lens) else { return };
@@ -82,9 +83,10 @@ impl Rows {
             self.slot.set_number(at, 0);
         }
         let start = self.slot.number(at);
-        let most = self.slot.plan.spec.fields()[field].row_bytes().min(packed.room) as u64;
-        let fits = len <= most && start + len <= packed.room as u64;
-        self.slot.set_number(at + 8, start + if fits { len } else { 0 });
+        let (unit, max) = (packed.unit as u64, self.slot.plan.spec.fields()[field].row_bytes() as u64);
+        let len = len.unwrap_or(max);
+        let fits = len <= max && len.is_multiple_of(unit) && start * unit + len <= packed.room as u64;
+        self.slot.set_number(at + 8, start + if fits { len / unit } else { 0 });
         self.slot.set_number(lens + row as usize * 8, 0);
     }
 
@@ -95,10 +97,11 @@ impl Rows {
 }
 
 impl Row<'_> {
-    /// Refuses bytes of another length than the index, because its lengths place the rows.
+    /// Refuses another length than that of the index, where its lengths place the rows.
     pub(super) fn check_packed(&self, field: &Field, packed: Packed, len: usize) -> Result<()> {
-        let (start, end) = self.slot.packed_row(packed, self.row);
-        if len == 0 || len == end - start {
+        let ((start, end), len) = (self.slot.packed_row(packed, self.row), len * packed.unit);
+        let by_index = field.packing().is_some_and(|packing| packing.by_index);
+        if len == 0 || len == end - start || (!by_index && len < end - start) {
             return Ok(());
         }
         let (name, planned) = (field.name(), end - start);
@@ -120,7 +123,7 @@ impl Filled {
         self.slot().used(field)
     }
 
-    /// Start of each row in the bytes of a packed field, and the end of the last.
+    /// Start of each row of a packed field in elements of the first dimension, and the end of the last.
     pub(crate) fn offsets(&self, field: usize) -> Option<&[u64]> {
         let packed = self.slot().plan.layout.fields()[field].packed?;
         Some(bytemuck::cast_slice(self.array(packed.offsets, 8 * (self.rows() + 1))))
@@ -138,7 +141,7 @@ mod tests {
         let (_pool, full, free) = pool_of(vec![Field::packed("x", 8, None)], 2, 1);
         for nonsense in [None, Some(17), Some(u64::MAX), Some(u64::MAX - 4096)] {
             let mut rows = free.recv().unwrap().begin(Ticket::default(), 2, 2);
-            (0..2).for_each(|row| rows.place(0, row, 8));
+            (0..2).for_each(|row| rows.place(0, row, Some(8)));
             for id in 0..2 {
                 rows.row().copy_from(0, &[7; 8]).unwrap();
                 rows.row().mark(id);

@@ -82,7 +82,8 @@ impl Row<'_> {
     }
 
     /// The bytes of field `field`: all `max` elements of an `UpTo` field (in an order of groups, those of the batch's group), the
-    /// length in the index of a packed field. Those behind the length become 0 again when the decoder or transform has returned.
+    /// length in the index of a packed field that has its lengths there. Those behind the length become 0 again when the decoder
+    /// or transform has returned.
     ///
     /// Panics if `field` is out of range, or in a decoder is not one of its own.
     pub fn bytes_mut(&mut self, field: usize) -> &mut [u8] {
@@ -177,8 +178,8 @@ impl Row<'_> {
 
     /// Sets the length (first dimension) of an `UpTo` field and zeroes the bytes behind it.
     ///
-    /// Errors: [`ErrorKind::Shape`] if the field has a fixed shape or `len` exceeds its maximum; for a packed field, if
-    /// `len` is neither 0 nor the length in the index.
+    /// Errors: [`ErrorKind::Shape`] if the field has a fixed shape or `len` exceeds its maximum; for a packed field with lengths
+    /// in the index, if `len` is neither 0 nor that length.
     pub fn set_len(&mut self, field: usize, len: usize) -> Result<()> {
         let spec = &self.slot.plan.spec.fields()[field];
         if !spec.is_up_to() {
@@ -399,17 +400,18 @@ impl BatchMut<'_> {
         Some(bytemuck::cast_slice_mut(self.filled.bytes_at_mut(offset, len)))
     }
 
-    /// Bounds of a packed field's rows: row `i` has the bytes `offsets[i]..offsets[i + 1]`. `None` for other fields.
+    /// Bounds of a packed field's rows: row `i` has the elements `offsets[i]..offsets[i + 1]` of the first dimension. `None` for
+    /// other fields.
     pub fn offsets(&self, field: usize) -> Option<&[u64]> {
         self.filled.offsets(field)
     }
 
     /// Dimensions of field `field`, rows first. For an `UpTo` field, the second is the maximum; in an order of groups, that of the
-    /// batch's group. A packed field is a vector of its bytes.
+    /// batch's group. A packed field has the elements of all rows in its first.
     pub fn shape(&self, field: usize) -> Vec<usize> {
         let spec = &self.spec().fields()[field];
         if spec.is_packed() {
-            return vec![self.filled.used(field)];
+            return spec.packed_shape(self.filled.used(field));
         }
         let mut shape = vec![self.len()];
         shape.extend(spec.dims_in(self.filled.slot().group()));

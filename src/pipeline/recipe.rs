@@ -9,7 +9,7 @@ use crate::memory::{BatchMut, Filled, Row};
 use crate::meter::Effort;
 use crate::order::Draws;
 use crate::setting::Setting;
-use crate::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
+use crate::tensor::{DType, EncodedField, Encoding, Field, Packing, Shape, Spec};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -24,6 +24,8 @@ pub(crate) struct Steps {
     pub(crate) maps: Vec<(Vec<Field>, Arc<MapFn>)>,
     pub(crate) map_batches: Vec<(Vec<Field>, Arc<MapBatchFn>)>,
     pub(crate) keep: Option<Vec<String>>,
+    /// `.ragged(name, batch_bytes)`.
+    pub(crate) ragged: Vec<(String, Option<usize>)>,
     /// `.finish(name, f)`.
     pub(crate) finishes: Vec<(String, Finish)>,
 }
@@ -67,8 +69,8 @@ pub(crate) struct Recipe {
     pub(crate) directs: Vec<DirectStep>,
     /// The delivered fields.
     pub(crate) keep: Vec<KeptField>,
-    /// Packed fields: the number in the dataset and the number in the slot.
-    pub(crate) packed: Vec<(usize, usize)>,
+    /// Packed fields: the number in the dataset, if its index has the lengths, and the number in the slot.
+    pub(crate) packed: Vec<(Option<usize>, usize)>,
     /// A decoder makes rows of pictures.
     pictures: bool,
 }
@@ -143,24 +145,20 @@ impl Recipe {
         direct: impl FnOnce(&Draft<'_>) -> Result<Vec<DirectField>>,
     ) -> Result<Self> {
         let (mut handlers, mut fields) = handlers(dataset.schema(), steps.decoders, steps.keep.as_deref())?;
-        let packed = packed_fields(dataset, &handlers, &fields)?;
         let first_added = fields.len();
         let (mut maps, mut map_batches) = (Vec::new(), Vec::new());
         for (added, map) in steps.maps {
             fields.extend(added);
             maps.push(map);
         }
+        let last = fields.len();
         for (added, map) in steps.map_batches {
             fields.extend(added);
             map_batches.push(map);
         }
         let added = first_added..fields.len();
-        if let Some(field) = fields[added.clone()].iter().find(|field| field.is_packed()) {
-            return bad(format!(
-                "a transform cannot add the packed field `{}`: no index has its lengths",
-                field.name()
-            ));
-        }
+        pack(&steps.ragged, &mut fields, last)?;
+        let packed = packed_fields(dataset, &handlers, &mut fields)?;
         let mut keep = every(&Spec::new(fields.clone())?);
         let wanted = |handler: &Handler| match &steps.keep {
             Some(names) => {
@@ -202,6 +200,11 @@ impl Recipe {
             packed,
             pictures,
         })
+    }
+
+    /// Whether the rows of a dataset field are packed by its lengths in the index.
+    pub(crate) fn is_by_index(&self, field: usize) -> bool {
+        self.packed.iter().any(|(number, _)| *number == Some(field))
     }
 
     /// Bytes that the decoders of one worker may use beside the row.
@@ -298,27 +301,65 @@ fn handlers(
     Ok((handlers, fields))
 }
 
-/// The packed fields. Their lengths must be in the dataset's index.
-fn packed_fields(dataset: &dyn Dataset, handlers: &[Handler], fields: &[Field]) -> Result<Vec<(usize, usize)>> {
+/// Packs the fields that `ragged` names, with the maximum bytes of a batch. Those behind `last` are `.map_batch`'s.
+fn pack(ragged: &[(String, Option<usize>)], fields: &mut [Field], last: usize) -> Result<()> {
+    for (name, batch_bytes) in ragged {
+        let Some(number) = fields.iter().position(|field| field.name() == name) else {
+            return no_field(Setting::Ragged, name, fields.iter());
+        };
+        let field = &mut fields[number];
+        match batch_bytes {
+            _ if !field.is_up_to() => {
+                return bad(format!(
+                    "field `{name}` has one shape, and nothing to pack: leave it out of {}",
+                    Setting::Ragged
+                ));
+            }
+            Some(bytes) if *bytes < field.row_bytes() => {
+                let most = field.row_bytes();
+                return bad(format!("field `{name}`: {bytes} bytes of a batch, less than the {most} of one row"));
+            }
+            _ if number >= last => {}
+            _ => field.set_packing(Packing { batch_bytes: *batch_bytes, by_index: batch_bytes.is_some() }),
+        }
+    }
+    match fields[last..].iter().find(|field| field.is_packed() || ragged.iter().any(|(name, _)| name == field.name())) {
+        Some(field) => bad(format!(
+            "a transform of batches cannot add the packed field `{}`: rows are packed before it",
+            field.name()
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The packed fields. Those with a limit of their bytes must have their lengths in the dataset's index.
+fn packed_fields(
+    dataset: &dyn Dataset,
+    handlers: &[Handler],
+    fields: &mut [Field],
+) -> Result<Vec<(Option<usize>, usize)>> {
     let mut packed = Vec::new();
-    for (number, handler) in handlers.iter().enumerate() {
-        let outputs = handler.outputs.clone();
-        if !fields[outputs.clone()].iter().any(Field::is_packed) {
-            continue;
+    for (number, field) in fields.iter_mut().enumerate() {
+        let Some(packing) = field.packing() else { continue };
+        let source = handlers.iter().position(|handler| handler.outputs.contains(&number));
+        let unknown = match source.map(|source| (source, &handlers[source])) {
+            None => Some("a transform adds it"),
+            Some((_, handler)) if handler.outputs.len() > 1 => Some("its decoder also makes other fields"),
+            Some((_, handler)) if matches!(handler.how, How::Decode(_)) && field.dtype() != DType::U8 => {
+                Some("its decoder makes the lengths")
+            }
+            _ if dataset.chunked().is_some() => Some("it lies in chunks"),
+            Some((source, _)) if !dataset::knows_lengths(dataset, source) => {
+                Some("the dataset's `field_bytes` gives no lengths of it")
+            }
+            Some(_) => None,
+        };
+        if let (Some(why), Some(_)) = (unknown, packing.batch_bytes) {
+            return bad(format!("the bytes of a batch of field `{}` cannot be limited: {why}", field.name()));
         }
-        if outputs.len() > 1 || dataset.chunked().is_some() {
-            let why = if outputs.len() > 1 { "its decoder also makes other fields" } else { "it lies in chunks" };
-            return bad(format!("field `{}` cannot be packed: {why}", handler.name));
-        }
-        let last = dataset.len().saturating_sub(1);
-        if [0, last / 2, last]
-            .into_iter()
-            .any(|sample| matches!(dataset::field_bytes(dataset, sample, number), Ok(None)))
-        {
-            let why = "the dataset's `field_bytes` gives no lengths of it";
-            return bad(format!("field `{}` cannot be packed: {why}", handler.name));
-        }
-        packed.push((number, outputs.start));
+        let by_index = packing.by_index && unknown.is_none();
+        field.set_packing(Packing { by_index, ..packing });
+        packed.push((source.filter(|_| by_index), number));
     }
     Ok(packed)
 }
@@ -399,7 +440,7 @@ fn finishings(
     let (mut finishings, mut made) = (Vec::with_capacity(steps.len()), Vec::new());
     for (name, finish) in steps {
         let Some(input) = keep.iter().position(|kept| kept.field.name() == name) else {
-            return no_field(Setting::Finish, &name, keep);
+            return no_field(Setting::Finish, &name, keep.iter().map(|kept| &kept.field));
         };
         if finishings.iter().any(|other: &(FinishStep, f64, String)| other.0.input == input) {
             return bad(format!("field `{name}` is finished twice"));
@@ -427,8 +468,8 @@ fn finishings(
     Ok((finishings.into_iter().map(finishing).collect(), made))
 }
 
-fn no_field<T>(setting: Setting, name: &str, all: &[KeptField]) -> Result<T> {
-    let there: Vec<_> = all.iter().map(|kept| kept.field.name()).collect();
+fn no_field<'f, T>(setting: Setting, name: &str, all: impl Iterator<Item = &'f Field>) -> Result<T> {
+    let there: Vec<_> = all.map(Field::name).collect();
     bad(format!("{setting} names `{name}`, which is no field of the batch; there are {}", there.join(", ")))
 }
 
@@ -438,7 +479,7 @@ fn kept(all: &[KeptField], names: &[String]) -> Result<Vec<KeptField>> {
         match all.iter().find(|kept| kept.field.name() == name) {
             Some(kept) if !keep.contains(kept) => keep.push(kept.clone()),
             Some(_) => return bad(format!("{} names `{name}` twice", Setting::Keep)),
-            None => return no_field(Setting::Keep, name, all),
+            None => return no_field(Setting::Keep, name, all.iter().map(|kept| &kept.field)),
         }
     }
     if keep.is_empty() {

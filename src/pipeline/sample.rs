@@ -15,7 +15,7 @@ use super::watchdog::{Doing, Watch};
 use crate::dataset::{Chunked, Dataset, Framed, Part, Parts, Sizes, field_bytes, lie, placed, unframed, within_opened};
 use crate::decode::{Ctx, Running, Scratch};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::memory::{ChunkBuf, Rows};
+use crate::memory::{ChunkBuf, Row, Rows};
 use crate::storage::{Cached, Extent, Sources, exhausted, out_of_reach};
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ impl Samples {
                     Place::Index(sample.index.len() - bytes.len(), bytes.len())
                 }
                 (Part::Inline(bytes), _) => {
-                    rows.row().copy_from(handler.outputs.start, bytes)?;
+                    self.copy(field, &mut rows.row(), bytes)?;
                     continue;
                 }
                 _ if part.extent().is_some_and(|extent| self.is_memory(&extent)) => Place::Memory,
@@ -85,17 +85,20 @@ impl Samples {
         parts.within(self.promised.sample_bytes_max)
     }
 
-    /// Places the rows of packed fields by the lengths in the index. A row without a length gets no bytes; filling it
-    /// reports why.
+    /// Places the rows of packed fields, by the lengths in the index or with their maximum. A row without a length gets no
+    /// bytes; filling it reports why.
     pub(crate) fn place_packed(&self, job: &EpochJob, batch: u64, rows: &mut Rows, count: u32) {
         if self.recipe.packed.is_empty() {
             return;
         }
+        // The maxima need no id.
+        let asks = self.recipe.packed.iter().any(|(number, _)| number.is_some());
         for row in 0..rows.len() {
-            let id = if row < count { job.order.id(job.batches.position(batch, row)).ok() } else { None };
+            let id = if asks && row < count { job.order.id(job.batches.position(batch, row)).ok() } else { None };
             for (number, field) in &self.recipe.packed {
-                let ask = || id.map_or(Ok(None), |id| field_bytes(&*self.dataset, id, *number));
-                rows.place(*field, row, caught(Stage::Read, ask).ok().flatten().unwrap_or(0));
+                let ask = |number| id.map_or(Ok(None), |id| field_bytes(&*self.dataset, id, number));
+                let len = number.map(|number| caught(Stage::Read, || ask(number)).ok().flatten().unwrap_or(0));
+                rows.place(*field, row, if row < count { len } else { Some(0) });
             }
         }
     }
@@ -293,9 +296,7 @@ impl Samples {
         scratch.running = Running::Decoder;
         let mut row = rows.row();
         let done = match &handler.how {
-            How::InPlace(_) | How::Copy => {
-                row.copy_from(handler.outputs.start, bytes).map_err(|error| site(error, bytes))
-            }
+            How::InPlace(_) | How::Copy => self.copy(given.field, &mut row, bytes).map_err(|error| site(error, bytes)),
             How::Skip | How::Direct => Ok(()),
             How::Decode(decoder) => {
                 handler.outputs.clone().for_each(|field| row.clear_len(field));
@@ -306,8 +307,8 @@ impl Samples {
                             .map_or(&[], |framed| framed.seek_points(id, given.field, &mut points).unwrap_or_default()),
                     );
                 let mut own = row.only(mask(&handler.outputs));
-                let is_packed = self.recipe.packed.iter().any(|(number, _)| *number == given.field);
-                let decoded = match is_packed && own.stands_in() {
+                let by_index = self.recipe.is_by_index(given.field);
+                let decoded = match by_index && own.stands_in() {
                     // The row's place in the batch has the length of the sample that failed.
                     true => own.set_len(handler.outputs.start, 0),
                     false => decoder.decode(bytes, &mut ctx, &mut own).and_then(|()| own.pad_new(u64::MAX)),
@@ -315,13 +316,22 @@ impl Samples {
                 decoded.map_err(|error| {
                     // A row of a packed field has no room if its length could not be had: then that is the error.
                     let length = || field_bytes(&*self.dataset, id, given.field);
-                    site(caught(Stage::Read, length).err().filter(|_| is_packed).unwrap_or(error), bytes)
+                    site(caught(Stage::Read, length).err().filter(|_| by_index).unwrap_or(error), bytes)
                 })
             }
         };
         (scratch.opened, scratch.points) = (opened, points);
         scratch.field = None;
         done
+    }
+
+    /// Copies the bytes of a dataset field into the row. Those of a substitute have no room among lengths in the index.
+    fn copy(&self, field: usize, row: &mut Row<'_>, bytes: &[u8]) -> Result<()> {
+        let output = self.recipe.handlers[field].outputs.start;
+        match row.stands_in() && self.recipe.is_by_index(field) {
+            true => row.set_len(output, 0),
+            false => row.copy_from(output, bytes),
+        }
     }
 
     /// Adds the field to the error of a panic in its code.

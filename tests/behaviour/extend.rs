@@ -355,7 +355,7 @@ fn lengths_of_samples_come_from_the_index() {
     let lens = [30, 10, 0, 40_000];
     let tar = tar(&dir, &lens);
     assert_eq!(tar.lengths("text").unwrap(), lens.map(|len| len as u64));
-    assert_eq!(tar.lengths("label").unwrap(), [8; 4]);
+    assert_eq!(tar.lengths("label").unwrap(), [1; 4]);
     let chosen = tar.subset([3, 1]).unwrap();
     assert_eq!(chosen.lengths("text").unwrap(), [40_000, 10]);
     let texts = Texts::new(&dir, Mistake::None);
@@ -366,11 +366,17 @@ fn lengths_of_samples_come_from_the_index() {
 }
 
 #[test]
-fn packed_rows_need_lengths_in_the_index() {
+fn packed_rows_take_lengths_of_the_index_or_move_together() {
     let dir = Dir::new();
-    let error = Loader::builder(Texts::new(&dir, Mistake::None)).keep(["text"]).decode_field("text", Bytes::packed(8));
-    let error = error.build().unwrap_err();
-    assert_eq!(error.message(), "field `text` cannot be packed: the dataset's `field_bytes` gives no lengths of it");
+    let texts = |decoder: Bytes| {
+        Loader::builder(Texts::new(&dir, Mistake::None)).keep(["text"]).decode_field("text", decoder).batch_size(4)
+    };
+    let error = texts(Bytes::packed(8).batch_bytes(80)).build().unwrap_err();
+    let words =
+        "the bytes of a batch of field `text` cannot be limited: the dataset's `field_bytes` gives no lengths of it";
+    assert_eq!(error.message(), words);
+    let batch = build(texts(Bytes::packed(12))).epoch(0).unwrap().next().unwrap().unwrap();
+    assert_eq!(batch.field("text").unwrap().offsets().unwrap(), [0, 8, 16, 24, 32]);
     // Members that lie side by side are read together, and the index has the length of each.
     let lens = [30, 10, 5, 200];
     let builder = Loader::builder(tar(&dir, &lens)).decode_field("text", Bytes::packed(200)).batch_size(4);

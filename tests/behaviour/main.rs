@@ -12,6 +12,7 @@ mod groups;
 mod loader;
 mod packed;
 mod processes;
+mod ragged;
 mod ranks;
 mod resume;
 mod skips;

@@ -128,15 +128,18 @@ fn rows_too_large_for_a_packed_field_are_errors() {
 }
 
 #[test]
-fn build_refuses_packed_fields_without_known_lengths() {
+fn build_refuses_limits_of_packed_fields_without_known_lengths() {
     let dir = Dir::new();
     files(&dir, &[10]);
     let tight = packed(&dir, Bytes::packed(10).batch_bytes(9)).build().unwrap_err();
     assert!(tight.to_string().contains("batch_bytes is 9, less than the 10 of one row"), "{tight}");
-    let added = packed(&dir, Bytes::packed(10)).map_adding([Field::packed("x", 9, None)], |_, _| Ok(()));
-    let added = added.build().unwrap_err();
-    assert_eq!(added.kind(), ErrorKind::Config);
-    assert!(added.to_string().contains("a transform cannot add the packed field `x`"), "{added}");
+    let builder = || packed(&dir, Bytes::packed(10));
+    let limited = builder().map_adding([Field::packed("x", 9, Some(20))], |_, _| Ok(())).build().unwrap_err();
+    assert_eq!(limited.kind(), ErrorKind::Config);
+    assert!(limited.message().contains("field `x` cannot be limited: a transform adds it"), "{limited}");
+    let late = builder().map_batch_adding([Field::packed("x", 9, None)], |_, _| Ok(())).build().unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::Config);
+    assert!(late.message().contains("a transform of batches cannot add the packed field `x`"), "{late}");
 }
 
 #[test]

@@ -83,6 +83,7 @@ fn legal(name: &str) -> Option<&'static str> {
         "subset" | "indices" | "weights" | "keep" | "columns" | "lengths" | "trim" => "give a list",
         "buckets" | "sizes" => "give a list of (height, width)",
         "bounds" => "give a list, or a number of groups",
+        "ragged" => "give a list, or a dict from field to the most bytes of a batch",
         "up_to" => "give a number, or a dict from column to number",
         "size" => "give a number, or (height, width)",
         "patches" => "give (pixels of a side, most patches)",

@@ -6,6 +6,7 @@ use crate::python::{self, Code, Declared};
 use crate::source::{Opened, Paths, Pictures, Source};
 use crate::stream::Handle;
 use crate::tensor::Tensor;
+use feedline::dataset::DatasetExt;
 use feedline::device::DeviceKind;
 use feedline::dlpack::Tensors;
 use feedline::order::Groups;
@@ -18,7 +19,8 @@ use feedline::{
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyTuple, PyType};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -161,6 +163,18 @@ impl Loader {
             Rank::agree(&ranks.collect::<Result<Vec<_>>>()?)
         };
         check().map_err(|error| exception(py, &error))
+    }
+
+    /// Lengths of a field of all samples of the source, as the bytes of 64-bit numbers.
+    fn _lengths<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyByteArray>> {
+        check(py, self.process)?;
+        let (dataset, _) = self.recipe.opened.get().expect("opened when the loader was built");
+        let lengths = py.detach(|| dataset.lengths(name)).map_err(|error| exception(py, &error))?;
+        let write = |bytes: &mut [u8]| {
+            bytes.as_chunks_mut().0.iter_mut().zip(&lengths).for_each(|(place, len)| *place = len.to_ne_bytes());
+            Ok(())
+        };
+        PyByteArray::new_with(py, 8 * lengths.len(), write)
     }
 
     /// Ids of the first `count` samples of an epoch, in the order of all ranks together.
@@ -477,12 +491,15 @@ impl Epoch {
 fn dict(py: Python<'_>, batch: Batch, ids: bool) -> PyResult<Bound<'_, PyAny>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let dict = CLASS.import(py, "feedline", "Batch")?.call0()?;
-    let Tensors { fields, lens, ids: numbers, status, .. } = batch.into_dlpack();
+    let Tensors { fields, lens, offsets, ids: numbers, status, .. } = batch.into_dlpack();
     for (name, tensor) in fields {
         dict.set_item(name, Tensor::new(tensor))?;
     }
     for (name, tensor) in lens {
         dict.set_item(lens_name(&name), Tensor::new(tensor))?;
+    }
+    for (name, tensor) in offsets {
+        dict.set_item(offsets_name(&name), Tensor::new(tensor))?;
     }
     if ids {
         dict.set_item("ids", Tensor::new(numbers))?;
@@ -495,10 +512,15 @@ pub fn lens_name(field: &str) -> String {
     format!("{field}.lens")
 }
 
+pub fn offsets_name(field: &str) -> String {
+    format!("{field}.offsets")
+}
+
 /// A dict would lose one of them.
 fn no_doubled_names(loader: &feedline::Loader, ids: bool) -> Result<()> {
     let spec = loader.spec();
     let lens = spec.iter().filter(|field| field.is_up_to()).map(|field| lens_name(field.name()));
+    let lens = lens.chain(spec.iter().filter(|field| field.is_packed()).map(|field| offsets_name(field.name())));
     let more: Vec<_> = lens.chain(["ids", "status"].into_iter().filter(|_| ids).map(String::from)).collect();
     match spec.iter().find(|field| more.iter().any(|name| name == field.name())) {
         Some(field) => Err(config(format!("the batch would have `{}` twice", field.name()))),
@@ -564,6 +586,13 @@ fn groups(given: &mut Given<'_>, pictures: &Pictures) -> PyResult<(Option<Groups
     let made = trim.into_iter().flatten().fold(made, |made, field| made.up_to(field, &bounds));
     let made = multiple.into_iter().fold(made, Groups::multiple_of);
     Ok((Some(budget.into_iter().fold(made, Groups::budget)), budget.is_some()))
+}
+
+/// Fields whose rows lie side by side, with the most bytes of a batch.
+#[derive(Clone, FromPyObject)]
+enum Ragged {
+    Each(BTreeMap<String, Option<usize>>),
+    Names(Vec<String>),
 }
 
 /// A setting that needs no other.
@@ -636,6 +665,12 @@ impl Settings {
         steps.extend(step(given.take("numa")?, |builder, node: NumaArg| {
             let node = node.numa()?;
             Ok(builder.tuning(|t| t.numa(node)))
+        }));
+        steps.extend(step(given.take("ragged")?, |builder, ragged: Ragged| {
+            Ok(match &ragged {
+                Ragged::Each(each) => each.iter().fold(builder, |builder, (name, bytes)| builder.ragged(name, *bytes)),
+                Ragged::Names(names) => names.iter().fold(builder, |builder, name| builder.ragged(name, None)),
+            })
         }));
         steps.extend(step(given.take("keep")?, |builder, names: Vec<String>| {
             Ok(builder.keep(names.iter().map(String::as_str)))

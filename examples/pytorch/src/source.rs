@@ -48,6 +48,7 @@ pub struct Source {
     missing_zero: Option<bool>,
     context_only: Option<bool>,
     index_file: Option<PathBuf>,
+    lengths_file: Option<PathBuf>,
     checked: Option<PathBuf>,
     seek_points: Option<PathBuf>,
     in_memory: Option<bool>,
@@ -151,6 +152,7 @@ impl Source {
             missing_zero: given.take("missing_zero")?,
             context_only: given.take("context_only")?,
             index_file: given.take("index_file")?,
+            lengths_file: given.take("lengths_file")?,
             checked: given.take("checked")?,
             seek_points: given.take("seek_points")?,
             in_memory: given.take("in_memory")?,
@@ -202,6 +204,10 @@ impl Source {
     pub fn open(&self, seed: Option<u64>, budget: usize) -> Result<Opened> {
         self.refuse_foreign()?;
         let (dataset, order) = self.joined(seed)?;
+        let dataset: Arc<dyn Dataset> = match &self.lengths_file {
+            Some(place) => Arc::new(dataset.measured(place)?),
+            None => dataset,
+        };
         let part = |(fraction, key), first: bool| -> Result<Arc<dyn Dataset>> {
             let (taken, left) = dataset.clone().split(fraction, key)?;
             Ok(if first { Arc::new(taken) } else { Arc::new(left) })

@@ -19,6 +19,7 @@ BUILDER = {
     "map_batch": {"map_batch"},
     "map_batch_adding": {"map_batch", "adds"},
     "keep": {"keep"},
+    "ragged": {"ragged"},
     "finish": {"dtype", "normalize", "layout"},
     "order": {"shuffle", "window", "lanes", "indices", "weights", "schedule", "epoch_len", "lengths", "bounds", "budget",
               "multiple_of", "trim", "sizes"},
@@ -69,7 +70,7 @@ DATASETS = {
     "SafeTensors": "safetensors",
     "Mds": "mds",
 }
-WRAPPERS = {"split": "take", "subset": "subset", "checked": "checked", "checked_anew": "checked", "seekable": "seek_points"}
+WRAPPERS = {"split": "take", "measured": "lengths_file", "subset": "subset", "checked": "checked", "checked_anew": "checked", "seekable": "seek_points"}
 WRAPPERS |= {"in_memory": "in_memory", "in_memory_within": "in_memory", "lengths": None, "field_bytes_max": None, "read_sample": None}
 
 

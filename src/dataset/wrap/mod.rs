@@ -1,11 +1,14 @@
-//! Datasets made of other datasets: a part, several, in memory, with checksums, with seek points; and a full verification.
+//! Datasets made of other datasets: a part, several, in memory, with checksums, with seek points, with lengths; and a full verification.
 
 // A wrapper that forgets a method would take the default in place of what it wraps.
 #![deny(clippy::missing_trait_methods)]
 
 pub(crate) mod checked;
+pub(crate) mod kept;
+pub(crate) mod measured;
 pub(crate) mod memory;
 pub(crate) mod mix;
+pub(crate) mod pass;
 #[cfg(feature = "image")]
 pub(crate) mod seekable;
 pub(crate) mod several;
@@ -15,6 +18,7 @@ pub(crate) mod verify;
 use super::forward::debug_by_describe;
 
 pub use checked::Checked;
+pub use measured::Measured;
 pub use memory::InMemory;
 pub use mix::Mix;
 #[cfg(feature = "image")]
@@ -25,4 +29,4 @@ pub use verify::{Verified, Verify};
 
 #[cfg(feature = "image")]
 debug_by_describe!(Seekable<D>);
-debug_by_describe!(Checked<D>, Concat, InMemory<D>, Subset<D>);
+debug_by_describe!(Checked<D>, Concat, InMemory<D>, Measured<D>, Subset<D>);

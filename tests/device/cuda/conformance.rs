@@ -327,6 +327,37 @@ fn unused_fields_are_not_copied_to_the_device() {
 }
 
 #[test]
+fn only_the_bytes_of_ragged_rows_are_copied_to_the_device() {
+    for config in [config(), late()] {
+        case(config, |session| {
+            let data = in_memory(26, 40);
+            let make = || {
+                let field = Field::rows_up_to("mel", DType::U16, 3000, [2]);
+                let builder = Loader::builder(data.clone()).map_adding([field], |row, ctx| {
+                    let mel = row.index_of("mel")?;
+                    row.slice_mut::<u16>(mel)?.fill(ctx.id() as u16);
+                    row.set_len(mel, ctx.id() as usize * 40)
+                });
+                builder.keep(["mel"]).order(Order::shuffled(2)).batch_size(10)
+            };
+            conforms(session, "ragged", &|| make().ragged("mel", None), &epoch_2);
+            let copied = |builder: LoaderBuilder| {
+                let loader = build(builder.device(gpu(0)));
+                let fields: Vec<_> = Got::epoch(&loader, 2).into_iter().flat_map(|batch| batch.fields).collect();
+                let values: usize = fields.iter().map(|array| array.bytes.len()).sum();
+                (values, loader.report().total.copy.unwrap().bytes as usize)
+            };
+            let (values, bytes) = copied(make().ragged("mel", None));
+            assert_eq!(values, (0..26).sum::<usize>() * 40 * 4);
+            // Lengths and offsets, and what lies between arrays that are copied together.
+            assert!((values..values + 3 * (21 * 8 + 2 * 4096)).contains(&bytes), "{bytes} of {values}");
+            let (padded, all) = copied(make());
+            assert!(all >= padded && padded == 26 * 3000 * 4, "{all} of {padded}");
+        });
+    }
+}
+
+#[test]
 fn the_smallest_legal_budget_is_enough_on_a_device() {
     case(late(), |_| {
         let dir = Dir::new();

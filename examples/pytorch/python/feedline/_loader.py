@@ -21,6 +21,7 @@ from ._tensors import Batch
 from .errors import BatchesHeldError, EpochLiveError, ForkedError, StateError
 
 if TYPE_CHECKING:
+    import numpy
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import Self, Unpack
@@ -96,6 +97,9 @@ class Settings(TypedDict, total=False):
     """Also hands out `ids` and `status`, one per row; they lie on the host."""
     keep: Sequence[str] | None
     """The fields to hand out; all by default."""
+    ragged: Sequence[str] | Mapping[str, int | None] | None
+    """Fields of varying length whose rows lie side by side, without padding: row i has the values offsets[i] to offsets[i + 1] of
+    `name + ".offsets"`; see `feedline.torch.nested`. With a dict, the most bytes of each in a batch, where lengths are known."""
     map_batch: Callable[[_code.BatchArrays], None] | None
     """Changes each batch in place, on the host, in a thread of its own: a function of a dict of arrays (of PyTorch in
     feedline.torch, else of NumPy). It holds the GIL, once per batch. Pictures are bytes there; `dtype` acts behind it."""
@@ -117,6 +121,8 @@ class Settings(TypedDict, total=False):
     """A folder on a local disk that keeps objects, and files of network mounts."""
     cache_bytes: int | None
     """Most bytes of that folder."""
+    lengths_file: Path | None
+    """A file of the lengths that the index lacks, for `loader.lengths`; it is made, by reading everything once, if it is missing."""
     checked: Path | None
     """A file of checksums for every read; it is made if it is missing."""
     seek_points: Path | None
@@ -452,6 +458,15 @@ class Loader(_Native, Generic[Out]):
 
     def _out(self, batch: Batch) -> Any:
         return batch
+
+    def lengths(self, name: str) -> numpy.ndarray:
+        """The length of a field of every sample of the source, by its index or its `lengths_file`: what a sampler can group by.
+
+        Values of the first dimension, and bytes of what is encoded, as numbers of 64 bits.
+        """
+        import numpy
+
+        return numpy.frombuffer(self._lengths(name), numpy.uint64)
 
     # Iteration
 

@@ -41,6 +41,7 @@ __all__ = [
     "megatron",
     "mds",
     "micro",
+    "nested",
     "npy",
     "npz",
     "parquet",
@@ -131,6 +132,8 @@ def micro(batch: Any, count: int) -> Iterator[Any]:
 
     A batch with fewer rows has a part per row.
     """
+    if isinstance(batch, dict) and any(f"{name}.offsets" in batch for name in batch):
+        raise ValueError("a batch with ragged fields has no parts of equal rows: take a smaller batch_size")
     first = batch
     while not isinstance(first, torch.Tensor):
         first = next(iter(first.values() if isinstance(first, dict) else first))
@@ -142,6 +145,11 @@ def micro(batch: Any, count: int) -> Iterator[Any]:
         end = start + least + (part < longer)
         yield _mapped(batch, lambda tensor: tensor[start:end])
         start = end
+
+
+def nested(batch: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    """A field of the setting `ragged` as a nested tensor of the jagged layout, without a copy, where it lies."""
+    return torch.nested.nested_tensor_from_jagged(batch[name], batch[f"{name}.offsets"].view(torch.int64))
 
 
 def agree(loader: Loader, replicas: Any = None) -> None:

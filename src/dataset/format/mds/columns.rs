@@ -175,6 +175,17 @@ impl Chosen {
         matches!(self.how, How::Int | How::Float)
     }
 
+    /// Bytes of the field in a sample of this length; `None` if the sample itself must tell.
+    pub(super) fn bytes(&self, columns: &Columns, sample: u64) -> Option<u64> {
+        match (&self.how, columns.all[self.column].size) {
+            (How::Int | How::Float, _) => Some(8),
+            (How::AsIs, Some(size)) => Some(size.into()),
+            // The only one without a fixed size.
+            (How::AsIs, None) if columns.head == 4 => Some(columns.most(sample)),
+            _ => None,
+        }
+    }
+
     /// Converts a value to the field's bytes.
     pub(super) fn value(&self, bytes: &[u8]) -> Result<Value> {
         match &self.how {

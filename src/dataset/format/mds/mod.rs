@@ -607,6 +607,10 @@ impl Framed for Mds {
         }
     }
 
+    fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
+        Ok(if self.chunks { None } else { self.chosen[field].bytes(&self.columns, self.extent(sample).len) })
+    }
+
     /// In chunks, a sample may have as many bytes as a shard. The offsets of all shards tell its own maximum.
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
         let chosen = &self.chosen[field];

@@ -429,6 +429,14 @@ impl Framed for TfRecord {
         }
     }
 
+    /// Of whole records; features have theirs inside.
+    fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
+        match self.features[field] {
+            Take::Payload => Ok(self.index.entry(sample, 0)?.map(|(_, entry)| entry.len.saturating_sub(FRAME))),
+            _ => Ok(None),
+        }
+    }
+
     fn open<'a>(&self, _sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         let payload = payload_of(bytes)?;
         let (feature, kind, row_bytes, fixed) = match &self.features[field] {

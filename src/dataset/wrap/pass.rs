@@ -1,0 +1,69 @@
+//! One pass over all data of a dataset, on all cores, in bounded memory: to make what a side file keeps.
+
+use crate::dataset::Dataset;
+use crate::dataset::parallel::parallel;
+use crate::dataset::sample::Plain;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use std::sync::Arc;
+
+/// Samples per unit of work of a thread.
+const RUN: u64 = 64;
+/// Units whose results are in memory together.
+const TOGETHER: usize = 64;
+
+/// Gives every field of every row of a run of samples: the row, the field and its bytes.
+pub(crate) type Rows<'a> = dyn FnMut(&mut dyn FnMut(usize, usize, &[u8])) -> Result<()> + 'a;
+
+/// Reads everything, on all cores. `one` makes a value of each run of samples, by their number and their rows; `out` gets
+/// the values in order. Damaged samples have no fields.
+///
+/// Errors: of reading, of `one` and `out`; a part of a dataset with chunks.
+pub(crate) fn pass<R: Send>(
+    dataset: &dyn Dataset,
+    what: &str,
+    one: impl Fn(usize, &mut Rows<'_>) -> Result<R> + Sync,
+    mut out: impl FnMut(R) -> Result<()>,
+) -> Result<()> {
+    let starts: Arc<[u64]> = match dataset.chunked() {
+        Some(chunks) if chunks.is_whole() => chunks.starts().into(),
+        Some(_) => {
+            let message = format!("a part of a dataset with chunks: make the {what} of the whole, then take the part");
+            return Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        }
+        None => (0..dataset.len()).step_by(RUN as usize).chain([dataset.len()]).collect(),
+    };
+    let fields = dataset.schema().len();
+    let run = |run: usize, ends: &[u64]| {
+        one((ends[1] - ends[0]) as usize, &mut |put| {
+            let mut plain = Plain::new(dataset);
+            if dataset.chunked().is_some() {
+                let Some(chunk) = intact(plain.chunk(run))? else { return Ok(()) };
+                for (row, field) in (0..chunk.rows()).flat_map(|row| (0..fields).map(move |field| (row, field))) {
+                    put(row, field, chunk.row(field, row).unwrap_or_default());
+                }
+                return Ok(());
+            }
+            (ends[0]..ends[1]).enumerate().try_for_each(|(row, sample)| {
+                let each = |field, bytes: &[u8]| {
+                    put(row, field, bytes);
+                    Ok(())
+                };
+                intact(plain.sample(sample, each)).map(drop)
+            })
+        })
+    };
+    let runs: Vec<_> = starts.windows(2).enumerate().collect();
+    for some in runs.chunks(TOGETHER) {
+        parallel(some, |_, (number, ends)| run(*number, ends))?.into_iter().try_for_each(&mut out)?;
+    }
+    Ok(())
+}
+
+/// Damaged samples count as missing; the loader reports them.
+fn intact<T>(done: Result<T>) -> Result<Option<T>> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(error) if matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated | ErrorKind::Limit) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
