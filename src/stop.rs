@@ -106,7 +106,7 @@ impl Stop {
     }
 
     /// The first of this flag's signals that arrived. Calls of this and of [`requested`](Self::requested) record it; of several
-    /// signals since the last call, it is the one listed first in [`Signal`].
+    /// signals since the last call, it is the first in the order of [`on`](Self::on).
     pub fn signal(&self) -> Option<Signal> {
         self.shared.signals.first()
     }

@@ -183,7 +183,7 @@ fn the_signal_listed_first_is_named_of_several() {
         println!("{:?}", stop.signal());
     };
     let Some(mut process) = start(&here!(), child) else { return };
-    process.answers(&[Number::USR2, Number::USR1, Number::HUP], "Some(Hup)");
+    process.answers(&[Number::USR2, Number::USR1, Number::HUP], "Some(Usr2)");
 }
 
 #[test]
