@@ -153,8 +153,9 @@ fn copy_row(
     worker: &mut Worker,
 ) -> Result<Copied> {
     let samples = &core.samples;
-    let mut hits = 0;
-    for (field, part) in parts.iter() {
+    let (mut hits, mut at) = (0, 0);
+    let mut parts = parts.iter().peekable();
+    while let Some((field, part)) = parts.next() {
         let handler = &samples.recipe.handlers[field];
         let row_bytes = match handler.how {
             How::Skip | How::Direct => continue,
@@ -162,12 +163,23 @@ fn copy_row(
             How::Copy | How::Decode(_) => return Ok(Copied::Unusual),
         };
         let out = &mut rows.run_mut(handler.outputs.start, row + 1)[row as usize * row_bytes..];
+        // Parts of one field lie side by side, and the last ends the row.
+        at = if part.follows() { at } else { 0 };
+        let is_last = !parts.peek().is_some_and(|(_, next)| next.follows());
+        let len = match (part, part.extent()) {
+            (Part::Inline(bytes) | Part::MoreInline(bytes), _) => bytes.len() as u64,
+            (_, extent) => extent.map_or(0, |extent| extent.len),
+        };
+        let end = usize::try_from(len).unwrap_or(usize::MAX).saturating_add(at);
+        if end > row_bytes || (is_last && end < row_bytes) {
+            return Ok(Copied::Unusual);
+        }
+        let out = &mut out[std::mem::replace(&mut at, end)..end];
         let bytes = match part {
-            Part::Inline(bytes) => bytes,
+            Part::Inline(bytes) | Part::MoreInline(bytes) => bytes,
             Part::Checked(_) | Part::Framed(_) => return Ok(Copied::Unusual),
-            Part::Extent(extent) if samples.is_memory(&extent) => samples.memory_bytes(&extent)?,
-            Part::Extent(extent) if extent.len != row_bytes as u64 => return Ok(Copied::Unusual),
-            Part::Extent(extent) => {
+            Part::Extent(extent) | Part::More(extent) if samples.is_memory(&extent) => samples.memory_bytes(&extent)?,
+            Part::Extent(extent) | Part::More(extent) => {
                 samples.watch.worker(worker.scratch.worker, |cell| cell.read(Some(id), &extent));
                 // This read does not block, as long as the file system honours the flag.
                 let found = cached(core, &extent, out);
@@ -180,9 +192,6 @@ fn copy_row(
                 continue;
             }
         };
-        if bytes.len() != row_bytes {
-            return Ok(Copied::Unusual);
-        }
         out.copy_from_slice(bytes);
     }
     worker.cached += hits;
@@ -236,7 +245,7 @@ pub(super) fn read_again(
             }
             (_, Some(rows)) => {
                 let output = core.samples.recipe.handlers[piece.field].outputs.start;
-                core.read_again(error, &extent, rows.row().bytes_mut(output))?;
+                core.read_again(error, &extent, &mut rows.row().bytes_mut(output)[piece.in_row()])?;
             }
             _ => {}
         }

@@ -17,6 +17,7 @@ use crate::decode::{Ctx, Running, Scratch};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::{ChunkBuf, Rows};
 use crate::storage::{Cached, Extent, Sources, exhausted, out_of_reach};
+use std::iter::Peekable;
 use std::sync::Arc;
 
 /// Everything that turns samples into rows; shared by all threads.
@@ -42,6 +43,8 @@ pub(crate) struct Given<'b> {
     pub(crate) checked: bool,
     /// The bytes go through `Framed::open`.
     pub(crate) framed: bool,
+    /// The first byte in the row, of a field of several parts.
+    pub(crate) at: Option<usize>,
     /// Origin of the bytes, for errors.
     pub(crate) extent: Option<Extent>,
 }
@@ -55,10 +58,16 @@ impl Samples {
         let mut parts = Parts::new();
         self.parts(id, &mut parts)?;
         let mut before = None;
-        for (field, part) in parts.iter() {
+        let mut parts = parts.iter().peekable();
+        while let Some((field, part)) = parts.next() {
             let handler = &self.recipe.handlers[field];
+            if !matches!(handler.how, How::Skip) && parts.peek().is_some_and(|(_, next)| next.follows()) {
+                self.ask_joined(field, part, &mut parts, sample, rows)?;
+                continue;
+            }
             let place = match (part, &handler.how) {
                 (_, How::Skip | How::Direct) => continue,
+                (Part::More(_) | Part::MoreInline(_), _) => return lie("bytes that follow none".into()),
                 (Part::Inline(bytes), How::Decode(_)) => {
                     sample.index.extend_from_slice(bytes);
                     Place::Index(sample.index.len() - bytes.len(), bytes.len())
@@ -78,11 +87,55 @@ impl Samples {
         Ok(())
     }
 
+    /// Places the parts of a field one after the other in the first row: `first`, and those in `parts` that follow it.
+    fn ask_joined<'p>(
+        &self,
+        field: usize,
+        first: Part<'p>,
+        parts: &mut Peekable<impl Iterator<Item = (usize, Part<'p>)>>,
+        sample: &mut Sample,
+        rows: &mut Rows,
+    ) -> Result<()> {
+        let handler = &self.recipe.handlers[field];
+        let How::InPlace(row_bytes) = handler.how else {
+            let name = &handler.name;
+            let message =
+                format!("field `{name}` lies in several extents: it needs a fixed shape, and `.map` in place of a decoder");
+            return Err(Error::new(ErrorKind::Config, Stage::Read, message));
+        };
+        let (mut at, mut part) = (0_usize, first);
+        loop {
+            let bytes = part.extent().map_or(0, |extent| usize::try_from(extent.len).unwrap_or(usize::MAX));
+            let bytes = if let Part::MoreInline(bytes) = part { bytes.len() } else { bytes };
+            let range = at..at.saturating_add(bytes);
+            match part {
+                _ if range.end > row_bytes => {}
+                Part::MoreInline(bytes) => {
+                    rows.row().bytes_mut(handler.outputs.start)[range.clone()].copy_from_slice(bytes);
+                }
+                _ => {
+                    let in_memory = part.extent().is_some_and(|extent| self.is_memory(&extent));
+                    let place = if in_memory { Place::Memory } else { Place::Row };
+                    sample.pieces.push(Piece { at: Some(at), ..Piece::new(field, part.extent(), place) });
+                }
+            }
+            at = range.end;
+            match parts.next_if(|(_, next)| next.follows()) {
+                Some((_, next)) => part = next,
+                None if at == row_bytes => return Ok(()),
+                None => {
+                    let message = format!("field `{}` takes {row_bytes} bytes, the sample has {at}", handler.name);
+                    return Err(Error::new(ErrorKind::Shape, Stage::Read, message));
+                }
+            }
+        }
+    }
+
     /// The checked parts of a sample: every field of the schema has bytes exactly once; every extent lies within its
     /// source.
     pub(crate) fn parts<'d>(&'d self, id: u64, parts: &mut Parts<'d>) -> Result<()> {
         parts.ask(&*self.dataset, &self.sources, self.recipe.handlers.len(), id)?;
-        parts.within(self.promised.sample_bytes_max)
+        parts.within(&self.promised)
     }
 
     /// Places the rows of packed fields by the lengths in the index. A row without a length gets no bytes; filling it
@@ -160,7 +213,8 @@ impl Samples {
             let Some(extent) = piece.extent.filter(|extent| extent.len > 0) else { continue };
             let fetched = match (&piece.place, &mut rows) {
                 (Place::Row, Some(rows)) => {
-                    fetch(&extent, rows.row().bytes_mut(self.recipe.handlers[piece.field].outputs.start))
+                    let field = self.recipe.handlers[piece.field].outputs.start;
+                    fetch(&extent, &mut rows.row().bytes_mut(field)[piece.in_row()])
                 }
                 (Place::Storage, _) => {
                     let start = used;
@@ -206,9 +260,9 @@ impl Samples {
             if !matches!(piece.place, Place::Memory | Place::Index(..)) {
                 last = bytes;
             }
-            let Piece { field, framed, extent, .. } = *piece;
+            let Piece { field, framed, extent, at, .. } = *piece;
             let checked = piece.checked && checked.replace(extent) != Some(extent);
-            Some(Ok(Given { field, bytes, checked, framed, extent }))
+            Some(Ok(Given { field, bytes, checked, framed, at, extent }))
         };
         sample.pieces.iter().filter_map(given)
     }
@@ -220,7 +274,7 @@ impl Samples {
         row: usize,
     ) -> impl Iterator<Item = Result<Given<'b>>> + use<'b> {
         let given = move |(field, handler): (usize, &super::recipe::Handler)| match chunk.row(field, row) {
-            Some(bytes) => Ok(Given { field, bytes, checked: false, framed: false, extent: None }),
+            Some(bytes) => Ok(Given { field, bytes, checked: false, framed: false, at: None, extent: None }),
             None => {
                 let message = format!("the chunk has no row {row} of field `{}`", handler.name);
                 Err(Error::new(ErrorKind::Decode, Stage::Decode, message))
@@ -263,6 +317,11 @@ impl Samples {
         given: Given<'_>,
     ) -> Result<()> {
         let handler = &self.recipe.handlers[given.field];
+        if let Some(at) = given.at {
+            let mut row = rows.row();
+            row.bytes_mut(handler.outputs.start)[at..at + given.bytes.len()].copy_from_slice(given.bytes);
+            return Ok(());
+        }
         scratch.field = Some(given.field);
         // With the bytes that the code got.
         let site = |error: Error, bytes: &[u8]| {

@@ -4,7 +4,9 @@
 #![deny(clippy::missing_trait_methods)]
 
 pub(crate) mod checked;
+pub(crate) mod kept;
 pub(crate) mod memory;
+pub(crate) mod packed;
 #[cfg(feature = "image")]
 pub(crate) mod seekable;
 pub(crate) mod several;
@@ -15,6 +17,7 @@ use super::forward::debug_by_describe;
 
 pub use checked::Checked;
 pub use memory::InMemory;
+pub use packed::{Packed, PackedBuilder};
 #[cfg(feature = "image")]
 pub use seekable::Seekable;
 pub use several::{Concat, Mix};
@@ -23,4 +26,4 @@ pub use verify::{Verified, Verify};
 
 #[cfg(feature = "image")]
 debug_by_describe!(Seekable<D>);
-debug_by_describe!(Checked<D>, Concat, InMemory<D>, Subset<D>);
+debug_by_describe!(Checked<D>, Concat, InMemory<D>, Packed<D>, Subset<D>);

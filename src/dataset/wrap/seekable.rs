@@ -17,14 +17,14 @@
 //! of another kind, is never replaced. Points never change a pixel of an intact picture: the decoder compares them with the
 //! picture, see `crate::jpeg`. A picture whose points cannot be read later is decoded without them, and counted.
 
-use crate::dataset::digest::Digest;
 use crate::dataset::forward::{forward, frames_of, own};
 use crate::dataset::parallel::parallel;
 use crate::dataset::sample::Plain;
+use crate::dataset::wrap::kept::{self, Origin};
 use crate::dataset::{Dataset, Framed, Sizes, frames};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::jpeg;
-use crate::storage::sidefile::{SideFound, SideKind, SideWriter, Sidefile};
+use crate::storage::sidefile::{SideKind, SideWriter, Sidefile};
 use crate::tensor::Encoding;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,18 +47,9 @@ pub struct Seekable<D> {
     width: usize,
     file: Sidefile,
     place: PathBuf,
-    origin: PointsOrigin,
+    origin: Origin,
     /// Lookups that failed.
     lost: AtomicU64,
-}
-
-/// Origin of the points.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PointsOrigin {
-    Kept,
-    Made,
-    /// Made in place of a file that was damaged, or of an older version.
-    MadeAgain,
 }
 
 impl<D: Dataset> Seekable<D> {
@@ -104,13 +95,13 @@ impl<D: Dataset> Seekable<D> {
         };
         let (file, _) = open_or_make(&inner, place, width, copy)?;
         // Only the parts passed the data.
-        let origin = PointsOrigin::Kept;
+        let origin = Origin::Kept;
         Ok(Self { inner, columns, width, file, place: place.to_path_buf(), origin, lost: AtomicU64::new(0) })
     }
 
     /// Whether opening made the points; otherwise they came from their file.
     pub fn built(&self) -> bool {
-        self.origin != PointsOrigin::Kept
+        self.origin != Origin::Kept
     }
 
     /// The dataset without seek points.
@@ -152,9 +143,9 @@ impl<D: Dataset> Dataset for Seekable<D> {
 
     fn describe(&self) -> String {
         let how = match self.origin {
-            PointsOrigin::Kept => "from",
-            PointsOrigin::Made => "made now:",
-            PointsOrigin::MadeAgain => "made again, since the file was damaged or of an older version:",
+            Origin::Kept => "from",
+            Origin::Made => "made now:",
+            Origin::MadeAgain => "made again, since the file was damaged or of an older version:",
         };
         let (inner, megabytes, place) = (self.inner.describe(), self.bytes() as f64 / 1e6, self.place.display());
         let lost = match self.lost.load(Ordering::Relaxed) {
@@ -183,61 +174,27 @@ fn has_points(encoding: &Encoding) -> bool {
     matches!(encoding, Encoding::Image | Encoding::Bytes)
 }
 
-/// Hash of the dataset: its samples and the lengths of its sources, the same for a copy elsewhere.
-fn identity(dataset: &dyn Dataset) -> u64 {
-    let sources = dataset.sources();
-    let schema = crc32c::crc32c(format!("{:?}", dataset.schema()).as_bytes());
-    let digest = Digest::new("seek points").word(dataset.len()).word(dataset.identity()).word(schema.into());
-    sources.ids().fold(digest, |digest, id| digest.word(sources.len_of(id))).end()
-}
-
 /// Opens the file, or lets `fill` make its entries.
 ///
-/// Errors: it cannot be read or written, is another kind of file, or has the points of another dataset.
+/// Errors: as of [`kept::open_or_make`].
 fn open_or_make(
     dataset: &dyn Dataset,
     place: &Path,
     width: usize,
     fill: impl FnOnce(&mut PointsWriter<'_>) -> Result<()>,
-) -> Result<(Sidefile, PointsOrigin)> {
-    let (identity, entries) = (identity(dataset), dataset.len() * width as u64);
-    let refused = |kind, message: &str| Err(Error::new(kind, Stage::Index, message).with_path(place));
-    let unwritable =
-        |error| Error::os(Stage::Index, "cannot write the seek points here: name another file", error).with_path(place);
-    let open = || Sidefile::open(place, KIND).map_err(|error| error.with_path(place));
-    let is_ours = |file: &Sidefile| file.identity() == identity && file.len(ENDS) == 8 * entries;
-    let anew = match open()? {
-        SideFound::Whole(file) if is_ours(&file) => return Ok((file, PointsOrigin::Kept)),
-        SideFound::Whole(file) => {
-            let there = file.len(ENDS) / 8;
-            let message = format!(
-                "seek points of another dataset, with {there} entries in place of {entries}, or of this one before it \
-                 changed: delete the file to make it again, or name another file"
-            );
-            return refused(ErrorKind::Changed, &message);
-        }
-        SideFound::Foreign => {
-            return refused(ErrorKind::Config, "not a file of seek points; it is not overwritten: name another file");
-        }
-        SideFound::Nothing => PointsOrigin::Made,
-        SideFound::Damaged | SideFound::Older => PointsOrigin::MadeAgain,
-    };
-    // Begun first, so that a wrong path costs no pass over the data.
-    let out = SideWriter::create(place, KIND).map_err(unwritable)?;
-    let mut writer = PointsWriter { out, ends: Vec::new(), end: 0, place };
-    fill(&mut writer)?;
-    writer.finish(identity).map_err(unwritable)?;
-    match open()? {
-        SideFound::Whole(file) if is_ours(&file) => Ok((file, anew)),
-        _ => {
-            refused(ErrorKind::Changed, "the file of seek points changed while it was written: name a file of its own")
-        }
-    }
+) -> Result<(Sidefile, Origin)> {
+    let (identity, entries) = (kept::identity_of("seek points", dataset).end(), dataset.len() * width as u64);
+    let fits = |file: &Sidefile| file.len(ENDS) == 8 * entries;
+    kept::open_or_make(place, (KIND, "seek points"), identity, fits, |out| {
+        let mut writer = PointsWriter { out, ends: Vec::new(), end: 0, place };
+        fill(&mut writer)?;
+        writer.finish()
+    })
 }
 
 /// Writes the entries.
 struct PointsWriter<'a> {
-    out: SideWriter,
+    out: &'a mut SideWriter,
     ends: Vec<u64>,
     end: u64,
     place: &'a Path,
@@ -247,16 +204,20 @@ impl PointsWriter<'_> {
     fn push(&mut self, points: &[u8]) -> Result<()> {
         self.end += points.len() as u64;
         self.ends.push(self.end);
-        self.out
-            .put(points)
-            .map_err(|error| Error::os(Stage::Index, "cannot write the seek points", error).with_path(self.place))
+        self.put(points)
     }
 
-    fn finish(mut self, identity: u64) -> std::io::Result<()> {
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        let failed = |error| Error::os(Stage::Index, "cannot write the seek points", error).with_path(self.place);
+        self.out.put(bytes).map_err(failed)
+    }
+
+    fn finish(mut self) -> Result<()> {
         self.out.end_section();
-        self.out.put(bytemuck::cast_slice(&self.ends))?;
+        let ends = std::mem::take(&mut self.ends);
+        self.put(bytemuck::cast_slice(&ends))?;
         self.out.end_section();
-        self.out.publish(identity)
+        Ok(())
     }
 }
 

@@ -1,0 +1,71 @@
+//! The side file of a wrapper: made when it is first opened, and kept.
+//!
+//! Invariants: a damaged or older file is made again; a file of another dataset, or of another kind, is never replaced.
+
+use crate::dataset::Dataset;
+use crate::dataset::digest::Digest;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::sidefile::{SideFound, SideKind, SideWriter, Sidefile};
+use std::path::Path;
+
+/// Origin of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Kept,
+    Made,
+    /// Made in place of a file that was damaged, or of an older version.
+    MadeAgain,
+}
+
+/// Starts the hash of a dataset: its samples and the lengths of its sources, the same for a copy elsewhere.
+pub(crate) fn identity_of(purpose: &str, dataset: &dyn Dataset) -> Digest {
+    let sources = dataset.sources();
+    let schema = crc32c::crc32c(format!("{:?}", dataset.schema()).as_bytes());
+    let digest = Digest::new(purpose).word(dataset.len()).word(dataset.identity()).word(schema.into());
+    sources.ids().fold(digest, |digest, id| digest.word(sources.len_of(id)))
+}
+
+/// Opens the file of `what`, or lets `fill` make its sections.
+///
+/// Errors: it cannot be read or written, is another kind of file, or is not for this identity or does not fit.
+pub(crate) fn open_or_make(
+    place: &Path,
+    (kind, what): (SideKind, &str),
+    identity: u64,
+    fits: impl Fn(&Sidefile) -> bool,
+    fill: impl FnOnce(&mut SideWriter) -> Result<()>,
+) -> Result<(Sidefile, Origin)> {
+    let refused = |kind, message: String| Err(Error::new(kind, Stage::Index, message).with_path(place));
+    let unwritable = |error| {
+        let message = format!("cannot write the {what} here: name another file");
+        Error::os(Stage::Index, message, error).with_path(place)
+    };
+    let open = || Sidefile::open(place, kind).map_err(|error| error.with_path(place));
+    let origin = match open()? {
+        SideFound::Whole(file) if file.identity() == identity && fits(&file) => return Ok((file, Origin::Kept)),
+        SideFound::Whole(_) => {
+            let message = format!(
+                "{what} of another dataset, of other settings, or of this one before it changed: delete the file to make it \
+                 again, or name another file"
+            );
+            return refused(ErrorKind::Changed, message);
+        }
+        SideFound::Foreign => {
+            let message = format!("not a file of {what}; it is not overwritten: name another file");
+            return refused(ErrorKind::Config, message);
+        }
+        SideFound::Nothing => Origin::Made,
+        SideFound::Damaged | SideFound::Older => Origin::MadeAgain,
+    };
+    // Begun first, so that a wrong path costs no pass over the data.
+    let mut out = SideWriter::create(place, kind).map_err(unwritable)?;
+    fill(&mut out)?;
+    out.publish(identity).map_err(unwritable)?;
+    match open()? {
+        SideFound::Whole(file) if file.identity() == identity && fits(&file) => Ok((file, origin)),
+        _ => {
+            let message = format!("the file of {what} changed while it was written: name a file of its own");
+            refused(ErrorKind::Changed, message)
+        }
+    }
+}
