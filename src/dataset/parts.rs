@@ -99,7 +99,10 @@ impl<'a> Parts<'a> {
             before = (matches!(part, Part::Extent(_)) || part.follows()).then_some(field);
             if part.follows() {
                 if !takes_more {
-                    return lie(format!("the dataset appended to field `{}`, which had no extent just before", name(field)));
+                    return lie(format!(
+                        "the dataset appended to field `{}`, which had no extent just before",
+                        name(field)
+                    ));
                 }
             } else if seen & (1 << field) != 0 {
                 return lie(format!("the dataset gave bytes for field `{}` twice", name(field)));
@@ -118,11 +121,15 @@ impl<'a> Parts<'a> {
     pub(crate) fn within(&self, sizes: &Sizes) -> Result<()> {
         let (bytes, Sizes { sample_bytes_max, appended_max, .. }) = (self.stored_bytes(), sizes);
         if bytes > *sample_bytes_max {
-            return lie(format!("the sample has {bytes} bytes, the dataset's `sample_bytes_max` is {sample_bytes_max}"));
+            return lie(format!(
+                "the sample has {bytes} bytes, the dataset's `sample_bytes_max` is {sample_bytes_max}"
+            ));
         }
         let appended = self.iter().filter(|(_, part)| matches!(part, Part::More(_))).count();
         if appended > *appended_max {
-            return lie(format!("the sample has {appended} appended extents, the dataset's `appended_max` is {appended_max}"));
+            return lie(format!(
+                "the sample has {appended} appended extents, the dataset's `appended_max` is {appended_max}"
+            ));
         }
         Ok(())
     }

@@ -146,8 +146,7 @@ impl Recipe {
         let known = |name: &String| dataset.schema().iter().any(|field| field.name == *name);
         let all_seen = !(steps.maps.is_empty() && steps.map_batches.is_empty() && steps.finishes.is_empty())
             || !steps.keep.as_ref().is_some_and(|keep| !keep.is_empty() && keep.iter().all(known));
-        let (mut handlers, mut fields) =
-            handlers(dataset.schema(), steps.decoders, steps.keep.as_deref(), all_seen)?;
+        let (mut handlers, mut fields) = handlers(dataset.schema(), steps.decoders, steps.keep.as_deref(), all_seen)?;
         let packed = packed_fields(dataset, &handlers, &fields)?;
         let first_added = fields.len();
         let (mut maps, mut map_batches) = (Vec::new(), Vec::new());

@@ -99,8 +99,9 @@ impl Samples {
         let handler = &self.recipe.handlers[field];
         let How::InPlace(row_bytes) = handler.how else {
             let name = &handler.name;
-            let message =
-                format!("field `{name}` lies in several extents: it needs a fixed shape, and `.map` in place of a decoder");
+            let message = format!(
+                "field `{name}` lies in several extents: it needs a fixed shape, and `.map` in place of a decoder"
+            );
             return Err(Error::new(ErrorKind::Config, Stage::Read, message));
         };
         let (mut at, mut part) = (0_usize, first);

@@ -18,6 +18,7 @@ mod jobs;
 mod mds;
 mod mounts;
 mod npy;
+mod packed;
 mod parquet;
 mod readers;
 #[cfg(feature = "remote")]

@@ -181,7 +181,10 @@ fn the_file_is_made_again_after_damage_and_never_over_another_one() {
     }
     dir.write("images/999.jpg", &pictures()[0]);
     let error = built().unwrap_err();
-    assert!(error.kind() == ErrorKind::Changed && error.to_string().contains("seek points of another dataset"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::Changed && error.to_string().contains("seek points of another dataset"),
+        "{error}"
+    );
     assert!(std::fs::read(&index).unwrap() == whole);
     std::fs::remove_file(&index).unwrap();
     assert!(built().unwrap(), "one more sample");

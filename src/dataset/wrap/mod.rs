@@ -1,4 +1,4 @@
-//! Datasets made of other datasets: a part, several, in memory, with checksums, with seek points; and a full verification.
+//! Datasets made of other datasets: a part, several, in memory, with checksums, with seek points, packed documents; and a full verification.
 
 // A wrapper that forgets a method would take the default in place of what it wraps.
 #![deny(clippy::missing_trait_methods)]

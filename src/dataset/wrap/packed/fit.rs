@@ -15,16 +15,22 @@ pub(super) struct Item {
     pub(super) len: u32,
 }
 
-/// Maximum number of items of a bin: it is kept in 16 bits.
-pub(super) const ITEMS_MAX: u32 = 1 << 15;
+/// Size of a bin.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bin {
+    /// Tokens.
+    pub(super) room: u32,
+    /// Items.
+    pub(super) most: u32,
+}
 
 /// The bin of each item, and the number of bins. Bins are numbered by their first items.
-pub(super) fn bins(items: &[Item], room: u32) -> (Vec<u32>, usize) {
+pub(super) fn bins(items: &[Item], size: Bin) -> (Vec<u32>, usize) {
     // Longest first, equal ones as they come.
     let mut order: Vec<u64> =
-        items.iter().enumerate().map(|(at, item)| u64::from(room - item.len) << 32 | at as u64).collect();
+        items.iter().enumerate().map(|(at, item)| u64::from(size.room - item.len) << 32 | at as u64).collect();
     order.sort_unstable();
-    let mut open = Open::new(room);
+    let mut open = Open::new(size);
     let mut bin_of = vec![0; items.len()];
     for key in order {
         let at = key as u32 as usize;
@@ -44,7 +50,7 @@ pub(super) fn bins(items: &[Item], room: u32) -> (Vec<u32>, usize) {
 
 /// Bins with room left: by their room, a stack of bins, and a tree of bits over the rooms with a bin.
 struct Open {
-    room: u32,
+    size: Bin,
     /// For each room, the last bin with it, plus 1.
     last: Vec<u32>,
     /// For each bin, the bin before it in its stack, plus 1.
@@ -56,13 +62,14 @@ struct Open {
 }
 
 impl Open {
-    fn new(room: u32) -> Self {
-        let (mut levels, mut bits) = (Vec::new(), room as usize + 1);
+    fn new(size: Bin) -> Self {
+        let rooms = size.room as usize + 1;
+        let (mut levels, mut bits) = (Vec::new(), rooms);
         while bits > 1 {
             bits = bits.div_ceil(64);
             levels.push(vec![0; bits]);
         }
-        Self { room, last: vec![0; room as usize + 1], before: Vec::new(), sizes: Vec::new(), levels }
+        Self { size, last: vec![0; rooms], before: Vec::new(), sizes: Vec::new(), levels }
     }
 
     /// Puts an item of `len` tokens into a bin, and returns its number.
@@ -72,11 +79,11 @@ impl Open {
             None => {
                 self.before.push(0);
                 self.sizes.push(0);
-                (self.sizes.len() as u32 - 1, self.room)
+                (self.sizes.len() as u32 - 1, self.size.room)
             }
         };
         self.sizes[bin as usize] += 1;
-        if room > len && self.sizes[bin as usize] < ITEMS_MAX {
+        if room > len && self.sizes[bin as usize] < self.size.most {
             self.push(bin, (room - len) as usize);
         }
         bin
@@ -130,20 +137,21 @@ mod tests {
     use proptest::prelude::*;
 
     /// The same by a plain list of bins.
-    fn naive(items: &[Item], room: u32) -> Vec<u32> {
+    fn naive(items: &[Item], size: Bin) -> Vec<u32> {
         let mut order: Vec<usize> = (0..items.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(items[*at].len));
-        // Room of each bin, and when it was touched last.
-        let (mut bins, mut bin_of) = (Vec::<(u32, usize)>::new(), vec![0; items.len()]);
+        // Room of each bin, when it was touched last, and its items.
+        let (mut bins, mut bin_of) = (Vec::<(u32, usize, u32)>::new(), vec![0; items.len()]);
         for (time, at) in order.into_iter().enumerate() {
             let len = items[at].len;
-            let fits = bins.iter().enumerate().filter(|(_, (left, _))| *left >= len);
-            let best = fits.min_by_key(|(_, (left, touched))| (*left, std::cmp::Reverse(*touched))).map(|(bin, _)| bin);
+            let fits = bins.iter().enumerate().filter(|(_, (left, _, count))| *left >= len && *count < size.most);
+            let best =
+                fits.min_by_key(|(_, (left, touched, _))| (*left, std::cmp::Reverse(*touched))).map(|(bin, _)| bin);
             let bin = best.unwrap_or_else(|| {
-                bins.push((room, 0));
+                bins.push((size.room, 0, 0));
                 bins.len() - 1
             });
-            bins[bin] = (bins[bin].0 - len, time + 1);
+            bins[bin] = (bins[bin].0 - len, time + 1, bins[bin].2 + 1);
             bin_of[at] = bin as u32;
         }
         let mut names = Vec::new();
@@ -159,11 +167,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bins_are_those_of_a_naive_best_fit(room in 1_u32..9000, lens in prop::collection::vec(0_u32..9000, 0..200)) {
+        fn bins_are_those_of_a_naive_best_fit(
+            room in 1_u32..9000, most in 1_u32..20, lens in prop::collection::vec(0_u32..9000, 0..200),
+        ) {
+            let size = Bin { room, most };
             let item = |(at, len): (usize, &u32)| Item { document: at as u32, part: None, len: 1 + len % room };
             let items: Vec<Item> = lens.iter().enumerate().map(item).collect();
-            let (bin_of, count) = bins(&items, room);
-            prop_assert_eq!(&bin_of, &naive(&items, room));
+            let (bin_of, count) = bins(&items, size);
+            prop_assert_eq!(&bin_of, &naive(&items, size));
             prop_assert_eq!(count, bin_of.iter().max().map_or(0, |last| *last as usize + 1));
             let mut filled = vec![0; count];
             items.iter().zip(&bin_of).for_each(|(item, bin)| filled[*bin as usize] += item.len);

@@ -9,7 +9,7 @@
 //! A sample is a bin, so order, ranks, resume and `len` are as for any dataset. The files stay as they are.
 //!
 //! Limits: fewer than 2^31 documents; bins of at most 2^22 tokens; documents lie in their files unchanged, with lengths in
-//! the index; a bin has at most 32,768 documents. Memory: some 30 bytes for each document of a group, of which at most 8
+//! the index. Memory: some 30 bytes for each document of a group, of which at most 8
 //! are packed at once; then nothing beyond the side file, which is read in place.
 //!
 //! Invariants: every document that is not empty is in exactly one bin, or with `split` every part of it. Documents stand
@@ -27,7 +27,7 @@ use crate::order::{Key, Permutation};
 use crate::storage::sidefile::{SideWriter, Sidefile};
 use crate::storage::{Extent, SourceId};
 use crate::tensor::{DType, EncodedField, Field};
-use fit::Item;
+use fit::{Bin, Item};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use table::{Check, Counts, Group, KIND, TableWriter};
@@ -35,6 +35,8 @@ use table::{Check, Counts, Group, KIND, TableWriter};
 /// Maximum tokens of a bin.
 const ROOM_MAX: usize = 1 << 22;
 const DOCUMENTS_MAX: u64 = 1 << 31;
+/// Maximum documents of a bin: the table keeps their number in 16 bits.
+const ITEMS_MAX: usize = 1 << 15;
 /// Threads that pack, and groups whose bins are in memory together.
 const THREADS_MAX: usize = 8;
 const TOGETHER: usize = 32;
@@ -54,7 +56,7 @@ const LONGEST: usize = 4;
 /// | `tokens` (as it is called) | `[L]` | documents one after the other, then padding |
 /// | `positions` | `[L]` i32 | place of a token in its document, or in a split document's part; 0 in padding |
 /// | `documents` | `[L]` i32 | number of a token's document within the row; -1 in padding |
-/// | `cu_seqlens` | up to the most documents of a row + 1, i32 | 0, then the end of each document: what varlen attention takes |
+/// | `cu_seqlens` | up to `documents_max` + 1, i32 | 0, then the end of each document: what varlen attention takes |
 /// | `max_seqlen` | `[]` i32 | tokens of the longest document of the row |
 ///
 /// Fields that are not [kept](crate::LoaderBuilder::keep) cost nothing. A token's target is the next token of its document: the
@@ -84,6 +86,7 @@ pub struct PackedBuilder<D> {
     split: bool,
     cut: bool,
     padding: u64,
+    documents_max: Option<usize>,
 }
 
 /// What becomes of documents that are longer than a bin.
@@ -96,7 +99,7 @@ enum Long {
 
 impl<D: Dataset> PackedBuilder<D> {
     pub(crate) fn new(inner: D, field: &str, room: usize) -> Self {
-        Self { inner, field: field.into(), room, key: None, split: false, cut: false, padding: 0 }
+        Self { inner, field: field.into(), room, key: None, split: false, cut: false, padding: 0, documents_max: None }
     }
 
     /// Packs the documents in an order shuffled by `key`. Default: the dataset's order, for data that lie shuffled.
@@ -115,6 +118,13 @@ impl<D: Dataset> PackedBuilder<D> {
     /// `true` cuts longer documents; [`Packed::cut_tokens`] and the report count the rest.
     pub fn cut(mut self, cut: bool) -> Self {
         self.cut = cut;
+        self
+    }
+
+    /// Sets the maximum number of documents of a row, and with it the shape of `cu_seqlens`. Default: one for each 16 tokens of
+    /// the row, and at least 64; rows of shorter documents stay partly empty.
+    pub fn documents_max(mut self, documents: usize) -> Self {
+        self.documents_max = Some(documents);
         self
     }
 
@@ -139,13 +149,21 @@ impl<D: Dataset> PackedBuilder<D> {
         };
         let raw = inner.schema()[field].as_raw().filter(|raw| raw.dims().len() == 1);
         let Some(dtype) = raw.map(|raw| raw.dtype()) else {
-            return bad(format!("field `{}` is {}; packed are rows of numbers", self.field, inner.schema()[field].encoding));
+            return bad(format!(
+                "field `{}` is {}; packed are rows of numbers",
+                self.field,
+                inner.schema()[field].encoding
+            ));
         };
         if inner.chunked().is_some() {
             return bad("the samples come in chunks, and packed documents are read one by one".into());
         }
         if self.room == 0 || self.room > ROOM_MAX {
             return bad(format!("bins of {} tokens; take 1 to {ROOM_MAX}", self.room));
+        }
+        let most = self.documents_max.unwrap_or((self.room / 16).clamp(64, ITEMS_MAX));
+        if most == 0 || most > ITEMS_MAX {
+            return bad(format!("rows of {most} documents; take 1 to {ITEMS_MAX}"));
         }
         let long = match (self.split, self.cut) {
             (true, true) => return bad("longer documents are split or cut, not both".into()),
@@ -159,17 +177,22 @@ impl<D: Dataset> PackedBuilder<D> {
         }
         let padding = padding_row(self.padding, dtype, self.room)?;
         let documents = Documents { inner: &inner, field, token_bytes: dtype.size() as u64 };
-        let digest = kept::identity_of("packed", &inner).word(field as u64).word(self.room as u64).word(long as u64);
+        let digest = kept::identity_of("packed", &inner)
+            .word(field as u64)
+            .word(self.room as u64)
+            .word(long as u64)
+            .word(most as u64);
         let digest = self.key.map_or(digest.word(0), |key| digest.word(1).word(key));
         let order = self.key.map(|key| Permutation::new(inner.len(), Key::new(key).named("packed")));
-        let pack = |out: &mut SideWriter| pack(&documents, (room, long), order.as_ref(), out, place);
+        let size = Bin { room, most: most as u32 };
+        let pack = |out: &mut SideWriter| pack(&documents, (size, long), order.as_ref(), out, place);
         let (file, origin) = kept::open_or_make(place, (KIND, "bins"), digest.end(), table::fits, pack)?;
         let (counts, identity) = (table::counts(&file)?, digest.word(self.padding).end());
         let fields = [
             Field::fixed(self.field, dtype, [self.room]),
             Field::fixed("positions", DType::I32, [self.room]),
             Field::fixed("documents", DType::I32, [self.room]),
-            Field::up_to("cu_seqlens", DType::I32, counts.items_max as usize + 1),
+            Field::up_to("cu_seqlens", DType::I32, most + 1),
             Field::fixed("max_seqlen", DType::I32, []),
         ];
         let (schema, token_bytes) = (fields.map(EncodedField::raw).into(), dtype.size() as u64);
@@ -210,7 +233,9 @@ impl<'d, D: Dataset> Documents<'d, D> {
             let name = self.inner.schema().get(self.field).map_or("?", |field| &field.name);
             let message = match part {
                 Some(Part::Checked(_)) => format!("field `{name}` has checksums, which packed documents cannot keep"),
-                _ => format!("field `{name}` lies in frames: only documents that lie in their files unchanged can be packed"),
+                _ => format!(
+                    "field `{name}` lies in frames: only documents that lie in their files unchanged can be packed"
+                ),
             };
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_sample(document));
         };
@@ -223,7 +248,8 @@ impl<'d, D: Dataset> Documents<'d, D> {
     }
 
     /// Packs the documents at these positions of the order.
-    fn group(&self, positions: Range<u64>, room: u32, long: Long, order: Option<&Permutation>) -> Result<Group> {
+    fn group(&self, positions: Range<u64>, size: Bin, long: Long, order: Option<&Permutation>) -> Result<Group> {
+        let room = size.room;
         let (mut items, mut counts, mut parts) = (Vec::new(), Counts::default(), Parts::new());
         for position in positions {
             let document = order.map_or(position, |order| order.get(position));
@@ -239,7 +265,8 @@ impl<'d, D: Dataset> Documents<'d, D> {
             counts.long += 1;
             match long {
                 Long::Refuse => {
-                    let message = format!("a document of {len} tokens in bins of {room}: split or cut longer documents");
+                    let message =
+                        format!("a document of {len} tokens in bins of {room}: split or cut longer documents");
                     return Err(Error::new(ErrorKind::Shape, Stage::Index, message).with_sample(document));
                 }
                 Long::Cut => {
@@ -256,14 +283,14 @@ impl<'d, D: Dataset> Documents<'d, D> {
                 }
             }
         }
-        Ok(Group::new(&items, room, counts))
+        Ok(Group::new(&items, size, counts))
     }
 }
 
 /// Packs all documents into the file.
 fn pack<D: Dataset>(
     documents: &Documents<'_, D>,
-    (room, long): (u32, Long),
+    (size, long): (Bin, Long),
     order: Option<&Permutation>,
     out: &mut SideWriter,
     place: &Path,
@@ -271,11 +298,11 @@ fn pack<D: Dataset>(
     let failed = |error| Error::os(Stage::Index, "cannot write the bins", error).with_path(place);
     let (len, threads) = (documents.inner.len(), std::thread::available_parallelism().map_or(2, usize::from));
     // A group has many bins, of which the last ones are not full.
-    let step = u64::from(room).saturating_mul(16).clamp(1 << 16, 1 << 19);
+    let step = u64::from(size.room).saturating_mul(16).clamp(1 << 16, 1 << 19);
     let starts: Vec<u64> = (0..len.div_ceil(step)).map(|group| group * step).collect();
     let mut writer = TableWriter::default();
     for some in starts.chunks(TOGETHER) {
-        let group = |_, start: &u64| documents.group(*start..(start + step).min(len), room, long, order);
+        let group = |_, start: &u64| documents.group(*start..(start + step).min(len), size, long, order);
         for group in by_threads(threads.min(THREADS_MAX), some, group)? {
             writer.add(&group, out).map_err(failed)?;
         }
@@ -490,7 +517,7 @@ impl<D: Dataset> Framed for Packed<D> {
         Some(format!("documents {}", names.join(", ")))
     }
 
-    fn seek_points<'a>(&'a self, _: u64, _: usize, _: &'a mut Vec<u8>) -> &'a [u8] {
-        &[]
+    fn seek_points<'a>(&'a self, _: u64, _: usize, _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        Ok(&[])
     }
 }

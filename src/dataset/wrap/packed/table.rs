@@ -10,7 +10,7 @@
 //!
 //! Some 4 bytes for each document and 4 for each bin. A look at a bin reads its block's start, heads and words.
 
-use super::fit::{self, Item};
+use super::fit::{self, Bin, Item};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::sidefile::{SideKind, SideWriter, Sidefile};
 
@@ -65,8 +65,8 @@ pub(super) struct Group {
 
 impl Group {
     /// Packs the items. `counts` has those of the documents.
-    pub(super) fn new(items: &[Item], room: u32, counts: Counts) -> Self {
-        let (bin_of, bins) = fit::bins(items, room);
+    pub(super) fn new(items: &[Item], size: Bin, counts: Counts) -> Self {
+        let (bin_of, bins) = fit::bins(items, size);
         let words_of = |item: &Item| 1 + u32::from(item.part.is_some());
         let (mut places, mut sizes) = (vec![0_u32; bins + 1], vec![0_u64; bins]);
         for (item, bin) in items.iter().zip(&bin_of) {
@@ -172,7 +172,7 @@ pub(super) fn counts(file: &Sidefile) -> Result<Counts> {
 /// lengths. Errors: of reading, and of `each`.
 pub(super) fn items(file: &Sidefile, bin: u64, mut each: impl FnMut(u64, Option<u32>) -> Result<()>) -> Result<u16> {
     let (block, number) = (bin / BLOCK as u64, (bin % BLOCK as u64) as usize);
-    let start = file.number(STARTS, block)?;
+    let start = file.value::<u64>(STARTS, 8 * block)?;
     let heads: [u32; BLOCK] = file.value(BINS, start)?;
     let words = |head: &u32| u64::from(head & 0xffff);
     let first = start.saturating_add(4 * (BLOCK as u64 + heads[..number].iter().map(words).sum::<u64>()));
@@ -190,6 +190,8 @@ pub(super) fn items(file: &Sidefile, bin: u64, mut each: impl FnMut(u64, Option<
     }
     match marked {
         None => Ok((heads[number] >> 16) as u16),
-        Some(_) => Err(Error::new(ErrorKind::Decode, Stage::Index, format!("the table of bins is damaged at bin {bin}"))),
+        Some(_) => {
+            Err(Error::new(ErrorKind::Decode, Stage::Index, format!("the table of bins is damaged at bin {bin}")))
+        }
     }
 }
