@@ -90,7 +90,7 @@ pub trait DatasetExt: Dataset + Sized {
     /// ```no_run
     /// # use feedline::dataset::{DatasetExt, Megatron};
     /// let documents = Megatron::builder().documents(1 << 30).open("corpus_text_document")?;
-    /// let packed = documents.packed("tokens", 4096).shuffled(7).split(true).open("corpus.bins")?;
+    /// let packed = documents.packed("tokens", 4096).shuffled(7).split().open("corpus.bins")?;
     /// # Ok::<(), feedline::Error>(())
     /// ```
     fn packed(self, field: &str, tokens: usize) -> PackedBuilder<Self> {

@@ -245,12 +245,13 @@ pub(crate) fn placed(error: Error, bytes: &[u8], given: &[u8], extent: &Extent) 
 }
 
 /// Whether bytes go through [`check`](super::Framed::check) or [`open`](super::Framed::open), judged by a few samples. Rows are then not read in
-/// place, whatever their fields.
+/// place, whatever their fields. Fields that are made of no bytes do not count.
 pub(crate) fn opens_bytes(dataset: &dyn Dataset) -> bool {
     let len = dataset.len();
     let framed = |sample| {
         let mut parts = Parts::new();
-        dataset.extents(sample, &mut parts).is_err() || parts.iter().any(|(_, part)| part.is_checked())
+        let goes = |part: Part<'_>| part.is_checked() && part.extent().is_some_and(|extent| extent.len > 0);
+        dataset.extents(sample, &mut parts).is_err() || parts.iter().any(|(_, part)| goes(part))
     };
     // A user's dataset may panic here; planning the sample meets the panic again and names it.
     let asked = std::panic::AssertUnwindSafe(|| [0, len / 2, len.saturating_sub(1)].into_iter().any(framed));

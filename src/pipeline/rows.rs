@@ -163,6 +163,12 @@ fn copy_row(
             How::Copy | How::Decode(_) => return Ok(Copied::Unusual),
         };
         let out = &mut rows.run_mut(handler.outputs.start, row + 1)[row as usize * row_bytes..];
+        if matches!(part, Part::Framed(Extent { len: 0, .. })) {
+            match make_field(core, (id, field), &mut out[..row_bytes], worker)? {
+                true => continue,
+                false => return Ok(Copied::Unusual),
+            }
+        }
         // Parts of one field lie side by side, and the last ends the row.
         at = if part.follows() { at } else { 0 };
         let is_last = !parts.peek().is_some_and(|(_, next)| next.follows());
@@ -196,6 +202,21 @@ fn copy_row(
     }
     worker.cached += hits;
     Ok(Copied::All)
+}
+
+/// Makes a field that takes no bytes. False if it does not fill its row.
+fn make_field(core: &Core, (id, field): (u64, usize), row: &mut [u8], worker: &mut Worker) -> Result<bool> {
+    let Some(framed) = core.samples.dataset.framed() else { return Ok(false) };
+    let mut opened = std::mem::take(&mut worker.scratch.opened);
+    opened.clear();
+    framed.check(id, field, &[])?;
+    let made = framed.open(id, field, &[], &mut opened)?;
+    let fits = made.len() == row.len() && made.len() as u64 <= core.samples.promised.opened_bytes_max;
+    if fits {
+        row.copy_from_slice(made);
+    }
+    worker.scratch.opened = opened;
+    Ok(fits)
 }
 
 /// Fills a row from bytes that storage brought; failed pieces are retried once.

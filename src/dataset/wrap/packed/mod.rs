@@ -4,42 +4,41 @@
 //! documents ──key──► groups ──threads: best fit──► table of bins (side file)
 //! bin ──table──► documents ──inner──► extents, one after the other in the row `tokens`, then padding
 //!                   └──► lengths ──open──► positions, documents, cu_seqlens, max_seqlen (nothing is read)
+//! rows file, if asked for: the rows one after the other │ "feedrows" │ identity 8; then a row is one extent of it
 //! ```
 //!
 //! A sample is a bin, so order, ranks, resume and `len` are as for any dataset. The files stay as they are.
+//! A row costs a read for each document, unless rows are kept in a file of their own.
 //!
 //! Limits: fewer than 2^31 documents; bins of at most 2^22 tokens; documents lie in their files unchanged, with lengths in
-//! the index. Memory: some 30 bytes for each document of a group, of which at most 8
-//! are packed at once; then nothing beyond the side file, which is read in place.
+//! the index. Memory: some 30 bytes for each document of a group, of which at most 8 are packed at once; then the side file,
+//! which is read in place, and the bins looked up last.
 //!
 //! Invariants: every document that is not empty is in exactly one bin, or with `split` every part of it. Documents stand
 //! in a row in the order of the key. The same documents, key and settings give the same table, on any number of threads.
 
+mod build;
+mod documents;
 mod fit;
+mod rows;
 mod table;
 
-use crate::dataset::forward::{forward, own};
-use crate::dataset::parallel::by_threads;
-use crate::dataset::wrap::kept::{self, Origin};
-use crate::dataset::{Chunked, Dataset, Framed, Part, Parts, Sizes, no_field};
+use crate::dataset::forward::own;
+use crate::dataset::wrap::kept::Origin;
+use crate::dataset::{Chunked, Dataset, Framed, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::order::{Key, Permutation};
-use crate::storage::sidefile::{SideWriter, Sidefile};
-use crate::storage::{Extent, SourceId};
-use crate::tensor::{DType, EncodedField, Field};
-use fit::{Bin, Item};
-use std::ops::Range;
-use std::path::{Path, PathBuf};
-use table::{Check, Counts, Group, KIND, TableWriter};
+use crate::storage::sidefile::Sidefile;
+use crate::storage::{Extent, SourceId, Sources};
+use crate::tensor::EncodedField;
+use documents::{Documents, Long};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use table::{Check, Counts};
 
-/// Maximum tokens of a bin.
-const ROOM_MAX: usize = 1 << 22;
-const DOCUMENTS_MAX: u64 = 1 << 31;
-/// Maximum documents of a bin: the table keeps their number in 16 bits.
-const ITEMS_MAX: usize = 1 << 15;
-/// Threads that pack, and groups whose bins are in memory together.
-const THREADS_MAX: usize = 8;
-const TOGETHER: usize = 32;
+pub use build::PackedBuilder;
+
+/// Bins looked up last that are kept: each field of a row asks for its bin.
+const RECENT: u64 = 16;
 
 /// Fields of a row behind the tokens.
 const POSITIONS: usize = 1;
@@ -56,262 +55,35 @@ const LONGEST: usize = 4;
 /// | `tokens` (as it is called) | `[L]` | documents one after the other, then padding |
 /// | `positions` | `[L]` i32 | place of a token in its document, or in a split document's part; 0 in padding |
 /// | `documents` | `[L]` i32 | number of a token's document within the row; -1 in padding |
-/// | `cu_seqlens` | up to `documents_max` + 1, i32 | 0, then the end of each document: what varlen attention takes |
+/// | `cu_seqlens` | `[D + 1]` i32, `D` = [`documents_max`](PackedBuilder::documents_max) | 0, then the end of each document; the last end repeats, as documents of no token: what varlen attention takes |
 /// | `max_seqlen` | `[]` i32 | tokens of the longest document of the row |
 ///
-/// Fields that are not [kept](crate::LoaderBuilder::keep) cost nothing. A token's target is the next token of its document: the
-/// targets of `tokens[..L - 1]` are `tokens[1..]` where both have the same number in `documents`, and none elsewhere.
+/// Fields that are not [kept](crate::LoaderBuilder::keep) cost nothing. A token is a target, of the token before it, where
+/// `positions` is above 0: so no target crosses a document, and none is padding.
+///
+/// Row `b` of a batch begins at token `b × L` of the flat batch: `cu_seqlens + b × L`, row after row, are the ends of all its
+/// documents, with a row's padding as one of them.
 pub struct Packed<D> {
-    inner: D,
-    field: usize,
-    token_bytes: u64,
-    long: Long,
+    documents: Documents<D>,
     schema: Vec<EncodedField>,
-    room: u32,
     padding: Box<[u8]>,
-    file: Sidefile,
     counts: Counts,
     identity: u64,
-    place: PathBuf,
+    file: Sidefile,
     origin: Origin,
+    recent: Box<[Mutex<Recent>]>,
+    /// The documents' sources, or the file of rows.
+    sources: Arc<Sources>,
+    rows: Option<PathBuf>,
 }
 
-/// Builder of [`Packed`]. Made by [`DatasetExt::packed`](crate::dataset::DatasetExt::packed).
-#[must_use]
-pub struct PackedBuilder<D> {
-    inner: D,
-    field: String,
-    room: usize,
-    key: Option<u64>,
-    split: bool,
-    cut: bool,
-    padding: u64,
-    documents_max: Option<usize>,
-}
-
-/// What becomes of documents that are longer than a bin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Long {
-    Refuse,
-    Split,
-    Cut,
-}
-
-impl<D: Dataset> PackedBuilder<D> {
-    pub(crate) fn new(inner: D, field: &str, room: usize) -> Self {
-        Self { inner, field: field.into(), room, key: None, split: false, cut: false, padding: 0, documents_max: None }
-    }
-
-    /// Packs the documents in an order shuffled by `key`. Default: the dataset's order, for data that lie shuffled.
-    pub fn shuffled(mut self, key: u64) -> Self {
-        self.key = Some(key);
-        self
-    }
-
-    /// `true` splits longer documents: parts that fill a bin each, and the rest. Default: `false`, where a longer document is
-    /// an error of `open`.
-    pub fn split(mut self, split: bool) -> Self {
-        self.split = split;
-        self
-    }
-
-    /// `true` cuts longer documents; [`Packed::cut_tokens`] and the report count the rest.
-    pub fn cut(mut self, cut: bool) -> Self {
-        self.cut = cut;
-        self
-    }
-
-    /// Sets the maximum number of documents of a row, and with it the shape of `cu_seqlens`. Default: one for each 16 tokens of
-    /// the row, and at least 64; rows of shorter documents stay partly empty.
-    pub fn documents_max(mut self, documents: usize) -> Self {
-        self.documents_max = Some(documents);
-        self
-    }
-
-    /// Sets the token of the padding. Default: 0.
-    pub fn padding(mut self, token: u64) -> Self {
-        self.padding = token;
-        self
-    }
-
-    /// Opens the table of bins in the file `index`. The first call packs all documents to make it ([`Packed::built`] tells), on
-    /// all cores: some 5 bytes a document. Make it before many processes open it.
-    ///
-    /// Errors: [`ErrorKind::Config`] for an unknown field, one that has not one dimension or lies in frames or chunks, for
-    /// impossible bins, and for an `index` that is another kind of file; [`ErrorKind::Shape`] for a document that is longer
-    /// than a bin, unless it is split or cut; [`ErrorKind::Changed`] for the bins of another dataset or of other settings;
-    /// [`ErrorKind::Empty`] without tokens; file system errors.
-    pub fn open(self, index: impl AsRef<Path>) -> Result<Packed<D>> {
-        let (inner, room, place) = (self.inner, self.room as u32, index.as_ref());
-        let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
-        let Some(field) = inner.schema().iter().position(|known| known.name == self.field) else {
-            return bad(no_field(inner.schema(), &self.field));
-        };
-        let raw = inner.schema()[field].as_raw().filter(|raw| raw.dims().len() == 1);
-        let Some(dtype) = raw.map(|raw| raw.dtype()) else {
-            return bad(format!(
-                "field `{}` is {}; packed are rows of numbers",
-                self.field,
-                inner.schema()[field].encoding
-            ));
-        };
-        if inner.chunked().is_some() {
-            return bad("the samples come in chunks, and packed documents are read one by one".into());
-        }
-        if self.room == 0 || self.room > ROOM_MAX {
-            return bad(format!("bins of {} tokens; take 1 to {ROOM_MAX}", self.room));
-        }
-        let most = self.documents_max.unwrap_or((self.room / 16).clamp(64, ITEMS_MAX));
-        if most == 0 || most > ITEMS_MAX {
-            return bad(format!("rows of {most} documents; take 1 to {ITEMS_MAX}"));
-        }
-        let long = match (self.split, self.cut) {
-            (true, true) => return bad("longer documents are split or cut, not both".into()),
-            (true, false) => Long::Split,
-            (false, true) => Long::Cut,
-            (false, false) => Long::Refuse,
-        };
-        if inner.len() >= DOCUMENTS_MAX {
-            let message = format!("{} documents; fewer than {DOCUMENTS_MAX} can be packed", inner.len());
-            return Err(Error::new(ErrorKind::Limit, Stage::Index, message));
-        }
-        let padding = padding_row(self.padding, dtype, self.room)?;
-        let documents = Documents { inner: &inner, field, token_bytes: dtype.size() as u64 };
-        let digest = kept::identity_of("packed", &inner)
-            .word(field as u64)
-            .word(self.room as u64)
-            .word(long as u64)
-            .word(most as u64);
-        let digest = self.key.map_or(digest.word(0), |key| digest.word(1).word(key));
-        let order = self.key.map(|key| Permutation::new(inner.len(), Key::new(key).named("packed")));
-        let size = Bin { room, most: most as u32 };
-        let pack = |out: &mut SideWriter| pack(&documents, (size, long), order.as_ref(), out, place);
-        let (file, origin) = kept::open_or_make(place, (KIND, "bins"), digest.end(), table::fits, pack)?;
-        let (counts, identity) = (table::counts(&file)?, digest.word(self.padding).end());
-        let fields = [
-            Field::fixed(self.field, dtype, [self.room]),
-            Field::fixed("positions", DType::I32, [self.room]),
-            Field::fixed("documents", DType::I32, [self.room]),
-            Field::up_to("cu_seqlens", DType::I32, most + 1),
-            Field::fixed("max_seqlen", DType::I32, []),
-        ];
-        let (schema, token_bytes) = (fields.map(EncodedField::raw).into(), dtype.size() as u64);
-        let place = place.to_path_buf();
-        Ok(Packed { inner, field, token_bytes, long, schema, room, padding, file, counts, identity, place, origin })
-    }
-}
-
-/// A row of padding.
-fn padding_row(token: u64, dtype: DType, room: usize) -> Result<Box<[u8]>> {
-    let bits = 8 * dtype.size() as u32;
-    if token.checked_shr(bits).is_some_and(|over| over != 0) {
-        let message = format!("padding {token} does not fit {dtype}");
-        return Err(Error::new(ErrorKind::Config, Stage::Index, message));
-    }
-    let bytes = (token << (64 - bits)).to_ne_bytes();
-    let bytes = if cfg!(target_endian = "little") { &bytes[8 - dtype.size()..] } else { &bytes[..dtype.size()] };
-    Ok(bytes.repeat(room).into())
-}
-
-/// The documents of a dataset.
-struct Documents<'d, D> {
-    inner: &'d D,
-    field: usize,
-    token_bytes: u64,
-}
-
-impl<'d, D: Dataset> Documents<'d, D> {
-    /// The place of a document and its tokens; `parts` is room to ask the dataset.
-    ///
-    /// Errors: of the dataset; [`ErrorKind::Config`] for a document that does not lie in a file unchanged;
-    /// [`ErrorKind::Decode`] for one that is not a whole number of tokens.
-    fn find(&self, document: u64, parts: &mut Parts<'d>) -> Result<(Extent, u64)> {
-        parts.clear();
-        self.inner.extents(document, parts)?;
-        let part = parts.iter().find(|(field, _)| *field == self.field).map(|(_, part)| part);
-        let Some(Part::Extent(extent)) = part else {
-            let name = self.inner.schema().get(self.field).map_or("?", |field| &field.name);
-            let message = match part {
-                Some(Part::Checked(_)) => format!("field `{name}` has checksums, which packed documents cannot keep"),
-                _ => format!(
-                    "field `{name}` lies in frames: only documents that lie in their files unchanged can be packed"
-                ),
-            };
-            return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_sample(document));
-        };
-        if !extent.len.is_multiple_of(self.token_bytes) {
-            let message = format!("{} bytes are not a whole number of {}-byte tokens", extent.len, self.token_bytes);
-            let error = Error::new(ErrorKind::Decode, Stage::Index, message).with_sample(document);
-            return Err(self.inner.sources().at(error, &extent));
-        }
-        Ok((extent, extent.len / self.token_bytes))
-    }
-
-    /// Packs the documents at these positions of the order.
-    fn group(&self, positions: Range<u64>, size: Bin, long: Long, order: Option<&Permutation>) -> Result<Group> {
-        let room = size.room;
-        let (mut items, mut counts, mut parts) = (Vec::new(), Counts::default(), Parts::new());
-        for position in positions {
-            let document = order.map_or(position, |order| order.get(position));
-            let (_, len) = self.find(document, &mut parts)?;
-            let (whole, rest) = (len / u64::from(room), (len % u64::from(room)) as u32);
-            let item = |part, len| Item { document: document as u32, part, len };
-            counts.documents += u64::from(len > 0);
-            counts.empty += u64::from(len == 0);
-            if len <= u64::from(room) {
-                items.extend((len > 0).then(|| item(None, len as u32)));
-                continue;
-            }
-            counts.long += 1;
-            match long {
-                Long::Refuse => {
-                    let message =
-                        format!("a document of {len} tokens in bins of {room}: split or cut longer documents");
-                    return Err(Error::new(ErrorKind::Shape, Stage::Index, message).with_sample(document));
-                }
-                Long::Cut => {
-                    counts.cut += len - u64::from(room);
-                    items.push(item(None, room));
-                }
-                Long::Split => {
-                    let parts = u32::try_from(whole).map_err(|_| {
-                        let message = format!("a document of {len} tokens is too long to be split");
-                        Error::new(ErrorKind::Limit, Stage::Index, message).with_sample(document)
-                    })?;
-                    items.extend((0..parts).map(|part| item(Some(part), room)));
-                    items.extend((rest > 0).then(|| item(None, rest)));
-                }
-            }
-        }
-        Ok(Group::new(&items, size, counts))
-    }
-}
-
-/// Packs all documents into the file.
-fn pack<D: Dataset>(
-    documents: &Documents<'_, D>,
-    (size, long): (Bin, Long),
-    order: Option<&Permutation>,
-    out: &mut SideWriter,
-    place: &Path,
-) -> Result<()> {
-    let failed = |error| Error::os(Stage::Index, "cannot write the bins", error).with_path(place);
-    let (len, threads) = (documents.inner.len(), std::thread::available_parallelism().map_or(2, usize::from));
-    // A group has many bins, of which the last ones are not full.
-    let step = u64::from(size.room).saturating_mul(16).clamp(1 << 16, 1 << 19);
-    let starts: Vec<u64> = (0..len.div_ceil(step)).map(|group| group * step).collect();
-    let mut writer = TableWriter::default();
-    for some in starts.chunks(TOGETHER) {
-        let group = |_, start: &u64| documents.group(*start..(start + step).min(len), size, long, order);
-        for group in by_threads(threads.min(THREADS_MAX), some, group)? {
-            writer.add(&group, out).map_err(failed)?;
-        }
-    }
-    if writer.counts.bins == 0 {
-        let message = format!("{len} documents without a token");
-        return Err(Error::new(ErrorKind::Empty, Stage::Index, message));
-    }
-    writer.finish(out).map_err(failed)
+/// What a bin holds.
+#[derive(Default)]
+struct Recent {
+    /// The bin's number, plus 1.
+    bin: u64,
+    /// Place and tokens of each document.
+    documents: Vec<(Extent, u32)>,
 }
 
 impl<D: Dataset> Packed<D> {
@@ -320,24 +92,9 @@ impl<D: Dataset> Packed<D> {
         self.origin != Origin::Kept
     }
 
-    /// The documents.
-    pub fn inner(&self) -> &D {
-        &self.inner
-    }
-
-    /// Number of documents in the bins.
-    pub fn documents(&self) -> u64 {
-        self.counts.documents
-    }
-
     /// Number of tokens in the bins; the rest of `len` × tokens per bin is padding.
     pub fn tokens(&self) -> u64 {
         self.counts.tokens
-    }
-
-    /// Number of empty documents, which are in no bin.
-    pub fn empty_documents(&self) -> u64 {
-        self.counts.empty
     }
 
     /// Number of documents that were longer than a bin.
@@ -350,83 +107,124 @@ impl<D: Dataset> Packed<D> {
         self.counts.cut
     }
 
-    /// Calls `each` with the place and the tokens of every document of a bin. The tokens fit the row.
+    /// Looks up the place and the tokens of every document of a bin. They fit the row.
     ///
     /// Errors: of the dataset and of the table; [`ErrorKind::Changed`] for other lengths than when the bins were made.
-    fn each(&self, bin: u64, mut each: impl FnMut(Extent, usize)) -> Result<()> {
-        let documents = Documents { inner: &self.inner, field: self.field, token_bytes: self.token_bytes };
-        let (room, mut total, mut check) = (u64::from(self.room), 0, Check::default());
-        let mut parts = Parts::new();
+    fn look_up(&self, bin: u64, out: &mut Vec<(Extent, u32)>) -> Result<()> {
+        let (mut left, mut check, mut parts) = (self.documents.size.room, Check::default(), Parts::new());
         let changed = || {
             let message = format!(
                 "the documents of bin {bin} have other lengths than when they were packed: delete {} to pack them again",
-                self.place.display()
+                self.file.path().display()
             );
             Error::new(ErrorKind::Changed, Stage::Read, message)
         };
         let found = table::items(&self.file, bin, |document, part| {
-            if document >= self.inner.len() {
-                return Err(changed());
-            }
-            let (extent, len) = documents.find(document, &mut parts)?;
-            let (from, len) = match (part, self.long) {
-                (Some(part), _) => (u64::from(part) * room, room),
-                (None, Long::Split) if len > room => (len - len % room, len % room),
-                (None, Long::Cut) => (0, len.min(room)),
-                (None, _) => (0, len),
-            };
-            let (offset, len_bytes) = (from * self.token_bytes, len * self.token_bytes);
-            total += len;
-            if len == 0 || total > room || offset + len_bytes > extent.len {
-                return Err(changed());
-            }
-            check.add(len as u32);
-            each(Extent { offset: extent.offset + offset, len: len_bytes, ..extent }, len as usize);
+            let (extent, len) = self.documents.part(document, part, &mut parts)?.ok_or_else(changed)?;
+            left = left.checked_sub(len).ok_or_else(changed)?;
+            check.add(len);
+            out.push((extent, len));
             Ok(())
         });
         match found? {
-            found if found == check.end() && total > 0 => Ok(()),
+            found if found == check.end() && !out.is_empty() => Ok(()),
             _ => Err(changed()),
         }
     }
 
-    /// Number of documents of a bin.
-    fn count(&self, bin: u64) -> Result<usize> {
-        let mut count = 0;
-        self.each(bin, |_, _| count += 1).map(|()| count)
+    /// The place and the tokens of every document of a bin, as of [`look_up`](Self::look_up).
+    fn with<T>(&self, bin: u64, take: impl FnOnce(&[(Extent, u32)]) -> T) -> Result<T> {
+        let mut fresh = Recent::default();
+        // Another thread may look up a bin of the same place: then this one is not kept.
+        let mut held = self.recent[(bin % RECENT) as usize].try_lock().ok();
+        let recent = held.as_deref_mut().unwrap_or(&mut fresh);
+        if recent.bin != bin + 1 {
+            // An error leaves no bin here.
+            recent.bin = 0;
+            recent.documents.clear();
+            self.look_up(bin, &mut recent.documents)?;
+            recent.bin = bin + 1;
+        }
+        Ok(take(&recent.documents))
+    }
+
+    fn row_bytes(&self) -> u64 {
+        self.padding.len() as u64
+    }
+
+    /// Appends a field of a row that is made of its documents' lengths.
+    fn make(&self, field: usize, documents: &[(Extent, u32)], out: &mut Vec<u8>) {
+        let lens = documents.iter().map(|(_, len)| *len);
+        match field {
+            POSITIONS | DOCUMENTS => {
+                // Padding: 0, or -1.
+                out.resize(4 * self.documents.size.room as usize, if field == DOCUMENTS { 0xff } else { 0 });
+                let mut rest = out.as_chunks_mut::<4>().0;
+                for (number, len) in lens.enumerate() {
+                    let (own, later) = rest.split_at_mut(len as usize);
+                    match field {
+                        DOCUMENTS => own.fill((number as i32).to_ne_bytes()),
+                        _ => own.iter_mut().zip(0_i32..).for_each(|(place, at)| *place = at.to_ne_bytes()),
+                    }
+                    rest = later;
+                }
+            }
+            ENDS => {
+                let ends = lens.scan(0, |end, len| {
+                    *end += len;
+                    Some(*end)
+                });
+                let last = ends.clone().last().unwrap_or(0);
+                let all = std::iter::once(0).chain(ends).chain(std::iter::repeat(last));
+                out.extend(all.take(self.documents.size.most as usize + 1).flat_map(u32::to_ne_bytes));
+            }
+            _ => out.extend(lens.max().unwrap_or(0).to_ne_bytes()),
+        }
     }
 }
 
 impl<D: Dataset> Dataset for Packed<D> {
     own!(schema framed);
-    forward!(self => self.inner; sources);
 
     fn len(&self) -> u64 {
         self.counts.bins
     }
 
+    fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+
     fn sizes(&self) -> Sizes {
-        let (room, items) = (u64::from(self.room), self.counts.items_max as usize);
+        let (items, size) = (self.counts.items_max as usize, self.documents.size);
+        let own = self.file.heap() + self.padding.len() + RECENT as usize * items * size_of::<(Extent, u32)>();
         Sizes {
-            sample_bytes_max: room * self.token_bytes,
-            opened_bytes_max: 4 * room.max(items as u64 + 1),
-            appended_max: items - 1,
+            sample_bytes_max: self.row_bytes(),
+            opened_bytes_max: 4 * u64::from(size.room.max(size.most + 1)),
+            appended_max: if self.rows.is_some() { 0 } else { items - 1 },
             largest_sample: None,
-            index_bytes: self.inner.sizes().index_bytes + self.file.heap() + self.padding.len(),
+            index_bytes: self.documents.inner.sizes().index_bytes + own,
         }
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        let mut filled = 0;
-        self.each(sample, |extent, len| {
-            match filled {
-                0 => parts.extent(0, extent),
-                _ => parts.append(0, extent),
+        if self.rows.is_some() {
+            let len = self.row_bytes();
+            parts.extent(0, Extent { source: SourceId::at(0), offset: sample * len, len });
+        } else {
+            let filled = self.with(sample, |documents| {
+                let mut filled = 0;
+                for (extent, _) in documents {
+                    match filled {
+                        0 => parts.extent(0, *extent),
+                        _ => parts.append(0, *extent),
+                    }
+                    filled += extent.len as usize;
+                }
+                filled
+            })?;
+            if filled < self.padding.len() {
+                parts.append_inline(0, &self.padding[filled..]);
             }
-            filled += len;
-        })?;
-        if filled < self.room as usize {
-            parts.append_inline(0, &self.padding[filled * self.token_bytes as usize..]);
         }
         // `open` makes the other fields of nothing.
         let nothing = Extent { source: SourceId::at(0), offset: 0, len: 0 };
@@ -444,18 +242,19 @@ impl<D: Dataset> Dataset for Packed<D> {
 
     fn describe(&self) -> String {
         let Counts { documents, bins, tokens, empty, long, cut, .. } = self.counts;
-        let (room, place) = (self.room, self.place.display());
+        let (room, place) = (self.documents.size.room, self.file.path().display());
         let filled = 100.0 * tokens as f64 / (bins as f64 * f64::from(room));
+        let rows = self.rows.as_ref().map_or(String::new(), |rows| format!(", rows in {}", rows.display()));
         let how = if self.built() { "packed now:" } else { "from" };
-        let long = match self.long {
+        let long = match self.documents.long {
             Long::Refuse => String::new(),
             Long::Split => format!(", {long} longer ones split"),
             Long::Cut => format!(", {long} longer ones cut by {cut} tokens"),
         };
         format!(
             "{bins} bins of {room} tokens, {filled:.2} % full, with {documents} documents{long}, {empty} empty ones left out, \
-             {how} {place}; of {}",
-            self.inner.describe()
+             {how} {place}{rows}; of {}",
+            self.documents.inner.describe()
         )
     }
 }
@@ -466,41 +265,15 @@ impl<D: Dataset> Framed for Packed<D> {
     }
 
     fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        let room = self.room as usize;
-        let (mut filled, mut document, mut longest) = (0, 0_i32, 0_i32);
-        if field == ENDS {
-            buffer.extend_from_slice(&0_i32.to_ne_bytes());
+        if !(POSITIONS..=LONGEST).contains(&field) {
+            return Ok(bytes);
         }
-        self.each(sample, |_, len| {
-            filled += len;
-            match field {
-                POSITIONS => buffer.extend((0..len as i32).flat_map(i32::to_ne_bytes)),
-                DOCUMENTS => buffer.resize(4 * filled, 0),
-                ENDS => buffer.extend_from_slice(&(filled as i32).to_ne_bytes()),
-                _ => longest = longest.max(len as i32),
-            }
-            if field == DOCUMENTS {
-                let own = &mut buffer[4 * (filled - len)..];
-                own.as_chunks_mut().0.iter_mut().for_each(|place| *place = document.to_ne_bytes());
-            }
-            document += 1;
-        })?;
-        match field {
-            POSITIONS => buffer.resize(4 * room, 0),
-            // -1 in each.
-            DOCUMENTS => buffer.resize(4 * room, 0xff),
-            ENDS => {}
-            LONGEST => buffer.extend_from_slice(&longest.to_ne_bytes()),
-            _ => return Ok(bytes),
-        }
+        self.with(sample, |documents| self.make(field, documents, buffer))?;
         Ok(buffer)
     }
 
-    fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
-        match field {
-            ENDS => Ok(Some(4 * (self.count(sample)? as u64 + 1))),
-            _ => self.field_bytes_max(field),
-        }
+    fn field_bytes(&self, _: u64, field: usize) -> Result<Option<u64>> {
+        self.field_bytes_max(field)
     }
 
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
