@@ -177,13 +177,9 @@ pub(crate) fn field_bytes<D: Dataset + ?Sized>(dataset: &D, sample: u64, field: 
     }
     let mut parts = Parts::new();
     dataset.extents(sample, &mut parts)?;
-    let len = |part| match part {
-        Part::Framed(_) => None,
-        Part::Extent(extent) | Part::Checked(extent) | Part::More(extent) => Some(extent.len),
-        Part::Inline(bytes) | Part::MoreInline(bytes) => Some(bytes.len() as u64),
-    };
-    let mut own = parts.iter().filter(|(of, _)| *of == field).map(|(_, part)| len(part)).peekable();
-    Ok(own.peek().is_some().then(|| own.sum::<Option<u64>>()).flatten())
+    let len = |part: Part<'_>| (!matches!(part, Part::Framed(_))).then(|| part.len() as u64);
+    let own = parts.iter().filter(|(of, _)| *of == field).map(|(_, part)| len(part));
+    Ok(own.reduce(|all, own| Some(all? + own?)).flatten())
 }
 
 /// Name of the sample within its file, for people.

@@ -41,6 +41,14 @@ impl Part<'_> {
         }
     }
 
+    /// Number of bytes, as they are stored.
+    pub(crate) fn len(&self) -> usize {
+        match *self {
+            Self::Inline(bytes) | Self::MoreInline(bytes) => bytes.len(),
+            _ => self.extent().map_or(0, |extent| usize::try_from(extent.len).unwrap_or(usize::MAX)),
+        }
+    }
+
     /// Whether these bytes follow others of the same field.
     pub(crate) fn follows(&self) -> bool {
         matches!(self, Self::More(_) | Self::MoreInline(_))

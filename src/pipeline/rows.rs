@@ -153,7 +153,7 @@ fn copy_row(
     worker: &mut Worker,
 ) -> Result<Copied> {
     let samples = &core.samples;
-    let (mut hits, mut at) = (0, 0);
+    let (mut hits, mut at) = (0, 0_usize);
     let mut parts = parts.iter().peekable();
     while let Some((field, part)) = parts.next() {
         let handler = &samples.recipe.handlers[field];
@@ -172,11 +172,7 @@ fn copy_row(
         // Parts of one field lie side by side, and the last ends the row.
         at = if part.follows() { at } else { 0 };
         let is_last = !parts.peek().is_some_and(|(_, next)| next.follows());
-        let len = match (part, part.extent()) {
-            (Part::Inline(bytes) | Part::MoreInline(bytes), _) => bytes.len() as u64,
-            (_, extent) => extent.map_or(0, |extent| extent.len),
-        };
-        let end = usize::try_from(len).unwrap_or(usize::MAX).saturating_add(at);
+        let end = at.saturating_add(part.len());
         if end > row_bytes || (is_last && end < row_bytes) {
             return Ok(Copied::Unusual);
         }

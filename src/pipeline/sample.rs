@@ -17,7 +17,6 @@ use crate::decode::{Ctx, Running, Scratch};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::{ChunkBuf, Rows};
 use crate::storage::{Cached, Extent, Sources, exhausted, out_of_reach};
-use std::iter::Peekable;
 use std::sync::Arc;
 
 /// Everything that turns samples into rows; shared by all threads.
@@ -57,17 +56,18 @@ impl Samples {
         sample.id = Some(id);
         let mut parts = Parts::new();
         self.parts(id, &mut parts)?;
-        let mut before = None;
+        let (mut before, mut at) = (None, 0);
         let mut parts = parts.iter().peekable();
         while let Some((field, part)) = parts.next() {
             let handler = &self.recipe.handlers[field];
-            if !matches!(handler.how, How::Skip) && parts.peek().is_some_and(|(_, next)| next.follows()) {
-                self.ask_joined(field, part, &mut parts, sample, rows)?;
-                continue;
-            }
+            let is_last = !parts.peek().is_some_and(|(_, next)| next.follows());
             let place = match (part, &handler.how) {
                 (_, How::Skip | How::Direct) => continue,
-                (Part::More(_) | Part::MoreInline(_), _) => return lie("bytes that follow none".into()),
+                _ if part.follows() || !is_last => {
+                    let start = if part.follows() { at } else { 0 };
+                    at = self.join((field, part), start, is_last, sample, rows)?;
+                    continue;
+                }
                 (Part::Inline(bytes), How::Decode(_)) => {
                     sample.index.extend_from_slice(bytes);
                     Place::Index(sample.index.len() - bytes.len(), bytes.len())
@@ -87,49 +87,35 @@ impl Samples {
         Ok(())
     }
 
-    /// Places the parts of a field one after the other in the first row: `first`, and those in `parts` that follow it.
-    fn ask_joined<'p>(
+    /// Places one of several parts of a field in the first row, from byte `start` on, and returns its end.
+    fn join(
         &self,
-        field: usize,
-        first: Part<'p>,
-        parts: &mut Peekable<impl Iterator<Item = (usize, Part<'p>)>>,
+        (field, part): (usize, Part<'_>),
+        start: usize,
+        is_last: bool,
         sample: &mut Sample,
         rows: &mut Rows,
-    ) -> Result<()> {
-        let handler = &self.recipe.handlers[field];
+    ) -> Result<usize> {
+        let (handler, end) = (&self.recipe.handlers[field], start.saturating_add(part.len()));
+        let name = &handler.name;
         let How::InPlace(row_bytes) = handler.how else {
-            let name = &handler.name;
             let message = format!(
                 "field `{name}` lies in several extents: it needs a fixed shape, and `.map` in place of a decoder"
             );
             return Err(Error::new(ErrorKind::Config, Stage::Read, message));
         };
-        let (mut at, mut part) = (0_usize, first);
-        loop {
-            let bytes = part.extent().map_or(0, |extent| usize::try_from(extent.len).unwrap_or(usize::MAX));
-            let bytes = if let Part::MoreInline(bytes) = part { bytes.len() } else { bytes };
-            let range = at..at.saturating_add(bytes);
-            match part {
-                _ if range.end > row_bytes => {}
-                Part::MoreInline(bytes) => {
-                    rows.row().bytes_mut(handler.outputs.start)[range.clone()].copy_from_slice(bytes);
-                }
-                _ => {
-                    let in_memory = part.extent().is_some_and(|extent| self.is_memory(&extent));
-                    let place = if in_memory { Place::Memory } else { Place::Row };
-                    sample.pieces.push(Piece { at: Some(at), ..Piece::new(field, part.extent(), place) });
-                }
-            }
-            at = range.end;
-            match parts.next_if(|(_, next)| next.follows()) {
-                Some((_, next)) => part = next,
-                None if at == row_bytes => return Ok(()),
-                None => {
-                    let message = format!("field `{}` takes {row_bytes} bytes, the sample has {at}", handler.name);
-                    return Err(Error::new(ErrorKind::Shape, Stage::Read, message));
-                }
-            }
+        if end > row_bytes || (is_last && end < row_bytes) {
+            let message = format!("field `{name}` takes {row_bytes} bytes, the sample has {end}");
+            return Err(Error::new(ErrorKind::Shape, Stage::Read, message));
         }
+        if let Part::MoreInline(bytes) = part {
+            rows.row().bytes_mut(handler.outputs.start)[start..end].copy_from_slice(bytes);
+        } else {
+            let in_memory = part.extent().is_some_and(|extent| self.is_memory(&extent));
+            let place = if in_memory { Place::Memory } else { Place::Row };
+            sample.pieces.push(Piece { at: Some(start), ..Piece::new(field, part.extent(), place) });
+        }
+        Ok(end)
     }
 
     /// The checked parts of a sample: every field of the schema has bytes exactly once; every extent lies within its

@@ -170,13 +170,12 @@ impl<D: Dataset> Packed<D> {
                 }
             }
             ENDS => {
-                let ends = lens.scan(0, |end, len| {
-                    *end += len;
-                    Some(*end)
-                });
-                let last = ends.clone().last().unwrap_or(0);
-                let all = std::iter::once(0).chain(ends).chain(std::iter::repeat(last));
-                out.extend(all.take(self.documents.size.most as usize + 1).flat_map(u32::to_ne_bytes));
+                out.resize(4 * (self.documents.size.most as usize + 1), 0);
+                let (mut end, places) = (0, out.as_chunks_mut::<4>().0.iter_mut().skip(1));
+                for (place, len) in places.zip(lens.chain(std::iter::repeat(0))) {
+                    end += len;
+                    *place = end.to_ne_bytes();
+                }
             }
             _ => out.extend(lens.max().unwrap_or(0).to_ne_bytes()),
         }
@@ -207,28 +206,27 @@ impl<D: Dataset> Dataset for Packed<D> {
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        let len = self.row_bytes();
+        let mut place = Extent { source: SourceId::at(0), offset: sample * len, len };
         if self.rows.is_some() {
-            let len = self.row_bytes();
-            parts.extent(0, Extent { source: SourceId::at(0), offset: sample * len, len });
+            parts.extent(0, place);
         } else {
-            let filled = self.with(sample, |documents| {
-                let mut filled = 0;
+            let mut filled = 0;
+            self.with(sample, |documents| {
                 for (extent, _) in documents {
                     match filled {
                         0 => parts.extent(0, *extent),
                         _ => parts.append(0, *extent),
                     }
-                    filled += extent.len as usize;
+                    (filled, place) = (filled + extent.len as usize, *extent);
                 }
-                filled
             })?;
             if filled < self.padding.len() {
                 parts.append_inline(0, &self.padding[filled..]);
             }
         }
         // `open` makes the other fields of nothing.
-        let nothing = Extent { source: SourceId::at(0), offset: 0, len: 0 };
-        (POSITIONS..=LONGEST).for_each(|field| parts.framed(field, nothing));
+        (POSITIONS..=LONGEST).for_each(|field| parts.framed(field, Extent { len: 0, ..place }));
         Ok(())
     }
 
