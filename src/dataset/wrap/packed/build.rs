@@ -93,10 +93,9 @@ impl<D: Dataset> PackedBuilder<D> {
     pub fn open(self, index: impl AsRef<Path>) -> Result<Packed<D>> {
         let (field, dtype, size) = self.checked()?;
         let padding = padding_row(self.padding, dtype, self.room)?;
-        let digest = [field as u64, self.room as u64, self.long as u64, size.most.into(), self.key.is_some().into()];
-        let digest =
-            digest.into_iter().fold(kept::identity_of("packed", &self.inner), |digest, word| digest.word(word));
-        let digest = digest.word(self.key.unwrap_or(0));
+        let (key, by_key) = (self.key.unwrap_or(0), self.key.is_some().into());
+        let settings = [field as u64, self.room as u64, self.long as u64, size.most.into(), by_key, key];
+        let digest = kept::identity_of("packed", &self.inner).words(&settings);
         let order = self.key.map(|key| Permutation::new(self.inner.len(), Key::new(key).named("packed")));
         let documents = Documents { inner: self.inner, field, token_bytes: dtype.size() as u64, size, long: self.long };
         let place = index.as_ref();
