@@ -99,9 +99,7 @@ impl Samples {
         let (handler, end) = (&self.recipe.handlers[field], start.saturating_add(part.len()));
         let name = &handler.name;
         let How::InPlace(row_bytes) = handler.how else {
-            let message = format!(
-                "field `{name}` lies in several extents: it needs a fixed shape, and `.map` in place of a decoder"
-            );
+            let message = format!("field `{name}` lies in several extents: it needs a fixed shape and no decoder");
             return Err(Error::new(ErrorKind::Config, Stage::Read, message));
         };
         if end > row_bytes || (is_last && end < row_bytes) {
