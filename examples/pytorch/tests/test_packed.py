@@ -42,7 +42,7 @@ def test_rows_unpack_to_the_documents(corpus, kept):
         for tokens, positions, numbers, ends, longest in zip(
             *(np.asarray(batch[name]) for name in ("tokens", "positions", "documents", "cu_seqlens", "max_seqlen"))
         ):
-            own = [tokens[start:end] for start, end in zip(ends, ends[1:]) if end > start]
+            own = [tokens[start:end].copy() for start, end in zip(ends, ends[1:]) if end > start]
             found += own
             # The naive packing of these documents.
             lens = [len(document) for document in own]
