@@ -78,6 +78,8 @@ pub struct Sizes {
     pub opened_bytes_max: u64,
     /// The sample with the most bytes, if the index knows it. The error of a memory budget that is too small names it.
     pub largest_sample: Option<u64>,
+    /// Maximum number of [appended](Parts::append) extents of one sample. More is an error of the sample.
+    pub appended_max: usize,
     /// Heap bytes of offsets, lengths or labels, beside the table of sources, for the loader's printed plan.
     pub index_bytes: usize,
 }
@@ -179,11 +181,9 @@ pub(crate) fn field_bytes<D: Dataset + ?Sized>(dataset: &D, sample: u64, field: 
     }
     let mut parts = Parts::new();
     dataset.extents(sample, &mut parts)?;
-    Ok(parts.iter().find(|(of, _)| *of == field).and_then(|(_, part)| match part {
-        Part::Framed(_) => None,
-        Part::Extent(extent) | Part::Checked(extent) => Some(extent.len),
-        Part::Inline(bytes) => Some(bytes.len() as u64),
-    }))
+    let len = |part: Part<'_>| (!matches!(part, Part::Framed(_))).then(|| part.len() as u64);
+    let own = parts.iter().filter(|(of, _)| *of == field).map(|(_, part)| len(part));
+    Ok(own.reduce(|all, own| Some(all? + own?)).flatten())
 }
 
 /// Whether the index has the lengths of a field. Some samples tell: formats know those of all or of none.

@@ -4,7 +4,7 @@ use super::contract::{Dataset, field_bytes, frames};
 use super::sample;
 #[cfg(feature = "image")]
 use super::wrap::Seekable;
-use super::wrap::{Checked, InMemory, Measured, Subset};
+use super::wrap::{Checked, InMemory, Measured, PackedBuilder, Subset};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::available;
 use crate::setting::Setting;
@@ -83,6 +83,19 @@ pub trait DatasetExt: Dataset + Sized {
         parts: impl IntoIterator<Item = Result<P>>,
     ) -> Result<Seekable<Self>> {
         Seekable::open_from(self, index.as_ref(), parts)
+    }
+
+    /// Packs documents, the samples' field `field`, into rows of `tokens` elements: whole documents by best fit, planned once and
+    /// kept in a side file. See [`Packed`](super::Packed) for the fields of a row.
+    ///
+    /// ```no_run
+    /// # use feedline::dataset::{DatasetExt, Megatron};
+    /// let documents = Megatron::builder().documents(1 << 30).open("corpus_text_document")?;
+    /// let packed = documents.packed("tokens", 4096).shuffled(7).split().open("corpus.bins")?;
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    fn packed(self, field: &str, tokens: usize) -> PackedBuilder<Self> {
+        PackedBuilder::new(self, field, tokens)
     }
 
     /// Reads all files into memory, in parallel. For datasets that fit there and have small samples, which then cost no

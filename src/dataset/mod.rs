@@ -6,12 +6,13 @@
 //!
 //! Data without random access to samples (Parquet row groups, compressed shards) comes in [chunks](Chunked).
 //!
-//! Limits: ids are 0 … len-1; a sample has at most one extent per field. Invariants: `extents` is arithmetic on an
+//! Limits: ids are 0 … len-1; a sample has one extent per field, or a row's worth of them ([`Parts::append`]). Invariants: `extents` is arithmetic on an
 //! index (it may run several times per sample, on any thread of the loader, with the same answer); an opened dataset
 //! never changes; the files on disk may, and the readers detect it.
 //!
 //! Each format is a type of its own, listed below; the guide [formats](crate::guide::formats) opens them all. Datasets
-//! are made of others by [`Concat`], [`Mix`], [`Subset`], [`Checked`], [`Measured`], `Seekable` and [`InMemory`]: see [`DatasetExt`].
+//! are made of others by [`Concat`], [`Mix`], [`Subset`], [`Checked`], [`Measured`], [`Packed`], `Seekable` and [`InMemory`]: see
+//! [`DatasetExt`].
 //!
 //! A dataset of your own takes a few lines. Here every sample is a line of 16 bytes in one file:
 //!

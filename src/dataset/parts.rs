@@ -1,6 +1,6 @@
 //! The places of one sample's bytes, as a dataset gives them, and checks of its answers.
 
-use super::Dataset;
+use super::{Dataset, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::Spec;
@@ -26,15 +26,32 @@ pub(crate) enum Part<'a> {
     Framed(Extent),
     /// In the index.
     Inline(&'a [u8]),
+    /// In storage and final, behind the bytes that the field has so far.
+    More(Extent),
+    /// In the index, behind the bytes that the field has so far.
+    MoreInline(&'a [u8]),
 }
 
 impl Part<'_> {
     /// Extent in the sources; `None` for bytes of the index.
     pub(crate) fn extent(&self) -> Option<Extent> {
         match *self {
-            Self::Extent(extent) | Self::Checked(extent) | Self::Framed(extent) => Some(extent),
-            Self::Inline(_) => None,
+            Self::Extent(extent) | Self::Checked(extent) | Self::Framed(extent) | Self::More(extent) => Some(extent),
+            Self::Inline(_) | Self::MoreInline(_) => None,
         }
+    }
+
+    /// Number of bytes, as they are stored.
+    pub(crate) fn len(&self) -> usize {
+        match *self {
+            Self::Inline(bytes) | Self::MoreInline(bytes) => bytes.len(),
+            _ => self.extent().map_or(0, |extent| usize::try_from(extent.len).unwrap_or(usize::MAX)),
+        }
+    }
+
+    /// Whether these bytes follow others of the same field.
+    pub(crate) fn follows(&self) -> bool {
+        matches!(self, Self::More(_) | Self::MoreInline(_))
     }
 
     /// Whether the dataset must check the bytes before use.
@@ -81,12 +98,21 @@ impl<'a> Parts<'a> {
         if fields > Spec::FIELDS_MAX {
             return lie(format!("{fields} fields, {} are the limit", Spec::FIELDS_MAX));
         }
-        let mut seen = 0_u64;
+        let (mut seen, mut before) = (0_u64, None);
         for (field, part) in self.iter() {
             if field >= fields {
                 return lie(format!("the dataset names field {field}, its schema has {fields}"));
             }
-            if seen & (1 << field) != 0 {
+            let takes_more = before == Some(field);
+            before = (matches!(part, Part::Extent(_)) || part.follows()).then_some(field);
+            if part.follows() {
+                if !takes_more {
+                    return lie(format!(
+                        "the dataset appended to field `{}`, which had no extent just before",
+                        name(field)
+                    ));
+                }
+            } else if seen & (1 << field) != 0 {
                 return lie(format!("the dataset gave bytes for field `{}` twice", name(field)));
             }
             seen |= 1 << field;
@@ -99,14 +125,21 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    /// Checks the bytes of all extents, the read buffers' share, against the dataset's bound.
-    pub(crate) fn within(&self, sample_bytes_max: u64) -> Result<()> {
-        match self.stored_bytes() {
-            bytes if bytes <= sample_bytes_max => Ok(()),
-            bytes => {
-                lie(format!("the sample has {bytes} bytes, the dataset's `sample_bytes_max` is {sample_bytes_max}"))
-            }
+    /// Checks the extents, the read buffers' share, against the dataset's bounds.
+    pub(crate) fn within(&self, sizes: &Sizes) -> Result<()> {
+        let (bytes, Sizes { sample_bytes_max, appended_max, .. }) = (self.stored_bytes(), sizes);
+        if bytes > *sample_bytes_max {
+            return lie(format!(
+                "the sample has {bytes} bytes, the dataset's `sample_bytes_max` is {sample_bytes_max}"
+            ));
         }
+        let appended = self.iter().filter(|(_, part)| matches!(part, Part::More(_))).count();
+        if appended > *appended_max {
+            return lie(format!(
+                "the sample has {appended} appended extents, the dataset's `appended_max` is {appended_max}"
+            ));
+        }
+        Ok(())
     }
 
     /// As [`ask`](Self::ask), for all fields and sources of the dataset. Errors name the sample.
@@ -118,8 +151,9 @@ impl<'a> Parts<'a> {
     /// Bytes of all extents; one that follows itself counts once.
     pub(crate) fn stored_bytes(&self) -> u64 {
         let (mut before, mut sum) = (None, 0_u64);
-        for extent in self.iter().filter_map(|(_, part)| part.extent()) {
-            if before.replace(extent) != Some(extent) {
+        for (_, part) in self.iter() {
+            let Some(extent) = part.extent() else { continue };
+            if before.replace(extent) != Some(extent) || part.follows() {
                 sum = sum.saturating_add(extent.len);
             }
         }
@@ -134,7 +168,7 @@ impl<'a> Parts<'a> {
     /// Adds `by` to the source ids of the parts from number `from` on: their table was appended to another.
     pub(super) fn move_sources(&mut self, from: usize, by: usize) {
         for (_, part) in self.few[..self.len.min(PARTS_INLINE)].iter_mut().chain(&mut self.more).skip(from) {
-            if let Part::Extent(extent) | Part::Checked(extent) | Part::Framed(extent) = part {
+            if let Part::Extent(extent) | Part::Checked(extent) | Part::Framed(extent) | Part::More(extent) = part {
                 extent.source = SourceId::at(extent.source.index() + by);
             }
         }
@@ -160,6 +194,18 @@ impl<'a> Parts<'a> {
     /// Gives field `field` the bytes of this extent, unchanged.
     pub fn extent(&mut self, field: usize, extent: Extent) {
         self.push(field, Part::Extent(extent));
+    }
+
+    /// Gives field `field` the bytes of one more extent, unchanged, behind those it has: a row is read from several places.
+    /// [`extent`](Self::extent) of the same field comes just before, the field has a fixed shape and no decoder, and all
+    /// parts together have a row's bytes. [`Sizes::appended_max`] bounds their number.
+    pub fn append(&mut self, field: usize, extent: Extent) {
+        self.push(field, Part::More(extent));
+    }
+
+    /// As [`append`](Self::append), with bytes of the index itself: padding.
+    pub fn append_inline(&mut self, field: usize, bytes: &'a [u8]) {
+        self.push(field, Part::MoreInline(bytes));
     }
 
     /// Gives field `field` the result of [`open`](super::Framed::open) for this extent, by the dataset's
@@ -207,12 +253,13 @@ pub(crate) fn placed(error: Error, bytes: &[u8], given: &[u8], extent: &Extent) 
 }
 
 /// Whether bytes go through [`check`](super::Framed::check) or [`open`](super::Framed::open), judged by a few samples. Rows are then not read in
-/// place, whatever their fields.
+/// place, whatever their fields. Fields that are made of no bytes do not count.
 pub(crate) fn opens_bytes(dataset: &dyn Dataset) -> bool {
     let len = dataset.len();
     let framed = |sample| {
         let mut parts = Parts::new();
-        dataset.extents(sample, &mut parts).is_err() || parts.iter().any(|(_, part)| part.is_checked())
+        let goes = |part: Part<'_>| part.is_checked() && part.extent().is_some_and(|extent| extent.len > 0);
+        dataset.extents(sample, &mut parts).is_err() || parts.iter().any(|(_, part)| goes(part))
     };
     // A user's dataset may panic here; planning the sample meets the panic again and names it.
     let asked = std::panic::AssertUnwindSafe(|| [0, len / 2, len.saturating_sub(1)].into_iter().any(framed));

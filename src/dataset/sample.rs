@@ -33,13 +33,26 @@ impl<'d> Plain<'d> {
     pub(super) fn sample(&mut self, sample: u64, mut each: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
         let (dataset, framed, mut parts, mut before) = (self.dataset, self.framed, Parts::new(), None);
         parts.ask_all(dataset, sample)?;
-        parts.within(self.sizes.sample_bytes_max)?;
-        for (field, part) in parts.iter() {
+        parts.within(&self.sizes)?;
+        let mut all = parts.iter().peekable();
+        while let Some((field, part)) = all.next() {
+            let is_last = !all.peek().is_some_and(|(_, next)| next.follows());
             // Code of the dataset, and of the user's in `each`.
             let done = caught(Stage::Decode, || match (part, part.extent()) {
                 (Part::Inline(bytes), _) => each(field, bytes),
+                (Part::MoreInline(bytes), _) => {
+                    self.bytes.extend_from_slice(bytes);
+                    if is_last { each(field, &self.bytes) } else { Ok(()) }
+                }
+                (Part::More(extent), _) => {
+                    self.append(&extent)?;
+                    if is_last { each(field, &self.bytes) } else { Ok(()) }
+                }
                 (_, Some(extent)) if !part.shares(before.replace(part)) => {
                     self.fill(&extent)?;
+                    if !is_last {
+                        return Ok(());
+                    }
                     if part.is_checked() {
                         let check = || framed.check(sample, field, &self.bytes);
                         caught_in("the dataset's `check`", Stage::Decode, check)
@@ -97,6 +110,7 @@ impl<'d> Plain<'d> {
     pub(super) fn crcs(&mut self, sample: u64, mut each: impl FnMut(usize, u32)) -> Result<()> {
         let (mut parts, mut before) = (Parts::new(), None);
         parts.ask_all(self.dataset, sample)?;
+        debug_assert!(parts.iter().all(|(_, part)| !part.follows()), "refused by `checked`");
         for (field, part) in parts.iter() {
             let Some(extent) = part.extent() else { continue };
             let crc = match before {
@@ -149,16 +163,22 @@ impl<'d> Plain<'d> {
 
     /// Reads an extent into `bytes`. Allocates only after checking the extent against the indexed length of the source.
     fn fill(&mut self, extent: &Extent) -> Result<()> {
-        let sources = self.dataset.sources();
+        self.bytes.clear();
+        self.append(extent)
+    }
+
+    /// As `fill`, behind the bytes that are there.
+    fn append(&mut self, extent: &Extent) -> Result<()> {
+        let (sources, start) = (self.dataset.sources(), self.bytes.len());
         sources.check(extent)?;
-        self.bytes.resize(extent.len as usize, 0);
+        self.bytes.resize(start + extent.len as usize, 0);
         let opened = match self.open.take() {
             Some((source, blob)) if source == extent.source => Ok(blob),
             _ => Blob::of_source(sources, extent.source),
         };
         let filled = opened.and_then(|blob| {
             let (_, blob) = self.open.insert((extent.source, blob));
-            blob.read_at(extent.offset, &mut self.bytes)
+            blob.read_at(extent.offset, &mut self.bytes[start..])
         });
         self.read += extent.len;
         filled.map_err(|error| sources.at(error, extent))

@@ -7,7 +7,7 @@
 use super::device_stage::{DeviceStage, Routes};
 use super::origin::Before;
 use super::settings::{BatchSize, LoaderBuilder};
-use super::terms::{Encoded, STACK, scratch, slots, spare_room};
+use super::terms::{Encoded, STACK, parts_max, scratch, slots, spare_room};
 use super::{Deadlines, Facts, JobMaker, Life, Loader, LoaderState, Place, config};
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::Dataset;
@@ -306,7 +306,7 @@ impl LoaderBuilder {
         terms.push(encoded.cached(workers, chunks.is_some()));
         terms.push(scratch(workers, recipe.scratch_bytes()));
         terms.push(MemoryTerm::OPENING.of(workers, opening));
-        terms.push(fetch::tables(pending, recipe.handlers.len()));
+        terms.push(fetch::tables(pending, parts_max(dataset, recipe)));
         terms.extend(chunks.as_ref().map(|chunks| chunks.tables));
         terms.extend(first.order.groups().map(|groups| {
             MemoryTerm::new(MemoryTerm::TABLES.name, "samples in flight, groups of the order")
@@ -520,7 +520,7 @@ impl Assembly {
     fn io_side(&self, exchange: &Exchange, slots: &[Arc<Region>]) -> Result<(IoSide, Sender<Box<Sample>>)> {
         let (plan, waker) = (&self.reserved.plan, &exchange.waker);
         let MemoryTerm { count, at_once, .. } = plan.term(MemoryTerm::CHUNKS);
-        let parts = self.fields.recipe.handlers.len();
+        let parts = parts_max(&*self.dataset, &self.fields.recipe);
         let spans = self.reserved.pending * parts + self.reserved.pieces * count + 1;
         let on_room = waker.clone();
         let ring = match plan.term(MemoryTerm::RING).bytes() {

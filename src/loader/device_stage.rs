@@ -166,6 +166,9 @@ impl Routes {
 fn firsts(dataset: &dyn Dataset) -> Vec<Option<Extent>> {
     let mut parts = Parts::new();
     let mut firsts = vec![None; dataset.schema().len()];
+    if dataset.sizes().appended_max > 0 {
+        return firsts;
+    }
     // An error or panic of the first sample is reported when the sample is read.
     if caught(Stage::Build, || dataset.extents(0, &mut parts)).is_ok() {
         for (field, part) in parts.iter() {

@@ -14,6 +14,7 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Hold, Mutex};
 use crate::tensor::{Layout, Spec};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Validity of a row: the crate's only notion of it.
@@ -226,7 +227,7 @@ impl FreeSlot {
         *slot.bad.hold() = BadSamples::default();
         // Tokens reach other threads through queues, which order this store before their work.
         slot.remaining.store(rows, Ordering::Relaxed);
-        Rows { slot, start: 0, end: rows, done: 0, lent: 0, stands_in: false }
+        Rows { slot, start: 0, end: rows, done: 0, lent: 0, lent_parts: 0, lent_end: (0, 0), stands_in: false }
     }
 }
 
@@ -237,8 +238,11 @@ pub(crate) struct Rows {
     end: u32,
     /// Finished rows before `start`, not yet counted down: one atomic operation per run, not per row.
     pub(super) done: u32,
-    /// Fields of row `start` that an I/O operation holds.
+    /// Fields of row `start` that I/O operations hold parts of.
     pub(super) lent: u64,
+    /// Number of these parts, and the field and end of the last one.
+    lent_parts: usize,
+    lent_end: (usize, usize),
     /// Row `start` gets a substitute.
     pub(super) stands_in: bool,
 }
@@ -268,7 +272,8 @@ impl Rows {
     pub(crate) fn take(&mut self, count: u32) -> Rows {
         assert!(count > 0 && count <= self.len() && self.lent == 0);
         let (slot, start) = (self.slot.clone(), self.start);
-        let taken = Rows { slot, start, end: start + count, done: 0, lent: 0, stands_in: false };
+        let end = start + count;
+        let taken = Rows { slot, start, end, done: 0, lent: 0, lent_parts: 0, lent_end: (0, 0), stands_in: false };
         self.start += count;
         taken
     }
@@ -336,19 +341,26 @@ impl Rows {
         bad.list.push(sample);
     }
 
-    /// Lends field `field` of the first unfinished row to an I/O operation.
+    /// Lends a part of field `field` of the first unfinished row to an I/O operation. Parts of one field are lent one
+    /// after the other, in the order of their bytes.
     ///
-    /// Until [`restore`](Self::restore) the row cannot be finished and its field cannot be accessed.
-    pub(crate) fn lend(&mut self, field: usize) -> RowSpan {
-        assert!(self.start < self.end && self.lent & (1 << field) == 0);
+    /// Until [`restore`](Self::restore) of all parts the row cannot be finished and its fields cannot be accessed.
+    pub(crate) fn lend(&mut self, field: usize, part: Range<usize>) -> RowSpan {
+        assert!(self.start < self.end && part.start <= part.end && part.end <= self.slot.field_at(field, self.start).1);
+        // No two parts overlap.
+        assert!(self.lent & (1 << field) == 0 || (self.lent_end.0 == field && self.lent_end.1 <= part.start));
         self.lent |= 1 << field;
-        RowSpan { slot: self.slot.clone(), row: self.start, field }
+        (self.lent_parts, self.lent_end) = (self.lent_parts + 1, (field, part.end));
+        RowSpan { slot: self.slot.clone(), row: self.start, field, part }
     }
 
-    /// Takes back a lent field.
+    /// Takes back a lent part.
     pub(crate) fn restore(&mut self, span: RowSpan) {
         assert!(Arc::ptr_eq(&self.slot, &span.slot) && self.start == span.row && self.lent & (1 << span.field) != 0);
-        self.lent &= !(1 << span.field);
+        self.lent_parts -= 1;
+        if self.lent_parts == 0 {
+            self.lent = 0;
+        }
     }
 }
 
@@ -371,29 +383,31 @@ impl Drop for Rows {
     }
 }
 
-/// One field of one row, lent to an I/O operation. Unique; keeps the slot's memory alive.
+/// A part of one field of one row, lent to an I/O operation. Unique; keeps the slot's memory alive.
 pub(crate) struct RowSpan {
     slot: Arc<Slot>,
     row: u32,
     field: usize,
+    /// Bytes of the row.
+    part: Range<usize>,
 }
 
 impl RowSpan {
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        let (ptr, len) = self.slot.field_at(self.field, self.row);
-        // SAFETY: in bounds (`at`), initialised (regions are zeroed), alive (`slot`), and exclusive: `lend` made this
-        // span once, and `Rows::row` refuses the field until it is restored.
-        unsafe { std::slice::from_raw_parts_mut(ptr, len) }
+        let (ptr, _) = self.slot.field_at(self.field, self.row);
+        // SAFETY: in bounds (`at`, `lend`), initialised (regions are zeroed), alive (`slot`), and exclusive: `lend` made
+        // this span once and no other that overlaps, and `Rows::row` refuses the field until all are restored.
+        unsafe { std::slice::from_raw_parts_mut(ptr.add(self.part.start), self.part.len()) }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.slot.plan.layout.fields()[self.field].row_bytes
+        self.part.len()
     }
 
     /// Region and offset.
     pub(crate) fn place(&self) -> (u64, usize) {
         let layout = self.slot.plan.layout.fields()[self.field];
-        (self.slot.region.id(), layout.offset + self.row as usize * layout.row_bytes)
+        (self.slot.region.id(), layout.offset + self.row as usize * layout.row_bytes + self.part.start)
     }
 }
 
@@ -689,14 +703,14 @@ pub(super) mod tests {
     fn a_lent_field_is_refused_and_keeps_its_slot_out_of_the_pool() {
         let (_pool, full, free) = pool(1, 1);
         let mut rows = free.recv().unwrap().begin(Ticket::default(), 1, 1);
-        let mut span = rows.lend(0);
+        let mut span = rows.lend(0, 0..15);
         span.as_mut_slice().fill(9);
         let touched = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| rows.row().bytes_mut(0)[0] = 1));
         assert!(touched.is_err());
         rows.row().slice_mut::<i64>(1).unwrap()[0] = 5;
         rows.restore(span);
         assert_eq!(rows.row().bytes_mut(0), &[9; 15]);
-        let abandoned = rows.lend(0);
+        let abandoned = rows.lend(0, 0..15);
         drop(rows);
         assert!(full.try_recv().is_err());
         drop(abandoned);

@@ -380,7 +380,7 @@ impl Direct {
                 (None, Some(self.core.samples.memory_bytes(&extent).map_err(named)?))
             }
             Part::Extent(extent) => (Some(extent), None),
-            Part::Checked(_) | Part::Framed(_) => {
+            Part::Checked(_) | Part::Framed(_) | Part::More(_) | Part::MoreInline(_) => {
                 let message =
                     "when the loader was built, the rows of this field were stored unchanged in files; this row is not";
                 return Err(named(Error::new(ErrorKind::User, Stage::Read, message)));

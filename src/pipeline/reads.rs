@@ -67,7 +67,8 @@ impl Reads {
         permits: usize,
         given_back: Receiver<Box<Sample>>,
     ) -> Self {
-        let (parts, places) = (core.samples.recipe.handlers.len(), core.watch.reads.len());
+        let parts = core.samples.recipe.handlers.len() + core.samples.promised.appended_max;
+        let places = core.watch.reads.len();
         Self {
             reader,
             ring,
@@ -129,7 +130,8 @@ impl Reads {
             core.watch.planner.begin(Doing::Planning, Some(id));
             samples.ask(id, &mut sample, &mut run.rows)?;
             for piece in sample.pieces.iter_mut().filter(|piece| matches!(piece.place, Place::Row)) {
-                if !piece.extent.is_some_and(|extent| self.writes_rows(&extent)) {
+                let start = piece.at.unwrap_or(0);
+                if !piece.extent.is_some_and(|extent| self.writes_rows(&extent, start)) {
                     piece.place = Place::Storage;
                 }
             }
@@ -172,10 +174,11 @@ impl Reads {
         Err(Error::new(ErrorKind::Limit, Stage::Read, message))
     }
 
-    /// Whether the reader can write the bytes straight into their row.
-    fn writes_rows(&self, extent: &Extent) -> bool {
+    /// Whether the reader can write the bytes straight into their row, from byte `start` on.
+    fn writes_rows(&self, extent: &Extent, start: usize) -> bool {
         // An array that is large enough to matter starts on a page; any other needs a reader with alignment 1.
-        self.reader.footprint(extent).in_place && (extent.len as usize).is_multiple_of(self.reader.mem_align())
+        let aligned = |bytes: usize| bytes.is_multiple_of(self.reader.mem_align());
+        self.reader.footprint(extent).in_place && aligned(extent.len as usize) && aligned(start)
     }
 
     /// Starts the reads when there is room for all the bytes.
@@ -192,7 +195,8 @@ impl Reads {
             let buf = match (std::mem::replace(&mut piece.place, Place::Storage), &mut *whose) {
                 (Place::Ring(span, _), _) => IoBuf::from(span),
                 (Place::Row, Whose::Row(run)) => {
-                    IoBuf::from(run.rows.lend(self.core.samples.recipe.handlers[piece.field].outputs.start))
+                    let field = self.core.samples.recipe.handlers[piece.field].outputs.start;
+                    IoBuf::from(run.rows.lend(field, piece.in_row()))
                 }
                 (other, _) => {
                     piece.place = other;

@@ -47,7 +47,7 @@ pub(crate) enum How {
     Decode(Arc<dyn Decoder>),
     /// Storage writes bytes of exactly this length into device memory; the host never sees them.
     Direct,
-    /// The field is encoded, without a decoder, and not kept. It is not even read.
+    /// The field has no decoder and is not kept, and no transform sees it. It is not even read.
     Skip,
 }
 
@@ -144,7 +144,11 @@ impl Recipe {
         on_device: bool,
         direct: impl FnOnce(&Draft<'_>) -> Result<Vec<DirectField>>,
     ) -> Result<Self> {
-        let (mut handlers, mut fields) = handlers(dataset.schema(), steps.decoders, steps.keep.as_deref())?;
+        // Fields that no later step can see need not be made.
+        let known = |name: &String| dataset.schema().iter().any(|field| field.name == *name);
+        let all_seen = !(steps.maps.is_empty() && steps.map_batches.is_empty() && steps.finishes.is_empty())
+            || !steps.keep.as_ref().is_some_and(|keep| !keep.is_empty() && keep.iter().all(known));
+        let (mut handlers, mut fields) = handlers(dataset.schema(), steps.decoders, steps.keep.as_deref(), all_seen)?;
         let first_added = fields.len();
         let (mut maps, mut map_batches) = (Vec::new(), Vec::new());
         for (added, map) in steps.maps {
@@ -271,6 +275,7 @@ fn handlers(
     schema: &[EncodedField],
     asked: Vec<(Option<String>, Arc<dyn Decoder>)>,
     keep: Option<&[String]>,
+    all_seen: bool,
 ) -> Result<(Vec<Handler>, Vec<Field>)> {
     let mut decoders: Vec<Option<Arc<dyn Decoder>>> = vec![None; schema.len()];
     for (name, decoder) in asked {
@@ -285,7 +290,7 @@ fn handlers(
         let unwanted = keep.is_some_and(|keep| !keep.contains(&encoded.name));
         let outputs = match &decoder {
             Some(decoder) => decoder.outputs(encoded)?,
-            None if unwanted && encoded.as_raw().is_none() => Vec::new(),
+            None if unwanted && (encoded.as_raw().is_none() || !all_seen) => Vec::new(),
             None => Raw.outputs(encoded).map_err(|_| undecoded(encoded))?,
         };
         let start = fields.len();

@@ -153,8 +153,9 @@ fn copy_row(
     worker: &mut Worker,
 ) -> Result<Copied> {
     let samples = &core.samples;
-    let mut hits = 0;
-    for (field, part) in parts.iter() {
+    let (mut hits, mut at) = (0, 0_usize);
+    let mut parts = parts.iter().peekable();
+    while let Some((field, part)) = parts.next() {
         let handler = &samples.recipe.handlers[field];
         let row_bytes = match handler.how {
             How::Skip | How::Direct => continue,
@@ -162,12 +163,25 @@ fn copy_row(
             How::Copy | How::Decode(_) => return Ok(Copied::Unusual),
         };
         let out = &mut rows.run_mut(handler.outputs.start, row + 1)[row as usize * row_bytes..];
+        if matches!(part, Part::Framed(Extent { len: 0, .. })) {
+            match make_field(core, (id, field), &mut out[..row_bytes], worker)? {
+                true => continue,
+                false => return Ok(Copied::Unusual),
+            }
+        }
+        // Parts of one field lie side by side, and the last ends the row.
+        at = if part.follows() { at } else { 0 };
+        let is_last = !parts.peek().is_some_and(|(_, next)| next.follows());
+        let end = at.saturating_add(part.len());
+        if end > row_bytes || (is_last && end < row_bytes) {
+            return Ok(Copied::Unusual);
+        }
+        let out = &mut out[std::mem::replace(&mut at, end)..end];
         let bytes = match part {
-            Part::Inline(bytes) => bytes,
+            Part::Inline(bytes) | Part::MoreInline(bytes) => bytes,
             Part::Checked(_) | Part::Framed(_) => return Ok(Copied::Unusual),
-            Part::Extent(extent) if samples.is_memory(&extent) => samples.memory_bytes(&extent)?,
-            Part::Extent(extent) if extent.len != row_bytes as u64 => return Ok(Copied::Unusual),
-            Part::Extent(extent) => {
+            Part::Extent(extent) | Part::More(extent) if samples.is_memory(&extent) => samples.memory_bytes(&extent)?,
+            Part::Extent(extent) | Part::More(extent) => {
                 samples.watch.worker(worker.scratch.worker, |cell| cell.read(Some(id), &extent));
                 // This read does not block, as long as the file system honours the flag.
                 let found = cached(core, &extent, out);
@@ -180,13 +194,25 @@ fn copy_row(
                 continue;
             }
         };
-        if bytes.len() != row_bytes {
-            return Ok(Copied::Unusual);
-        }
         out.copy_from_slice(bytes);
     }
     worker.cached += hits;
     Ok(Copied::All)
+}
+
+/// Makes a field that takes no bytes. False if it does not fill its row.
+fn make_field(core: &Core, (id, field): (u64, usize), row: &mut [u8], worker: &mut Worker) -> Result<bool> {
+    let Some(framed) = core.samples.dataset.framed() else { return Ok(false) };
+    let mut opened = std::mem::take(&mut worker.scratch.opened);
+    opened.clear();
+    framed.check(id, field, &[])?;
+    let made = framed.open(id, field, &[], &mut opened)?;
+    let fits = made.len() == row.len() && made.len() as u64 <= core.samples.promised.opened_bytes_max;
+    if fits {
+        row.copy_from_slice(made);
+    }
+    worker.scratch.opened = opened;
+    Ok(fits)
 }
 
 /// Fills a row from bytes that storage brought; failed pieces are retried once.
@@ -236,7 +262,7 @@ pub(super) fn read_again(
             }
             (_, Some(rows)) => {
                 let output = core.samples.recipe.handlers[piece.field].outputs.start;
-                core.read_again(error, &extent, rows.row().bytes_mut(output))?;
+                core.read_again(error, &extent, &mut rows.row().bytes_mut(output)[piece.in_row()])?;
             }
             _ => {}
         }

@@ -42,6 +42,8 @@ pub(crate) struct Given<'b> {
     pub(crate) checked: bool,
     /// The bytes go through `Framed::open`.
     pub(crate) framed: bool,
+    /// The first byte in the row, of a field of several parts.
+    pub(crate) at: Option<usize>,
     /// Origin of the bytes, for errors.
     pub(crate) extent: Option<Extent>,
 }
@@ -54,11 +56,18 @@ impl Samples {
         sample.id = Some(id);
         let mut parts = Parts::new();
         self.parts(id, &mut parts)?;
-        let mut before = None;
-        for (field, part) in parts.iter() {
+        let (mut before, mut at) = (None, 0);
+        let mut parts = parts.iter().peekable();
+        while let Some((field, part)) = parts.next() {
             let handler = &self.recipe.handlers[field];
+            let is_last = !parts.peek().is_some_and(|(_, next)| next.follows());
             let place = match (part, &handler.how) {
                 (_, How::Skip | How::Direct) => continue,
+                _ if part.follows() || !is_last => {
+                    let start = if part.follows() { at } else { 0 };
+                    at = self.join((field, part), start, is_last, sample, rows)?;
+                    continue;
+                }
                 (Part::Inline(bytes), How::Decode(_)) => {
                     sample.index.extend_from_slice(bytes);
                     Place::Index(sample.index.len() - bytes.len(), bytes.len())
@@ -78,11 +87,40 @@ impl Samples {
         Ok(())
     }
 
+    /// Places one of several parts of a field in the first row, from byte `start` on, and returns its end.
+    fn join(
+        &self,
+        (field, part): (usize, Part<'_>),
+        start: usize,
+        is_last: bool,
+        sample: &mut Sample,
+        rows: &mut Rows,
+    ) -> Result<usize> {
+        let (handler, end) = (&self.recipe.handlers[field], start.saturating_add(part.len()));
+        let name = &handler.name;
+        let How::InPlace(row_bytes) = handler.how else {
+            let message = format!("field `{name}` lies in several extents: it needs a fixed shape and no decoder");
+            return Err(Error::new(ErrorKind::Config, Stage::Read, message));
+        };
+        if end > row_bytes || (is_last && end < row_bytes) {
+            let message = format!("field `{name}` takes {row_bytes} bytes, the sample has {end}");
+            return Err(Error::new(ErrorKind::Shape, Stage::Read, message));
+        }
+        if let Part::MoreInline(bytes) = part {
+            rows.row().bytes_mut(handler.outputs.start)[start..end].copy_from_slice(bytes);
+        } else {
+            let in_memory = part.extent().is_some_and(|extent| self.is_memory(&extent));
+            let place = if in_memory { Place::Memory } else { Place::Row };
+            sample.pieces.push(Piece { at: Some(start), ..Piece::new(field, part.extent(), place) });
+        }
+        Ok(end)
+    }
+
     /// The checked parts of a sample: every field of the schema has bytes exactly once; every extent lies within its
     /// source.
     pub(crate) fn parts<'d>(&'d self, id: u64, parts: &mut Parts<'d>) -> Result<()> {
         parts.ask(&*self.dataset, &self.sources, self.recipe.handlers.len(), id)?;
-        parts.within(self.promised.sample_bytes_max)
+        parts.within(&self.promised)
     }
 
     /// Places the rows of packed fields, by the lengths in the index or with their maximum. A row without a length gets no
@@ -163,7 +201,8 @@ impl Samples {
             let Some(extent) = piece.extent.filter(|extent| extent.len > 0) else { continue };
             let fetched = match (&piece.place, &mut rows) {
                 (Place::Row, Some(rows)) => {
-                    fetch(&extent, rows.row().bytes_mut(self.recipe.handlers[piece.field].outputs.start))
+                    let field = self.recipe.handlers[piece.field].outputs.start;
+                    fetch(&extent, &mut rows.row().bytes_mut(field)[piece.in_row()])
                 }
                 (Place::Storage, _) => {
                     let start = used;
@@ -209,9 +248,9 @@ impl Samples {
             if !matches!(piece.place, Place::Memory | Place::Index(..)) {
                 last = bytes;
             }
-            let Piece { field, framed, extent, .. } = *piece;
+            let Piece { field, framed, extent, at, .. } = *piece;
             let checked = piece.checked && checked.replace(extent) != Some(extent);
-            Some(Ok(Given { field, bytes, checked, framed, extent }))
+            Some(Ok(Given { field, bytes, checked, framed, at, extent }))
         };
         sample.pieces.iter().filter_map(given)
     }
@@ -223,7 +262,7 @@ impl Samples {
         row: usize,
     ) -> impl Iterator<Item = Result<Given<'b>>> + use<'b> {
         let given = move |(field, handler): (usize, &super::recipe::Handler)| match chunk.row(field, row) {
-            Some(bytes) => Ok(Given { field, bytes, checked: false, framed: false, extent: None }),
+            Some(bytes) => Ok(Given { field, bytes, checked: false, framed: false, at: None, extent: None }),
             None => {
                 let message = format!("the chunk has no row {row} of field `{}`", handler.name);
                 Err(Error::new(ErrorKind::Decode, Stage::Decode, message))
@@ -266,6 +305,11 @@ impl Samples {
         given: Given<'_>,
     ) -> Result<()> {
         let handler = &self.recipe.handlers[given.field];
+        if let Some(at) = given.at {
+            let mut row = rows.row();
+            row.bytes_mut(handler.outputs.start)[at..at + given.bytes.len()].copy_from_slice(given.bytes);
+            return Ok(());
+        }
         scratch.field = Some(given.field);
         // With the bytes that the code got.
         let site = |error: Error, bytes: &[u8]| {

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::memory::{RingSpan, Rows, Ticket};
 use crate::order::{Batches, EpochOrder};
 use crate::storage::Extent;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -85,6 +86,8 @@ pub(crate) struct Piece {
     /// Place in the dataset's sources. For index bytes only the length has a meaning.
     pub(crate) extent: Option<Extent>,
     pub(crate) place: Place,
+    /// The first byte in the row, of a field of several parts.
+    pub(crate) at: Option<usize>,
     /// The read of this piece failed.
     pub(crate) failed: bool,
 }
@@ -148,11 +151,17 @@ const INDEX_BYTES: usize = 16;
 impl Piece {
     /// A piece whose bytes need no check.
     pub(crate) fn new(field: usize, extent: Option<Extent>, place: Place) -> Self {
-        Self { field, checked: false, framed: false, extent, place, failed: false }
+        Self { field, checked: false, framed: false, extent, place, at: None, failed: false }
     }
 
     /// Length of the bytes in the source.
     pub(crate) fn len(&self) -> u64 {
         self.extent.map_or(0, |extent| extent.len)
+    }
+
+    /// The place of the bytes in the row.
+    pub(crate) fn in_row(&self) -> Range<usize> {
+        let start = self.at.unwrap_or(0);
+        start..start + self.len() as usize
     }
 }

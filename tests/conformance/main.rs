@@ -19,6 +19,7 @@ mod lengths;
 mod mds;
 mod mounts;
 mod npy;
+mod packed;
 mod parquet;
 mod readers;
 #[cfg(feature = "remote")]

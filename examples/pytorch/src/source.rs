@@ -12,7 +12,9 @@ use feedline::device::Finish;
 use feedline::order::Groups;
 use feedline::tensor::{DType, Encoding, Field};
 use feedline::{ErrorKind, Loader, LoaderBuilder, Order, Result};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -51,7 +53,60 @@ pub struct Source {
     lengths_file: Option<PathBuf>,
     checked: Option<PathBuf>,
     seek_points: Option<PathBuf>,
+    packed: Option<Packing>,
     in_memory: Option<bool>,
+}
+
+/// Rows of whole documents.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct Packing {
+    tokens: usize,
+    bins: PathBuf,
+    #[pyo3(default)]
+    field: Option<String>,
+    #[pyo3(default)]
+    key: Option<u64>,
+    #[pyo3(default)]
+    longer: Option<String>,
+    #[pyo3(default)]
+    documents_max: Option<usize>,
+    #[pyo3(default)]
+    padding: Option<u64>,
+    #[pyo3(default)]
+    rows: Option<PathBuf>,
+}
+
+impl Packing {
+    const KEYS: [&str; 8] = ["tokens", "bins", "field", "key", "longer", "documents_max", "padding", "rows"];
+
+    fn of(given: &Py<PyDict>) -> PyResult<Self> {
+        Python::attach(|py| {
+            let given = given.bind(py);
+            for name in given.keys() {
+                if !Self::KEYS.contains(&name.extract::<String>()?.as_str()) {
+                    let message = format!("packed: no setting {name}; there are {}", Self::KEYS.join(", "));
+                    return Err(PyTypeError::new_err(message));
+                }
+            }
+            given.extract()
+        })
+    }
+
+    fn open(&self, dataset: Arc<dyn Dataset>) -> Result<Arc<dyn Dataset>> {
+        let builder = dataset.packed(self.field.as_deref().unwrap_or("tokens"), self.tokens);
+        let builder = self.key.into_iter().fold(builder, |builder, key| builder.shuffled(key));
+        let builder = self.documents_max.into_iter().fold(builder, |builder, most| builder.documents_max(most));
+        let builder = self.rows.iter().fold(builder, |builder, rows| builder.rows(rows));
+        let builder = builder.padding(self.padding.unwrap_or(0));
+        let builder = match self.longer.as_deref() {
+            None => builder,
+            Some("split") => builder.split(),
+            Some("cut") => builder.cut(),
+            Some(other) => return Err(config(format!("packed: longer {other:?}; there are \"split\" and \"cut\""))),
+        };
+        Ok(Arc::new(builder.open(&self.bins)?))
+    }
 }
 
 /// Mean and standard deviation, in units of 0..=1: one per channel, or one for all.
@@ -155,6 +210,7 @@ impl Source {
             lengths_file: given.take("lengths_file")?,
             checked: given.take("checked")?,
             seek_points: given.take("seek_points")?,
+            packed: given.take::<Py<PyDict>>("packed")?.map(|packed| Packing::of(&packed)).transpose()?,
             in_memory: given.take("in_memory")?,
         })
     }
@@ -222,6 +278,9 @@ impl Source {
             (None, None, Some(split)) => part(split, false)?,
             _ => return Err(config("subset, take and leave choose samples: only one of them at a time")),
         };
+        if order.is_some() && self.packed.is_some() {
+            return Err(config("weights mix samples, and packed makes rows of several: pack each, or leave the weights out"));
+        }
         Ok((self.wrapped(chosen, budget)?, order))
     }
 
@@ -276,6 +335,9 @@ impl Source {
         }
         if let Some(place) = &self.seek_points {
             dataset = Arc::new(dataset.seekable(place)?);
+        }
+        if let Some(packed) = &self.packed {
+            dataset = packed.open(dataset)?;
         }
         Ok(if self.in_memory == Some(true) { Arc::new(dataset.in_memory_within(budget)?) } else { dataset })
     }

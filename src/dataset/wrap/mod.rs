@@ -1,4 +1,5 @@
-//! Datasets made of other datasets: a part, several, in memory, with checksums, with seek points, with lengths; and a full verification.
+//! Datasets made of other datasets: a part, several, in memory, with checksums, seek points or lengths, packed documents; and a
+//! full verification.
 
 // A wrapper that forgets a method would take the default in place of what it wraps.
 #![deny(clippy::missing_trait_methods)]
@@ -8,6 +9,7 @@ pub(crate) mod kept;
 pub(crate) mod measured;
 pub(crate) mod memory;
 pub(crate) mod mix;
+pub(crate) mod packed;
 pub(crate) mod pass;
 #[cfg(feature = "image")]
 pub(crate) mod seekable;
@@ -21,6 +23,7 @@ pub use checked::Checked;
 pub use measured::Measured;
 pub use memory::InMemory;
 pub use mix::Mix;
+pub use packed::{Packed, PackedBuilder};
 #[cfg(feature = "image")]
 pub use seekable::Seekable;
 pub use several::Concat;
@@ -29,4 +32,4 @@ pub use verify::{Verified, Verify};
 
 #[cfg(feature = "image")]
 debug_by_describe!(Seekable<D>);
-debug_by_describe!(Checked<D>, Concat, InMemory<D>, Measured<D>, Subset<D>);
+debug_by_describe!(Checked<D>, Concat, InMemory<D>, Measured<D>, Packed<D>, Subset<D>);

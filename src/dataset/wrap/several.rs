@@ -176,6 +176,7 @@ impl Dataset for Concat {
                 all.sample_bytes_max = own.sample_bytes_max;
                 all.largest_sample = own.largest_sample.map(|sample| first + sample);
             }
+            all.appended_max = all.appended_max.max(own.appended_max);
             all.opened_bytes_max = all.opened_bytes_max.max(own.opened_bytes_max);
             all.index_bytes += own.index_bytes + table;
         }

@@ -34,6 +34,29 @@ Out = TypeVar("Out")
 """What a batch is handed out as."""
 
 
+class Packed(TypedDict, total=False):
+    """Rows of `tokens` tokens, with the fields `tokens`, `positions`, `documents`, `cu_seqlens` and `max_seqlen`.
+
+    Labels for models that shift them: torch.where(positions > 0, tokens, -100). No target crosses a document."""
+
+    tokens: int
+    """Tokens of a row."""
+    bins: Path
+    """The file of the plan; it is made if it is missing."""
+    field: str | None
+    """The field of the documents; "tokens" by default."""
+    key: int | None
+    """Packs documents in an order shuffled by this key, in place of their own."""
+    longer: Literal["split", "cut"] | None
+    """What becomes of documents that are longer than a row; None: an error."""
+    documents_max: int | None
+    """Most documents of a row; one for each 16 tokens by default, and at least 64."""
+    padding: int | None
+    """The token of the padding; 0 by default."""
+    rows: Path | None
+    """A file that keeps the rows, too, so that each is one read; it is made if it is missing, as large as the tokens."""
+
+
 class Settings(TypedDict, total=False):
     """Settings of every loader, beside those of its source. None is the default of each."""
 
@@ -127,6 +150,8 @@ class Settings(TypedDict, total=False):
     """A file of checksums for every read; it is made if it is missing."""
     seek_points: Path | None
     """JPEGs: a file of seek points, from which decoding starts at the crop; it is made if it is missing."""
+    packed: Packed | None
+    """Puts whole documents into rows of one length, by best fit."""
     in_memory: bool | None
     """Reads all files into memory first."""
     substitute: int | None

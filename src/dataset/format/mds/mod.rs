@@ -423,6 +423,7 @@ impl Mds {
             sample_bytes_max: most,
             opened_bytes_max: if self.chosen.iter().any(Chosen::makes) { 8 } else { 0 },
             largest_sample: largest,
+            appended_max: 0,
             index_bytes: self.offsets.capacity() * 4 + self.starts.heap() + shards,
         };
     }

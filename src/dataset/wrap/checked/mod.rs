@@ -63,6 +63,10 @@ enum SumsOrigin {
 impl<D: Dataset> Checked<D> {
     /// `anew` makes the checksums from the bytes on disk, whatever their file says.
     pub(crate) fn open(inner: D, place: &Path, anew: bool) -> Result<Self> {
+        if inner.sizes().appended_max > 0 {
+            let message = "samples of several extents for one field, such as packed documents, have no checksums";
+            return Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        }
         let (hashes, outline) = (hashes(inner.sources())?, Outline::of(&inner)?);
         let Outline { count, fields, shape, .. } = outline;
         let head = Head { lengths: hashes[0], state: hashes[1], count, fields: fields as u32, shape };

@@ -136,8 +136,8 @@ fn survey(dataset: &dyn Dataset) -> Result<u32> {
             parts.ask_all(dataset, sample)?;
             for (field, part) in parts.iter() {
                 let (kind, numbers, bytes) = match part {
-                    Part::Inline(bytes) => (0, [0, 0, bytes.len() as u64], bytes),
-                    Part::Extent(extent) => (1, place_of(&extent), &[][..]),
+                    Part::Inline(bytes) | Part::MoreInline(bytes) => (0, [0, 0, bytes.len() as u64], bytes),
+                    Part::Extent(extent) | Part::More(extent) => (1, place_of(&extent), &[][..]),
                     Part::Checked(extent) | Part::Framed(extent) => (2, place_of(&extent), &[][..]),
                 };
                 crc = crc32c::crc32c_append(crc, &[field as u8, kind]);

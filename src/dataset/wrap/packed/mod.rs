@@ -1,0 +1,294 @@
+//! Packed documents: whole documents in rows of one length, by best fit, once.
+//!
+//! ```text
+//! documents ──key──► groups ──threads: best fit──► table of bins (side file)
+//! bin ──table──► documents ──inner──► extents, one after the other in the row `tokens`, then padding
+//!                   └──► lengths ──open──► positions, documents, cu_seqlens, max_seqlen (nothing is read)
+//! rows file, if asked for: the rows one after the other │ "feedrows" │ identity 8; then a row is one extent of it
+//! ```
+//!
+//! A sample is a bin, so order, ranks, resume and `len` are as for any dataset. The files stay as they are.
+//! A row costs a read for each document, unless rows are kept in a file of their own.
+//!
+//! Limits: fewer than 2^31 documents; bins of at most 2^22 tokens; documents lie in their files unchanged, with lengths in
+//! the index. Memory: some 30 bytes for each document of a group, of which at most 8 are packed at once; then the side file,
+//! which is read in place, and the bins looked up last.
+//!
+//! Invariants: every document that is not empty is in exactly one bin, or with `split` every part of it. Documents stand
+//! in a row in the order of the key. The same documents, key and settings give the same table, on any number of threads.
+
+mod build;
+mod documents;
+mod fit;
+mod rows;
+mod table;
+
+use crate::dataset::forward::own;
+use crate::dataset::wrap::kept::Origin;
+use crate::dataset::{Chunked, Dataset, Framed, Parts, Sizes};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::sidefile::Sidefile;
+use crate::storage::{Extent, SourceId, Sources};
+use crate::tensor::EncodedField;
+use documents::{Documents, Long};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use table::{Check, Counts};
+
+pub use build::PackedBuilder;
+
+/// Bins looked up last that are kept: each field of a row asks for its bin.
+const RECENT: u64 = 16;
+
+/// Fields of a row behind the tokens.
+const POSITIONS: usize = 1;
+const DOCUMENTS: usize = 2;
+const ENDS: usize = 3;
+const LONGEST: usize = 4;
+
+/// Whole documents in rows of one length; made by [`DatasetExt::packed`](crate::dataset::DatasetExt::packed).
+///
+/// Fields of a row of `L` tokens, all of documents in one order:
+///
+/// | field | shape | |
+/// |---|---|---|
+/// | `tokens` (as it is called) | `[L]` | documents one after the other, then padding |
+/// | `positions` | `[L]` i32 | place of a token in its document, or in a split document's part; 0 in padding |
+/// | `documents` | `[L]` i32 | number of a token's document within the row; -1 in padding |
+/// | `cu_seqlens` | `[D + 1]` i32, `D` = [`documents_max`](PackedBuilder::documents_max) | 0, then the end of each document; the last end repeats, as documents of no token: what varlen attention takes |
+/// | `max_seqlen` | `[]` i32 | tokens of the longest document of the row |
+///
+/// Fields that are not [kept](crate::LoaderBuilder::keep) cost nothing. A token is a target, of the token before it, where
+/// `positions` is above 0: so no target crosses a document, and none is padding.
+///
+/// Row `b` of a batch begins at token `b × L` of the flat batch: `cu_seqlens + b × L`, row after row, are the ends of all its
+/// documents, with a row's padding as one of them.
+pub struct Packed<D> {
+    documents: Documents<D>,
+    schema: Vec<EncodedField>,
+    padding: Box<[u8]>,
+    counts: Counts,
+    identity: u64,
+    file: Sidefile,
+    origin: Origin,
+    recent: Box<[Mutex<Recent>]>,
+    /// The documents' sources, or the file of rows.
+    sources: Arc<Sources>,
+    rows: Option<PathBuf>,
+}
+
+/// What a bin holds.
+#[derive(Default)]
+struct Recent {
+    /// The bin's number, plus 1.
+    bin: u64,
+    /// Place and tokens of each document.
+    documents: Vec<(Extent, u32)>,
+}
+
+impl<D: Dataset> Packed<D> {
+    /// Whether opening packed the documents; otherwise the bins came from their file.
+    pub fn built(&self) -> bool {
+        self.origin != Origin::Kept
+    }
+
+    /// Number of tokens in the bins; the rest of `len` × tokens per bin is padding.
+    pub fn tokens(&self) -> u64 {
+        self.counts.tokens
+    }
+
+    /// Number of documents that were longer than a bin.
+    pub fn long_documents(&self) -> u64 {
+        self.counts.long
+    }
+
+    /// Number of tokens cut off.
+    pub fn cut_tokens(&self) -> u64 {
+        self.counts.cut
+    }
+
+    /// Looks up the place and the tokens of every document of a bin. They fit the row.
+    ///
+    /// Errors: of the dataset and of the table; [`ErrorKind::Changed`] for other lengths than when the bins were made.
+    fn look_up(&self, bin: u64, out: &mut Vec<(Extent, u32)>) -> Result<()> {
+        let (mut left, mut check, mut parts) = (self.documents.size.room, Check::default(), Parts::new());
+        let changed = || {
+            let message = format!(
+                "the documents of bin {bin} have other lengths than when they were packed: delete {} to pack them again",
+                self.file.path().display()
+            );
+            Error::new(ErrorKind::Changed, Stage::Read, message)
+        };
+        let found = table::items(&self.file, bin, |document, part| {
+            let (extent, len) = self.documents.part(document, part, &mut parts)?.ok_or_else(changed)?;
+            left = left.checked_sub(len).ok_or_else(changed)?;
+            check.add(len);
+            out.push((extent, len));
+            Ok(())
+        });
+        match found? {
+            found if found == check.end() && !out.is_empty() => Ok(()),
+            _ => Err(changed()),
+        }
+    }
+
+    /// The place and the tokens of every document of a bin, as of [`look_up`](Self::look_up).
+    fn with<T>(&self, bin: u64, take: impl FnOnce(&[(Extent, u32)]) -> T) -> Result<T> {
+        let mut fresh = Recent::default();
+        // Another thread may look up a bin of the same place: then this one is not kept.
+        let mut held = self.recent[(bin % RECENT) as usize].try_lock().ok();
+        let recent = held.as_deref_mut().unwrap_or(&mut fresh);
+        if recent.bin != bin + 1 {
+            // An error leaves no bin here.
+            recent.bin = 0;
+            recent.documents.clear();
+            self.look_up(bin, &mut recent.documents)?;
+            recent.bin = bin + 1;
+        }
+        Ok(take(&recent.documents))
+    }
+
+    fn row_bytes(&self) -> u64 {
+        self.padding.len() as u64
+    }
+
+    /// Appends a field of a row that is made of its documents' lengths.
+    fn make(&self, field: usize, documents: &[(Extent, u32)], out: &mut Vec<u8>) {
+        let lens = documents.iter().map(|(_, len)| *len);
+        match field {
+            POSITIONS | DOCUMENTS => {
+                // Padding: 0, or -1.
+                out.resize(4 * self.documents.size.room as usize, if field == DOCUMENTS { 0xff } else { 0 });
+                let mut rest = out.as_chunks_mut::<4>().0;
+                for (number, len) in lens.enumerate() {
+                    let (own, later) = rest.split_at_mut(len as usize);
+                    match field {
+                        DOCUMENTS => own.fill((number as i32).to_ne_bytes()),
+                        _ => own.iter_mut().zip(0_i32..).for_each(|(place, at)| *place = at.to_ne_bytes()),
+                    }
+                    rest = later;
+                }
+            }
+            ENDS => {
+                out.resize(4 * (self.documents.size.most as usize + 1), 0);
+                let (mut end, places) = (0, out.as_chunks_mut::<4>().0.iter_mut().skip(1));
+                for (place, len) in places.zip(lens.chain(std::iter::repeat(0))) {
+                    end += len;
+                    *place = end.to_ne_bytes();
+                }
+            }
+            _ => out.extend(lens.max().unwrap_or(0).to_ne_bytes()),
+        }
+    }
+}
+
+impl<D: Dataset> Dataset for Packed<D> {
+    own!(schema framed);
+
+    fn len(&self) -> u64 {
+        self.counts.bins
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+
+    fn sizes(&self) -> Sizes {
+        let (items, size) = (self.counts.items_max as usize, self.documents.size);
+        let own = self.file.heap() + self.padding.len() + RECENT as usize * items * size_of::<(Extent, u32)>();
+        Sizes {
+            sample_bytes_max: self.row_bytes(),
+            opened_bytes_max: 4 * u64::from(size.room.max(size.most + 1)),
+            appended_max: if self.rows.is_some() { 0 } else { items - 1 },
+            largest_sample: None,
+            index_bytes: self.documents.inner.sizes().index_bytes + own,
+        }
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        let len = self.row_bytes();
+        let mut place = Extent { source: SourceId::at(0), offset: sample * len, len };
+        if self.rows.is_some() {
+            parts.extent(0, place);
+        } else {
+            let mut filled = 0;
+            self.with(sample, |documents| {
+                for (extent, _) in documents {
+                    match filled {
+                        0 => parts.extent(0, *extent),
+                        _ => parts.append(0, *extent),
+                    }
+                    (filled, place) = (filled + extent.len as usize, *extent);
+                }
+            })?;
+            if filled < self.padding.len() {
+                parts.append_inline(0, &self.padding[filled..]);
+            }
+        }
+        // `open` makes the other fields of nothing.
+        (POSITIONS..=LONGEST).for_each(|field| parts.framed(field, Extent { len: 0, ..place }));
+        Ok(())
+    }
+
+    fn chunked(&self) -> Option<&dyn Chunked> {
+        None
+    }
+
+    fn identity(&self) -> u64 {
+        self.identity
+    }
+
+    fn describe(&self) -> String {
+        let Counts { documents, bins, tokens, empty, long, cut, .. } = self.counts;
+        let (room, place) = (self.documents.size.room, self.file.path().display());
+        let filled = 100.0 * tokens as f64 / (bins as f64 * f64::from(room));
+        let rows = self.rows.as_ref().map_or(String::new(), |rows| format!(", rows in {}", rows.display()));
+        let how = if self.built() { "packed now:" } else { "from" };
+        let long = match self.documents.long {
+            Long::Refuse => String::new(),
+            Long::Split => format!(", {long} longer ones split"),
+            Long::Cut => format!(", {long} longer ones cut by {cut} tokens"),
+        };
+        format!(
+            "{bins} bins of {room} tokens, {filled:.2} % full, with {documents} documents{long}, {empty} empty ones left out, \
+             {how} {place}{rows}; of {}",
+            self.documents.inner.describe()
+        )
+    }
+}
+
+impl<D: Dataset> Framed for Packed<D> {
+    fn check(&self, _: u64, _: usize, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        if !(POSITIONS..=LONGEST).contains(&field) {
+            return Ok(bytes);
+        }
+        self.with(sample, |documents| self.make(field, documents, buffer))?;
+        Ok(buffer)
+    }
+
+    fn field_bytes(&self, _: u64, field: usize) -> Result<Option<u64>> {
+        self.field_bytes_max(field)
+    }
+
+    fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
+        Ok(self.schema.get(field).and_then(EncodedField::as_raw).map(|field| field.row_bytes() as u64))
+    }
+
+    fn member(&self, sample: u64, _: Option<usize>) -> Option<String> {
+        let mut names = Vec::new();
+        table::items(&self.file, sample, |document, _| {
+            names.push(document.to_string());
+            Ok(())
+        })
+        .ok()?;
+        Some(format!("documents {}", names.join(", ")))
+    }
+
+    fn seek_points<'a>(&'a self, _: u64, _: usize, _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        Ok(&[])
+    }
+}

@@ -1,0 +1,197 @@
+//! The table of bins in its side file.
+//!
+//! ```text
+//! BINS:    block │ block │ … │ zeros         block: a head for each of its 64 bins, then their words, 4 bytes each
+//! STARTS:  offset of each block
+//! COUNTS:  the counts of the packing
+//! head:    number of words 16 │ check of the lengths 16
+//! word:    1 │ document 31, then the part: a part that fills the bin;    0 │ document 31: the whole document, or its rest
+//! ```
+//!
+//! Some 4 bytes for each document and 4 for each bin. A look at a bin reads its block's start, heads and words.
+
+use super::fit::{self, Bin, Item};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::sidefile::{SideKind, SideWriter, Sidefile};
+
+pub(super) const KIND: SideKind = SideKind { name: *b"pack", version: 1, older: b"" };
+const BINS: usize = 0;
+const STARTS: usize = 1;
+const COUNTS: usize = 2;
+/// Bins of a block.
+const BLOCK: usize = 64;
+/// Words that are read at once.
+const STEP: usize = 16;
+/// The mark of a part that fills its bin.
+const PART: u32 = 1 << 31;
+
+/// Counts of a packing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(super) struct Counts {
+    /// Documents, without the empty ones.
+    pub(super) documents: u64,
+    pub(super) bins: u64,
+    /// Tokens in the bins.
+    pub(super) tokens: u64,
+    /// Documents without tokens.
+    pub(super) empty: u64,
+    /// Documents that were cut or split.
+    pub(super) long: u64,
+    /// Tokens cut off.
+    pub(super) cut: u64,
+    /// Maximum items of a bin.
+    pub(super) items_max: u64,
+}
+
+impl Counts {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.documents += other.documents;
+        self.bins += other.bins;
+        self.tokens += other.tokens;
+        self.empty += other.empty;
+        self.long += other.long;
+        self.cut += other.cut;
+        self.items_max = self.items_max.max(other.items_max);
+    }
+}
+
+/// Packed documents on their way into the file.
+pub(super) struct Group {
+    heads: Vec<u32>,
+    words: Vec<u32>,
+    pub(super) counts: Counts,
+}
+
+impl Group {
+    /// Packs the items. `counts` has those of the documents.
+    pub(super) fn new(items: &[Item], size: Bin, counts: Counts) -> Self {
+        let (bin_of, bins) = fit::bins(items, size);
+        let words_of = |item: &Item| 1 + u32::from(item.part.is_some());
+        let (mut places, mut sizes) = (vec![0_u32; bins + 1], vec![0_u64; bins]);
+        for (item, bin) in items.iter().zip(&bin_of) {
+            places[*bin as usize + 1] += words_of(item);
+            sizes[*bin as usize] += 1;
+        }
+        (0..bins).for_each(|bin| places[bin + 1] += places[bin]);
+        let mut heads: Vec<u32> = places.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let (mut words, mut checks) = (vec![0; places[bins] as usize], vec![Check::default(); bins]);
+        for (item, bin) in items.iter().zip(&bin_of) {
+            let place = &mut places[*bin as usize];
+            words[*place as usize] = item.document | if item.part.is_some() { PART } else { 0 };
+            item.part.into_iter().for_each(|part| words[*place as usize + 1] = part);
+            *place += words_of(item);
+            checks[*bin as usize].add(item.len);
+        }
+        heads.iter_mut().zip(checks).for_each(|(head, check)| *head |= u32::from(check.end()) << 16);
+        let items_max = sizes.iter().copied().max().unwrap_or(0).max(counts.items_max);
+        let tokens = items.iter().map(|item| u64::from(item.len)).sum();
+        Self { heads, words, counts: Counts { bins: bins as u64, tokens, items_max, ..counts } }
+    }
+}
+
+/// A hash of a bin's lengths: other lengths on reading are found, but for one case in 65,536.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Check(u32);
+
+impl Check {
+    pub(super) fn add(&mut self, len: u32) {
+        self.0 = (self.0.rotate_left(5) ^ len).wrapping_mul(0x9e37_79b9);
+    }
+
+    pub(super) fn end(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+}
+
+/// Writes the table, group by group.
+#[derive(Default)]
+pub(super) struct TableWriter {
+    heads: Vec<u32>,
+    words: Vec<u32>,
+    starts: Vec<u64>,
+    at: u64,
+    pub(super) counts: Counts,
+}
+
+impl TableWriter {
+    /// Errors: the system's.
+    pub(super) fn add(&mut self, group: &Group, out: &mut SideWriter) -> std::io::Result<()> {
+        let mut words = &group.words[..];
+        for head in &group.heads {
+            let (own, rest) = words.split_at((head & 0xffff) as usize);
+            words = rest;
+            self.heads.push(*head);
+            self.words.extend_from_slice(own);
+            if self.heads.len() == BLOCK {
+                self.end_block(out)?;
+            }
+        }
+        self.counts.add(&group.counts);
+        Ok(())
+    }
+
+    fn end_block(&mut self, out: &mut SideWriter) -> std::io::Result<()> {
+        self.heads.resize(BLOCK, 0);
+        self.starts.push(self.at);
+        for part in [&mut self.heads, &mut self.words] {
+            out.put(bytemuck::cast_slice(part))?;
+            self.at += 4 * part.len() as u64;
+            part.clear();
+        }
+        Ok(())
+    }
+
+    /// Errors: the system's.
+    pub(super) fn finish(mut self, out: &mut SideWriter) -> std::io::Result<()> {
+        if !self.heads.is_empty() {
+            self.end_block(out)?;
+        }
+        // Words are read by steps, the last ones too.
+        out.put(&[0; 4 * STEP])?;
+        out.end_section();
+        out.put(bytemuck::cast_slice(&self.starts))?;
+        out.end_section();
+        out.put(bytemuck::bytes_of(&self.counts))?;
+        out.end_section();
+        Ok(())
+    }
+}
+
+/// Whether the file has the sections of its counts.
+pub(super) fn fits(file: &Sidefile) -> bool {
+    counts(file).is_ok_and(|counts| file.len(STARTS) == 8 * counts.bins.div_ceil(BLOCK as u64))
+}
+
+/// Errors: of reading.
+pub(super) fn counts(file: &Sidefile) -> Result<Counts> {
+    file.value(COUNTS, 0)
+}
+
+/// Calls `each` with the document of every item of a bin, and its part if the part fills the bin. Returns the check of the
+/// lengths. Errors: of reading, and of `each`.
+pub(super) fn items(file: &Sidefile, bin: u64, mut each: impl FnMut(u64, Option<u32>) -> Result<()>) -> Result<u16> {
+    let (block, number) = (bin / BLOCK as u64, (bin % BLOCK as u64) as usize);
+    let start = file.value::<u64>(STARTS, 8 * block)?;
+    let heads: [u32; BLOCK] = file.value(BINS, start)?;
+    let words = |head: &u32| u64::from(head & 0xffff);
+    let first = start.saturating_add(4 * (BLOCK as u64 + heads[..number].iter().map(words).sum::<u64>()));
+    let (mut left, mut at, mut marked) = (words(&heads[number]) as usize, first, None);
+    while left > 0 {
+        let some: [u32; STEP] = file.value(BINS, at)?;
+        for word in &some[..left.min(STEP)] {
+            match marked.take() {
+                Some(document) => each(document, Some(*word))?,
+                None if word & PART != 0 => marked = Some(u64::from(word & !PART)),
+                None => each(u64::from(*word), None)?,
+            }
+        }
+        (left, at) = (left.saturating_sub(STEP), at + 4 * STEP as u64);
+    }
+    match marked {
+        None => Ok((heads[number] >> 16) as u16),
+        Some(_) => {
+            Err(Error::new(ErrorKind::Decode, Stage::Index, format!("the table of bins is damaged at bin {bin}")))
+        }
+    }
+}

@@ -1,0 +1,492 @@
+//! `.packed()`: every document once, whole and in order, in rows of one length; the table's file is not trusted.
+
+use crate::common::got::Got;
+use crate::common::{Dir, READERS, had};
+use feedline::dataset::{
+    Concat, Dataset, DatasetExt, Framed, Megatron, Packed, PackedBuilder, Parts, Records, Sizes, TfRecord, Tokens,
+};
+use feedline::order::Draws;
+use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
+use feedline::tensor::{DType, EncodedField, Field};
+use feedline::{Error, ErrorKind, LastBatch, Loader, Order, Rank, Result};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Documents in one source. Token `t` of document `d` is `d << 16 | t`; padding is `u32::MAX`.
+#[derive(Clone)]
+struct Documents {
+    sources: Arc<Sources>,
+    schema: Vec<EncodedField>,
+    lens: Arc<Vec<u64>>,
+    starts: Vec<u64>,
+}
+
+const PADDING: u32 = u32::MAX;
+
+fn bytes(lens: &[u64]) -> Vec<u8> {
+    let tokens = |(document, len): (usize, &u64)| (0..*len).flat_map(move |at| token(document, at).to_ne_bytes());
+    lens.iter().enumerate().flat_map(tokens).collect()
+}
+
+fn token(document: usize, at: u64) -> u32 {
+    (document as u32) << 16 | at as u32
+}
+
+impl Documents {
+    fn of(sources: Sources, lens: &[u64]) -> Self {
+        let schema = vec![EncodedField::raw(Field::up_to("tokens", DType::U32, 1 << 20))];
+        let start = |at: usize| lens[..at].iter().sum();
+        let starts = (0..lens.len()).map(start).collect();
+        Self { sources: Arc::new(sources), schema, lens: Arc::new(lens.to_vec()), starts }
+    }
+
+    fn memory(lens: &[u64]) -> Self {
+        let mut sources = Sources::new();
+        sources.memory(bytes(lens).into());
+        Self::of(sources, lens)
+    }
+
+    fn file(path: &Path, lens: &[u64]) -> Self {
+        let (mut sources, bytes) = (Sources::new(), bytes(lens));
+        std::fs::write(path, &bytes).unwrap();
+        sources.file(path, bytes.len() as u64).unwrap();
+        Self::of(sources, lens)
+    }
+}
+
+impl Dataset for Documents {
+    fn schema(&self) -> &[EncodedField] {
+        &self.schema
+    }
+
+    fn len(&self) -> u64 {
+        self.lens.len() as u64
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        &self.sources
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes::new(4 * self.lens.iter().max().unwrap())
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        let (offset, len) = (4 * self.starts[sample as usize], 4 * self.lens[sample as usize]);
+        parts.extent(0, Extent { source: SourceId::at(0), offset, len });
+        Ok(())
+    }
+}
+
+/// A row as the loader gives it.
+struct Row<'a> {
+    tokens: &'a [u32],
+    positions: &'a [i32],
+    documents: &'a [i32],
+    ends: &'a [i32],
+    longest: i32,
+}
+
+/// A run of tokens of one document: the document, and its tokens.
+type Run = (usize, std::ops::Range<u64>);
+
+impl Row<'_> {
+    /// The documents of the row, by its tokens; the other fields must agree.
+    fn runs(&self) -> Vec<Run> {
+        let (mut runs, mut at) = (Vec::<Run>::new(), 0);
+        assert_eq!(self.ends[0], 0);
+        for (number, end) in self.ends[1..].iter().enumerate() {
+            let own = at..*end as usize;
+            if own.is_empty() {
+                assert!(self.ends[number + 1..].iter().all(|end| *end as usize == at), "document {number}");
+                break;
+            }
+            let (document, first) = ((self.tokens[at] >> 16) as usize, u64::from(self.tokens[at] & 0xffff));
+            for (place, at) in own.clone().enumerate() {
+                assert_eq!(self.tokens[at], token(document, first + place as u64));
+                assert_eq!((self.positions[at], self.documents[at]), (place as i32, number as i32));
+            }
+            runs.push((document, first..first + own.len() as u64));
+            at = own.end;
+        }
+        assert!(self.tokens[at..].iter().all(|token| *token == PADDING));
+        assert!(self.documents[at..].iter().all(|document| *document == -1));
+        assert!(self.positions[at..].iter().all(|position| *position == 0));
+        let longest = runs.iter().map(|(_, range)| range.end - range.start).max().unwrap();
+        assert_eq!(u64::from(self.longest as u32), longest);
+        runs
+    }
+}
+
+fn numbers<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
+    bytemuck::pod_collect_to_vec(bytes)
+}
+
+/// The documents of every row, read by plain calls.
+fn plain<D: Dataset>(packed: &Packed<D>) -> Vec<Vec<Run>> {
+    let row = |sample| {
+        let fields = packed.read_sample(sample).unwrap();
+        let (tokens, positions, documents) = (numbers(&fields[0]), numbers(&fields[1]), numbers(&fields[2]));
+        let (ends, longest) = (numbers(&fields[3]), numbers::<i32>(&fields[4])[0]);
+        Row { tokens: &tokens, positions: &positions, documents: &documents, ends: &ends, longest }.runs()
+    };
+    (0..packed.len()).map(row).collect()
+}
+
+/// The documents of every row of a batch.
+fn loaded(got: &Got) -> Vec<Vec<Run>> {
+    let [tokens, documents, positions, ends, longest] =
+        ["tokens", "documents", "positions", "cu_seqlens", "max_seqlen"].map(|name| got.bytes(name));
+    let (tokens, documents, positions) = (numbers::<u32>(tokens), numbers::<i32>(documents), numbers::<i32>(positions));
+    let (ends, longest) = (numbers::<i32>(ends), numbers::<i32>(longest));
+    let (room, width) = (tokens.len() / got.len, ends.len() / got.len);
+    let row = |row: usize| {
+        let own = row * room..(row + 1) * room;
+        let (tokens, positions, documents) = (&tokens[own.clone()], &positions[own.clone()], &documents[own]);
+        let ends = &ends[row * width..][..width];
+        Row { tokens, positions, documents, ends, longest: longest[row] }.runs()
+    };
+    (0..got.valid).map(row).collect()
+}
+
+/// The parts of documents that the rows must have, sorted.
+fn expected(lens: &[u64], room: u64, cut: bool) -> Vec<Run> {
+    let parts = |(document, len): (usize, &u64)| {
+        let len = if cut { (*len).min(room) } else { *len };
+        (0..len).step_by(room as usize).map(move |from| (document, from..(from + room).min(len))).collect::<Vec<_>>()
+    };
+    lens.iter().enumerate().flat_map(parts).collect()
+}
+
+fn sorted(rows: &[Vec<Run>]) -> Vec<Run> {
+    let mut all = rows.concat();
+    all.sort_by_key(|(document, range)| (*document, range.start));
+    all
+}
+
+fn builder<D: Dataset>(documents: D, room: u64) -> PackedBuilder<D> {
+    documents.packed("tokens", room as usize).padding(PADDING.into())
+}
+
+proptest! {
+    #[test]
+    fn every_document_is_in_one_row_whole_and_in_order(
+        room in 1_u64..90, most in 1_usize..90, lens in prop::collection::vec(0_u64..200, 1..300), key in prop::option::of(0_u64..9), cut: bool,
+    ) {
+        prop_assume!(lens.iter().any(|len| *len > 0));
+        let dir = Dir::new();
+        let open = |name: &str| {
+            let builder = builder(Documents::memory(&lens), room).documents_max(most);
+            let builder = if cut { builder.cut() } else { builder.split() };
+            key.into_iter().fold(builder, PackedBuilder::shuffled).open(dir.path(name)).unwrap()
+        };
+        let packed = open("bins");
+        let rows = plain(&packed);
+        prop_assert_eq!(sorted(&rows), expected(&lens, room, cut));
+        prop_assert!(rows.iter().all(|row| row.len() <= most));
+        let tokens: u64 = rows.concat().iter().map(|(_, range)| range.end - range.start).sum();
+        let long: Vec<u64> = lens.iter().copied().filter(|len| *len > room).collect();
+        let lost = if cut { long.iter().map(|len| len - room).sum() } else { 0 };
+        prop_assert_eq!((packed.tokens(), packed.long_documents(), packed.cut_tokens()), (tokens, long.len() as u64, lost));
+        if key.is_none() {
+            prop_assert!(rows.iter().all(|row| row.is_sorted_by_key(|(document, _)| *document)));
+        }
+        // The same file again, and the same table anew.
+        let (again, anew) = (open("bins"), open("anew"));
+        prop_assert!(packed.built() && !again.built() && anew.built());
+        prop_assert_eq!(plain(&again), rows.clone());
+        prop_assert_eq!(plain(&anew), rows);
+        prop_assert!(std::fs::read(dir.path("bins")).unwrap() == std::fs::read(dir.path("anew")).unwrap());
+        prop_assert_eq!(packed.identity(), anew.identity());
+    }
+}
+
+fn some_lens(count: usize, most: u64) -> Vec<u64> {
+    let mut draws = Draws::new(3, 0, 0, "lengths");
+    (0..count).map(|_| draws.below(most) * draws.below(2)).collect()
+}
+
+#[test]
+fn every_reader_brings_the_rows_of_plain_calls() {
+    let (dir, lens) = (Dir::new(), some_lens(3000, 700));
+    let documents = || builder(Documents::file(&dir.path("documents"), &lens), 1000).shuffled(1);
+    let right = plain(&documents().open(dir.path("bins")).unwrap());
+    assert_eq!(sorted(&right), expected(&lens, 1000, false));
+    for ((mode, direct), rows) in had(READERS).into_iter().flat_map(|reader| [(reader, false), (reader, true)]) {
+        let open = || {
+            let builder = if rows { documents().rows(dir.path("rows")) } else { documents() };
+            builder.open(dir.path("bins")).unwrap()
+        };
+        let loader = Loader::builder(open()).batch_size(7).tuning(|t| t.reader(mode).direct(direct)).build().unwrap();
+        let rows: Vec<_> = Got::epoch(&loader, 0).iter().flat_map(loaded).collect();
+        assert!(rows == right, "{mode:?} {direct:?}");
+        // The tokens alone, which take the way of rows that are copied.
+        let loader = Loader::builder(open()).batch_size(7).keep(["tokens"]).tuning(|t| t.reader(mode).direct(direct));
+        let alone: Vec<u8> =
+            Got::epoch(&loader.build().unwrap(), 0).iter().flat_map(|got| got.bytes("tokens").to_vec()).collect();
+        let tokens: Vec<u8> =
+            (0..open().len()).flat_map(|bin| open().read_sample(bin).unwrap().swap_remove(0)).take(40_000).collect();
+        assert!(alone[..40_000] == tokens, "{mode:?} {direct:?}");
+    }
+    let memory = documents().open(dir.path("bins")).unwrap().in_memory().unwrap();
+    let loader = Loader::builder(memory).batch_size(7).build().unwrap();
+    assert!(Got::epoch(&loader, 0).iter().flat_map(loaded).collect::<Vec<_>>() == right);
+}
+
+#[test]
+fn a_file_of_rows_holds_their_tokens_and_serves_only_its_bins() {
+    let (dir, lens) = (Dir::new(), some_lens(3000, 90));
+    let (bins, rows) = (dir.path("bins"), dir.path("new/rows"));
+    let packed = || builder(Documents::memory(&lens), 100).rows(&rows);
+    let first = packed().open(&bins).unwrap();
+    let right: Vec<u8> = (0..first.len()).flat_map(|bin| first.read_sample(bin).unwrap().swap_remove(0)).collect();
+    let whole = std::fs::read(&rows).unwrap();
+    assert!(whole[..whole.len() - 16] == right && sorted(&plain(&first)) == expected(&lens, 100, false));
+    // Other tools read the file as tokens; its end fills no window.
+    let tokens = Tokens::builder(DType::U32).window(100).header(0).open(&rows).unwrap();
+    assert_eq!((tokens.len(), tokens.leftover_tokens()), (first.len(), 4));
+    let again = packed().open(&bins).unwrap();
+    assert!(again.describe().contains("rows in") && again.identity() == first.identity());
+    let changed = "not the rows of these bins";
+    for other in [&whole[..whole.len() - 16], &whole[1..], &[&whole[..], &[0]].concat(), b"my notes", b""] {
+        std::fs::write(&rows, other).unwrap();
+        refused(packed().open(&bins), ErrorKind::Changed, changed);
+    }
+    std::fs::write(&rows, &whole).unwrap();
+    let key = builder(Documents::memory(&lens), 100).shuffled(3).rows(&rows);
+    refused(key.open(dir.path("other bins")), ErrorKind::Changed, changed);
+    refused(packed().padding(7).open(&bins), ErrorKind::Changed, changed);
+}
+
+#[test]
+fn ranks_of_1_3_8_and_2_share_the_bins_of_an_epoch() {
+    let (dir, lens) = (Dir::new(), some_lens(2000, 90));
+    let open = || builder(Documents::memory(&lens), 100).shuffled(1).open(dir.path("bins")).unwrap();
+    let (bins, mut draws) = (open().len(), Draws::new(7, 0, 0, "places"));
+    for case in 0..10 {
+        let (mut state, mut all, mut left) = (None, Vec::new(), bins.div_ceil(24));
+        for world in [1, 3, 8, 2] {
+            let steps = if world == 2 { left } else { draws.below(left / 2) };
+            left -= steps;
+            let mut after = None;
+            for rank in 0..world {
+                let loader = Loader::builder(open()).order(Order::shuffled(case)).rank(Rank::new(rank, world).unwrap());
+                let loader = loader.keep(["documents"]).global_batch(24).last_batch(LastBatch::Mask).build().unwrap();
+                if let Some(state) = &state {
+                    loader.resume(state).unwrap();
+                }
+                let mut epoch = loader.epoch(0).unwrap();
+                for _ in 0..steps {
+                    let got = Got::of(&epoch.next().unwrap().unwrap()).unwrap();
+                    all.extend_from_slice(&got.ids[..got.valid]);
+                }
+                assert!(world != 2 || epoch.next().is_none());
+                drop(epoch);
+                after = Some(loader.state().unwrap());
+            }
+            state = after;
+        }
+        assert_eq!(all.len() as u64, bins, "case {case}");
+        assert_eq!(all.into_iter().collect::<BTreeSet<_>>(), (0..bins).collect(), "case {case}");
+    }
+}
+
+#[test]
+fn megatron_documents_are_packed_and_joined_with_others() {
+    let dir = Dir::new();
+    let write = |name: &str, lens: &[u64]| {
+        let tokens: Vec<u8> = bytes(lens);
+        let count = lens.len() as u64;
+        let mut index = b"MMIDIDX\0\0".to_vec();
+        index.extend(1_u64.to_le_bytes());
+        index.push(4);
+        index.extend(count.to_le_bytes());
+        index.extend((count + 1).to_le_bytes());
+        lens.iter().for_each(|len| index.extend((*len as i32).to_le_bytes()));
+        (0..lens.len()).for_each(|at| index.extend((4 * lens[..at].iter().sum::<u64>()).to_le_bytes()));
+        (0..=count).for_each(|at| index.extend(at.to_le_bytes()));
+        dir.write(&format!("{name}.bin"), &tokens);
+        dir.write(&format!("{name}.idx"), &index);
+        let documents = Megatron::builder().documents(1 << 30).open(dir.path(name)).unwrap();
+        builder(documents, 100).split().open(dir.path(&format!("{name}.bins"))).unwrap()
+    };
+    let (first, second) = (some_lens(500, 250), some_lens(300, 60));
+    let (a, b) = (write("a", &first), write("b", &second));
+    let (rows_a, rows_b) = (plain(&a), plain(&b));
+    assert_eq!((sorted(&rows_a), sorted(&rows_b)), (expected(&first, 100, false), expected(&second, 100, false)));
+    let both = Concat::new([a, b]).unwrap();
+    let loader = Loader::builder(both).batch_size(5).build().unwrap();
+    let rows: Vec<_> = Got::epoch(&loader, 0).iter().flat_map(loaded).collect();
+    assert!(rows == [rows_a, rows_b].concat());
+}
+
+fn refused(open: Result<Packed<impl Dataset>>, kind: ErrorKind, words: &str) -> Error {
+    let error = open.err().unwrap();
+    assert!(error.kind() == kind && error.to_string().contains(words), "{error}");
+    error
+}
+
+#[test]
+fn impossible_bins_are_refused_by_name() {
+    let dir = Dir::new();
+    let documents = || Documents::memory(&[5, 0, 30, 9, 40]);
+    let place = dir.path("bins");
+    let error =
+        refused(builder(documents(), 20).open(&place), ErrorKind::Shape, "a document of 30 tokens in bins of 20");
+    assert_eq!(error.site().sample, Some(2));
+    refused(builder(documents(), 0).open(&place), ErrorKind::Config, "bins of 0 tokens");
+    refused(builder(documents(), 1 << 30).open(&place), ErrorKind::Config, "take 1 to 4194304");
+    refused(
+        builder(documents(), 20).documents_max(0).open(&place),
+        ErrorKind::Config,
+        "rows of 0 documents; take 1 to 32768",
+    );
+    refused(documents().packed("text", 20).open(&place), ErrorKind::Config, "no field `text`; the dataset has tokens");
+    refused(documents().packed("tokens", 20).padding(1 << 32).open(&place), ErrorKind::Config, "does not fit u32");
+    refused(builder(Documents::memory(&[0, 0]), 20).open(&place), ErrorKind::Empty, "2 documents without a token");
+    let records = Records::builder(8).field("tokens", DType::U32, [2, 1]).open_bytes([0; 16]).unwrap();
+    refused(records.packed("tokens", 8).open(&place), ErrorKind::Config, "u32 [2, 1]; packed are rows of numbers");
+    let checked = Documents::file(&dir.path("documents"), &[5]).checked(dir.path("sums")).unwrap();
+    refused(checked.packed("tokens", 20).open(&place), ErrorKind::Config, "has checksums");
+    assert!(!place.exists());
+    let packed = builder(documents(), 40).open(&place).unwrap();
+    let error = packed.checked(dir.path("other")).err().unwrap();
+    assert!(error.kind() == ErrorKind::Config && error.to_string().contains("packed documents"), "{error}");
+}
+
+#[test]
+fn a_file_of_bins_is_replaced_if_damaged_and_refused_if_foreign() {
+    let (dir, lens) = (Dir::new(), some_lens(3000, 90));
+    let place = dir.path("new/bins");
+    let open = || builder(Documents::memory(&lens), 100).open(&place);
+    let right = plain(&open().unwrap());
+    let whole = std::fs::read(&place).unwrap();
+    assert!(whole.len() < 6 * lens.iter().filter(|len| **len > 0).count() + 1000, "{} bytes", whole.len());
+    let mut flipped = whole.clone();
+    flipped[whole.len() / 2] ^= 4;
+    for damaged in [&flipped[..], &whole[..whole.len() / 2], &whole[..9], b""] {
+        std::fs::write(&place, damaged).unwrap();
+        let packed = open().unwrap();
+        assert!(packed.built() && plain(&packed) == right);
+        assert!(std::fs::read(&place).unwrap() == whole);
+    }
+    for other in [
+        builder(Documents::memory(&lens[1..]), 100).open(&place),
+        builder(Documents::memory(&lens), 99).open(&place),
+        builder(Documents::memory(&lens), 100).shuffled(0).open(&place),
+        builder(Documents::memory(&lens), 100).cut().open(&place),
+        builder(Documents::memory(&lens), 100).documents_max(65).open(&place),
+    ] {
+        refused(other, ErrorKind::Changed, "bins of another dataset, of other settings");
+    }
+    std::fs::write(&place, "my notes").unwrap();
+    refused(open(), ErrorKind::Config, "not a file of bins; it is not overwritten");
+    assert_eq!(std::fs::read(&place).unwrap(), b"my notes");
+}
+
+#[test]
+fn documents_of_other_lengths_than_packed_are_an_error_on_reading() {
+    let dir = Dir::new();
+    let (lens, place) = (some_lens(300, 90), dir.path("bins"));
+    drop(builder(Documents::memory(&lens), 100).open(&place).unwrap());
+    // Of the same bytes in all, so that the identity is the same.
+    let mut other = lens.clone();
+    let at = (1..300).find(|at| lens[at - 1] > 1 && lens[*at] > 0).unwrap();
+    (other[at - 1], other[at]) = (lens[at - 1] - 1, lens[at] + 1);
+    let packed = builder(Documents::memory(&other), 100).open(&place).unwrap();
+    let errors: Vec<Error> = (0..packed.len()).filter_map(|bin| packed.read_sample(bin).err()).collect();
+    assert!(!errors.is_empty() && errors.len() < 3, "{errors:?}");
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
+        assert!(error.to_string().contains("have other lengths than when they were packed"), "{error}");
+    }
+    let loader = Loader::builder(packed).build().unwrap();
+    let error = Got::try_epoch(&loader, 0).unwrap_err();
+    assert!(error.kind() == ErrorKind::Changed && error.site().sample.is_some(), "{error}");
+}
+
+/// A dataset that appends as it is told.
+#[derive(Clone)]
+struct Appends {
+    documents: Documents,
+    framed: bool,
+    appended: Vec<u64>,
+    most: usize,
+}
+
+impl Dataset for Appends {
+    fn schema(&self) -> &[EncodedField] {
+        self.documents.schema()
+    }
+
+    fn len(&self) -> u64 {
+        1
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        self.documents.sources()
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes { appended_max: self.most, ..Sizes::new(1000) }
+    }
+
+    fn extents<'a>(&'a self, _: u64, parts: &mut Parts<'a>) -> Result<()> {
+        let extent = |len| Extent { source: SourceId::at(0), offset: 0, len };
+        match self.framed {
+            true => parts.framed(0, extent(8)),
+            false => parts.extent(0, extent(8)),
+        }
+        self.appended.iter().for_each(|len| parts.append(0, extent(*len)));
+        Ok(())
+    }
+
+    fn framed(&self) -> Option<&dyn Framed> {
+        None
+    }
+}
+
+#[test]
+fn appended_extents_that_do_not_make_a_row_are_typed_errors() {
+    let dir = Dir::new();
+    let file =
+        |schema: Field| Documents { schema: vec![EncodedField::raw(schema)], ..Documents::file(&dir.path("x"), &[20]) };
+    let fixed = || Field::fixed("tokens", DType::U32, [8]);
+    let cases: [(Field, bool, &[u64], usize, std::result::Result<(), &str>); 7] = [
+        (fixed(), false, &[4, 20], 2, Ok(())),
+        (fixed(), false, &[4, 16], 2, Err("takes 32 bytes, the sample has 28")),
+        (fixed(), false, &[4, 24], 2, Err("takes 32 bytes, the sample has 36")),
+        (fixed(), false, &[24, 4], 2, Err("takes 32 bytes, the sample has 36")),
+        (fixed(), false, &[4, 20], 1, Err("2 appended extents, the dataset's `appended_max` is 1")),
+        (fixed(), true, &[4, 20], 2, Err("which had no extent just before")),
+        (Field::up_to("tokens", DType::U32, 8), false, &[4, 20], 2, Err("it needs a fixed shape")),
+    ];
+    for (field, framed, appended, most, right) in cases {
+        for mode in [Mode::Auto, Mode::Pread] {
+            let appends = Appends { documents: file(field.clone()), framed, appended: appended.to_vec(), most };
+            let loader = Loader::builder(appends).tuning(|t| t.reader(mode).direct(Direct::Off)).build().unwrap();
+            match (Got::try_epoch(&loader, 0), right) {
+                (Ok(got), Ok(())) => {
+                    let tokens = [0, 1, 0, 0, 1, 2, 3, 4];
+                    assert_eq!(numbers::<u32>(got[0].bytes("tokens")), tokens);
+                }
+                (Err(error), Err(words)) => assert!(error.to_string().contains(words), "{error}"),
+                (found, right) => panic!("{found:?} for {right:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn documents_in_frames_and_chunks_are_refused() {
+    let dir = Dir::new();
+    dir.write("a.tfrecord", &crate::common::formats::tf_record(&[1; 8]));
+    let field = EncodedField::raw(Field::up_to("tokens", DType::U32, 8));
+    let framed = TfRecord::builder().record(field).open(dir.path("a.tfrecord")).unwrap();
+    refused(framed.packed("tokens", 8).open(dir.path("bins")), ErrorKind::Config, "lies in frames");
+    let chunks = crate::common::toys::Chunks::open(&dir.write("chunks", &[0; 64]), &[2, 2], 16);
+    let name = chunks.schema()[0].name.clone();
+    refused(chunks.packed(&name, 8).open(dir.path("bins")), ErrorKind::Config, "chunks");
+}
