@@ -31,6 +31,7 @@ use crate::storage::sidefile::Sidefile;
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::EncodedField;
 use documents::{Documents, Long};
+use fit::Bin;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use table::{Check, Counts};
@@ -151,34 +152,34 @@ impl<D: Dataset> Packed<D> {
     fn row_bytes(&self) -> u64 {
         self.padding.len() as u64
     }
+}
 
-    /// Appends a field of a row that is made of its documents' lengths.
-    fn make(&self, field: usize, documents: &[(Extent, u32)], out: &mut Vec<u8>) {
-        let lens = documents.iter().map(|(_, len)| *len);
-        match field {
-            POSITIONS | DOCUMENTS => {
-                // Padding: 0, or -1.
-                out.resize(4 * self.documents.size.room as usize, if field == DOCUMENTS { 0xff } else { 0 });
-                let mut rest = out.as_chunks_mut::<4>().0;
-                for (number, len) in lens.enumerate() {
-                    let (own, later) = rest.split_at_mut(len as usize);
-                    match field {
-                        DOCUMENTS => own.fill((number as i32).to_ne_bytes()),
-                        _ => own.iter_mut().zip(0_i32..).for_each(|(place, at)| *place = at.to_ne_bytes()),
-                    }
-                    rest = later;
+/// Appends a field of a row that is made of its documents' lengths.
+fn make(field: usize, size: Bin, documents: &[(Extent, u32)], out: &mut Vec<u8>) {
+    let lens = documents.iter().map(|(_, len)| *len);
+    match field {
+        POSITIONS | DOCUMENTS => {
+            // Padding: 0, or -1.
+            out.resize(4 * size.room as usize, if field == DOCUMENTS { 0xff } else { 0 });
+            let mut rest = out.as_chunks_mut::<4>().0;
+            for (number, len) in lens.enumerate() {
+                let (own, later) = rest.split_at_mut(len as usize);
+                match field {
+                    DOCUMENTS => own.fill((number as i32).to_ne_bytes()),
+                    _ => own.iter_mut().zip(0_i32..).for_each(|(place, at)| *place = at.to_ne_bytes()),
                 }
+                rest = later;
             }
-            ENDS => {
-                out.resize(4 * (self.documents.size.most as usize + 1), 0);
-                let (mut end, places) = (0, out.as_chunks_mut::<4>().0.iter_mut().skip(1));
-                for (place, len) in places.zip(lens.chain(std::iter::repeat(0))) {
-                    end += len;
-                    *place = end.to_ne_bytes();
-                }
-            }
-            _ => out.extend(lens.max().unwrap_or(0).to_ne_bytes()),
         }
+        ENDS => {
+            out.resize(4 * (size.most as usize + 1), 0);
+            let (mut end, places) = (0, out.as_chunks_mut::<4>().0.iter_mut().skip(1));
+            for (place, len) in places.zip(lens.chain(std::iter::repeat(0))) {
+                end += len;
+                *place = end.to_ne_bytes();
+            }
+        }
+        _ => out.extend(lens.max().unwrap_or(0).to_ne_bytes()),
     }
 }
 
@@ -266,7 +267,7 @@ impl<D: Dataset> Framed for Packed<D> {
         if !(POSITIONS..=LONGEST).contains(&field) {
             return Ok(bytes);
         }
-        self.with(sample, |documents| self.make(field, documents, buffer))?;
+        self.with(sample, |documents| make(field, self.documents.size, documents, buffer))?;
         Ok(buffer)
     }
 
