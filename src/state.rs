@@ -167,8 +167,10 @@ impl Checkpoint {
         }
         let settings = |checkpoint: &Self| {
             let Settings { shuffled, identity, .. } = checkpoint.order;
-            let rest =
-                [("shuffle", u64::from(shuffled)), ("list of indices, sampler, mix, groups or length of runs", identity)];
+            let rest = [
+                ("shuffle", u64::from(shuffled)),
+                ("list of indices, sampler, mix, groups or length of runs", identity),
+            ];
             std::iter::once(("global batch", checkpoint.global_batch)).chain(checkpoint.numbers()).chain(rest)
         };
         if let Some(((what, own), (_, theirs))) =

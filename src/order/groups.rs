@@ -38,7 +38,7 @@ const STRIDE: usize = 128;
 /// ```
 /// use feedline::{Loader, Order, dataset::Records, order::Groups};
 ///
-/// let lengths = [3, 90, 5, 100, 2, 1, 4, 99]; // or dataset.lengths("tokens")?, in bytes
+/// let lengths = [3, 90, 5, 100, 2, 1, 4, 99]; // or dataset.lengths("tokens")?
 /// let groups = Groups::by_length(&lengths, 2)?.budget(200); // lengths to 5 and to 100: batches of up to 40 and 2 rows
 /// let loader = Loader::builder(Records::builder(1).open_bytes([0; 8])?).order(Order::shuffled(7).grouped(groups)).build()?;
 /// let mut batches: Vec<_> = loader.epoch(0)?.map(|batch| batch.map(|b| (b.group(), b.valid()))).collect::<Result<_, _>>()?;

@@ -146,9 +146,11 @@ impl Recipe {
     ) -> Result<Self> {
         // Fields that no later step can see need not be made.
         let known = |name: &String| dataset.schema().iter().any(|field| field.name == *name);
-        let all_seen = !(steps.maps.is_empty() && steps.map_batches.is_empty() && steps.finishes.is_empty())
-            || !steps.keep.as_ref().is_some_and(|keep| !keep.is_empty() && keep.iter().all(known));
-        let (mut handlers, mut fields) = handlers(dataset.schema(), steps.decoders, steps.keep.as_deref(), all_seen)?;
+        let unseen = steps.maps.is_empty()
+            && steps.map_batches.is_empty()
+            && steps.finishes.is_empty()
+            && steps.keep.as_ref().is_some_and(|keep| !keep.is_empty() && keep.iter().all(known));
+        let (mut handlers, mut fields) = handlers(dataset.schema(), steps.decoders, steps.keep.as_deref(), unseen)?;
         let first_added = fields.len();
         let (mut maps, mut map_batches) = (Vec::new(), Vec::new());
         for (added, map) in steps.maps {
@@ -275,7 +277,7 @@ fn handlers(
     schema: &[EncodedField],
     asked: Vec<(Option<String>, Arc<dyn Decoder>)>,
     keep: Option<&[String]>,
-    all_seen: bool,
+    unseen: bool,
 ) -> Result<(Vec<Handler>, Vec<Field>)> {
     let mut decoders: Vec<Option<Arc<dyn Decoder>>> = vec![None; schema.len()];
     for (name, decoder) in asked {
@@ -290,7 +292,7 @@ fn handlers(
         let unwanted = keep.is_some_and(|keep| !keep.contains(&encoded.name));
         let outputs = match &decoder {
             Some(decoder) => decoder.outputs(encoded)?,
-            None if unwanted && (encoded.as_raw().is_none() || !all_seen) => Vec::new(),
+            None if unwanted && (encoded.as_raw().is_none() || unseen) => Vec::new(),
             None => Raw.outputs(encoded).map_err(|_| undecoded(encoded))?,
         };
         let start = fields.len();

@@ -1033,7 +1033,10 @@ fn ranks_with_other_schedules_do_not_agree() {
     };
     State::agree(&[state(2.0), state(2.0)]).unwrap();
     let error = State::agree(&[state(2.0), state(2.0), state(3.0)]).unwrap_err();
-    assert!(error.message().contains("rank 2 has another list of indices, sampler, mix, groups or length of runs"), "{error}");
+    assert!(
+        error.message().contains("rank 2 has another list of indices, sampler, mix, groups or length of runs"),
+        "{error}"
+    );
 }
 
 #[test]

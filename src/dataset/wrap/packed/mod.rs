@@ -31,6 +31,7 @@ use crate::storage::sidefile::Sidefile;
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::EncodedField;
 use documents::{Documents, Long};
+use fit::Bin;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use table::{Check, Counts};
@@ -115,7 +116,7 @@ impl<D: Dataset> Packed<D> {
         let changed = || {
             let message = format!(
                 "the documents of bin {bin} have other lengths than when they were packed: delete {} to pack them again",
-                self.file.path().display()
+                self.file.path.display()
             );
             Error::new(ErrorKind::Changed, Stage::Read, message)
         };
@@ -151,34 +152,34 @@ impl<D: Dataset> Packed<D> {
     fn row_bytes(&self) -> u64 {
         self.padding.len() as u64
     }
+}
 
-    /// Appends a field of a row that is made of its documents' lengths.
-    fn make(&self, field: usize, documents: &[(Extent, u32)], out: &mut Vec<u8>) {
-        let lens = documents.iter().map(|(_, len)| *len);
-        match field {
-            POSITIONS | DOCUMENTS => {
-                // Padding: 0, or -1.
-                out.resize(4 * self.documents.size.room as usize, if field == DOCUMENTS { 0xff } else { 0 });
-                let mut rest = out.as_chunks_mut::<4>().0;
-                for (number, len) in lens.enumerate() {
-                    let (own, later) = rest.split_at_mut(len as usize);
-                    match field {
-                        DOCUMENTS => own.fill((number as i32).to_ne_bytes()),
-                        _ => own.iter_mut().zip(0_i32..).for_each(|(place, at)| *place = at.to_ne_bytes()),
-                    }
-                    rest = later;
+/// Appends a field of a row that is made of its documents' lengths.
+fn make(field: usize, size: Bin, documents: &[(Extent, u32)], out: &mut Vec<u8>) {
+    let lens = documents.iter().map(|(_, len)| *len);
+    match field {
+        POSITIONS | DOCUMENTS => {
+            // Padding: 0, or -1.
+            out.resize(4 * size.room as usize, if field == DOCUMENTS { 0xff } else { 0 });
+            let mut rest = out.as_chunks_mut::<4>().0;
+            for (number, len) in lens.enumerate() {
+                let (own, later) = rest.split_at_mut(len as usize);
+                match field {
+                    DOCUMENTS => own.fill((number as i32).to_ne_bytes()),
+                    _ => own.iter_mut().zip(0_i32..).for_each(|(place, at)| *place = at.to_ne_bytes()),
                 }
+                rest = later;
             }
-            ENDS => {
-                out.resize(4 * (self.documents.size.most as usize + 1), 0);
-                let (mut end, places) = (0, out.as_chunks_mut::<4>().0.iter_mut().skip(1));
-                for (place, len) in places.zip(lens.chain(std::iter::repeat(0))) {
-                    end += len;
-                    *place = end.to_ne_bytes();
-                }
-            }
-            _ => out.extend(lens.max().unwrap_or(0).to_ne_bytes()),
         }
+        ENDS => {
+            out.resize(4 * (size.most as usize + 1), 0);
+            let (mut end, places) = (0, out.as_chunks_mut::<4>().0.iter_mut().skip(1));
+            for (place, len) in places.zip(lens.chain(std::iter::repeat(0))) {
+                end += len;
+                *place = end.to_ne_bytes();
+            }
+        }
+        _ => out.extend(lens.max().unwrap_or(0).to_ne_bytes()),
     }
 }
 
@@ -240,7 +241,7 @@ impl<D: Dataset> Dataset for Packed<D> {
 
     fn describe(&self) -> String {
         let Counts { documents, bins, tokens, empty, long, cut, .. } = self.counts;
-        let (room, place) = (self.documents.size.room, self.file.path().display());
+        let (room, place) = (self.documents.size.room, self.file.path.display());
         let filled = 100.0 * tokens as f64 / (bins as f64 * f64::from(room));
         let rows = self.rows.as_ref().map_or(String::new(), |rows| format!(", rows in {}", rows.display()));
         let how = if self.built() { "packed now:" } else { "from" };
@@ -266,7 +267,7 @@ impl<D: Dataset> Framed for Packed<D> {
         if !(POSITIONS..=LONGEST).contains(&field) {
             return Ok(bytes);
         }
-        self.with(sample, |documents| self.make(field, documents, buffer))?;
+        self.with(sample, |documents| make(field, self.documents.size, documents, buffer))?;
         Ok(buffer)
     }
 
