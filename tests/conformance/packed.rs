@@ -448,13 +448,16 @@ impl Dataset for Appends {
     }
 }
 
+/// A field, whether it is framed, the appended lengths, their maximum, and the outcome.
+type Case = (Field, bool, &'static [u64], usize, std::result::Result<(), &'static str>);
+
 #[test]
 fn appended_extents_that_do_not_make_a_row_are_typed_errors() {
     let dir = Dir::new();
     let file =
         |schema: Field| Documents { schema: vec![EncodedField::raw(schema)], ..Documents::file(&dir.path("x"), &[20]) };
     let fixed = || Field::fixed("tokens", DType::U32, [8]);
-    let cases: [(Field, bool, &[u64], usize, std::result::Result<(), &str>); 7] = [
+    let cases: [Case; 7] = [
         (fixed(), false, &[4, 20], 2, Ok(())),
         (fixed(), false, &[4, 16], 2, Err("takes 32 bytes, the sample has 28")),
         (fixed(), false, &[4, 24], 2, Err("takes 32 bytes, the sample has 36")),
