@@ -363,8 +363,8 @@ fn cores() -> usize {
 
 /// This rank's batches of each group of the order.
 fn group_shapes(order: &Order, batches: &Batches) -> GroupShapes {
-    let (rows, most) = order.group_shapes().unwrap_or_default();
-    GroupShapes { rows: rows.into_iter().map(|rows| batches.share(rows) as usize).collect(), most }
+    let Some((groups, plan)) = order.planned_groups() else { return GroupShapes::default() };
+    GroupShapes { rows: plan.rows().map(|rows| batches.share(rows) as usize).collect(), most: groups.most().to_vec() }
 }
 
 /// The error for an epoch without a batch, which would train on nothing.

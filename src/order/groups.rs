@@ -308,8 +308,8 @@ impl Costs {
     ///
     /// For the group's end *e* that is the lowest at `most[e - 1]` of the lines of all begins *b*: with the slope `-before[b]` and
     /// the height `least[b]` at 0. Slopes fall and the places rise, so the lowest line only ever moves on along their hull.
-    fn add_group(&self, least: &mut Vec<f64>) -> Vec<u32> {
-        let old = least.clone();
+    fn add_group(&self, least: &mut [f64]) -> Vec<u32> {
+        let old = least.to_vec();
         let (mut hull, mut at, mut begins) = (Vec::<usize>::new(), 0, vec![0; old.len()]);
         for end in 1..old.len() {
             let new = end - 1;

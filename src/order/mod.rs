@@ -278,10 +278,9 @@ impl Order {
         self.plan.as_ref().map(|plan| plan.largest())
     }
 
-    /// Rows of a batch of each group, and the maxima of fields in it.
-    pub(crate) fn group_shapes(&self) -> Option<(Vec<u64>, Vec<(String, Vec<usize>)>)> {
-        let (groups, plan) = (self.groups.as_ref()?, self.plan.as_ref()?);
-        Some((plan.rows().collect(), groups.most().to_vec()))
+    /// The groups and their batches.
+    pub(crate) fn planned_groups(&self) -> Option<(&Groups, &Plan)> {
+        self.groups.as_ref().zip(self.plan.as_deref())
     }
 
     /// Whether groups have batch sizes of their own.

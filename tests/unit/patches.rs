@@ -159,7 +159,7 @@ proptest! {
             let how = patches(size, most, rule);
             let output = how.output(Size::new(picture.0, picture.1));
             let unit = size * how.block();
-            prop_assert!(output.width % unit == 0 && output.height % unit == 0, "{output:?}");
+            prop_assert!(output.width.is_multiple_of(unit) && output.height.is_multiple_of(unit), "{output:?}");
             let count = output.pixels() / u64::from(size * size);
             prop_assert!((1..=u64::from(most)).contains(&count), "{how:?}: {count} patches of {picture:?}");
         }

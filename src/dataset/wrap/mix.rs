@@ -685,7 +685,7 @@ mod tests {
             let schedule = schedule(&segments, lens, key);
             let is_end = |position: u64| {
                 let segment = schedule.segments.iter().rfind(|segment| segment.start <= position).unwrap();
-                (position - segment.start) % segment.block() == 0
+                (position - segment.start).is_multiple_of(segment.block())
             };
             let last = &segments[segments.len() - 1];
             let drawn = |position: u64| {
