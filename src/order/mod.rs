@@ -252,10 +252,10 @@ impl Order {
     ///
     /// Every sample comes once per epoch. Shuffled, the samples of each group and the batches of all groups are permuted anew
     /// each epoch; else batches come group after group. The last batch of *each* group may be partial, see
-    /// [`LastBatch`](crate::LastBatch). Batches, counts and resumes are those of any other order: arithmetic, the same on all ranks.
+    /// [`LastBatch`]. Batches, counts and resumes are those of any other order: arithmetic, the same on all ranks.
     ///
     /// [`State::position`](crate::State::position) counts every batch with the rows of the largest. A resumed run keeps
-    /// groups and batch sizes; another [`LastBatch`](crate::LastBatch) is possible
+    /// groups and batch sizes; another [`LastBatch`] is possible
     /// [rebatched](crate::LoaderBuilder::resume_rebatched), except to or from `Drop`.
     #[must_use]
     pub fn grouped(self, groups: Groups) -> Self {

@@ -96,6 +96,7 @@ def forked(work):
 ARGUMENTS = {
     "set_epoch": (1,),
     "varies": ("record",),
+    "lengths": ("record",),
     "resume": (b"{}",),
     "load_state_dict": ({},),
     "bind": (1,),

@@ -418,7 +418,9 @@ def test_pictures_fill_the_bucket_of_the_nearest_ratio(shapes):
                 assert geometry[:2] == [picture.height, picture.width] and geometry[4:] == [height, width]
                 factor = max(height / picture.height, width / picture.width)
                 whole = (max(width, int(picture.width * factor + 1e-9)), max(height, int(picture.height * factor + 1e-9)))
-                scaled = picture.resize(whole, Image.Resampling.BILINEAR)
+                # Newer versions of Pillow may begin with the height.
+                scaled = picture.resize((whole[0], picture.height), Image.Resampling.BILINEAR)
+                scaled = scaled.resize(whole, Image.Resampling.BILINEAR)
                 right = [scaled, ImageOps.mirror(scaled)] if augment else [scaled]
                 right = [np.asarray(one.crop((left, top, left + width, top + height))) for one in right]
                 assert any((image == one).all() for one in right), (number, geometry)
@@ -443,7 +445,7 @@ def test_wrong_buckets_are_refused(shapes):
     for wrong, words in [
         ({"buckets": BUCKETS}, "buckets need sizes"),
         ({"sizes": sizes, "size": 40}, "sizes are for buckets"),
-        ({"buckets": BUCKETS, "sizes": sizes, "size": 40}, "omit size"),
+        ({"buckets": BUCKETS, "sizes": sizes, "size": 40}, "leave out size"),
         ({"buckets": BUCKETS, "sizes": sizes[:7]}, "the groups have 7 samples, the dataset has 30"),
         ({"buckets": [], "sizes": sizes}, "0 buckets of pictures"),
     ]:

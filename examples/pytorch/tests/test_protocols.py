@@ -277,7 +277,7 @@ def test_samples_are_chosen_joined_and_mixed(data, tmp_path):
         ({"schedule": [], "shuffle": 1}, "has no segments"),
         ({"schedule": [(0, [1, 1]), (9, [0, 0])], "shuffle": 1}, "segment 1 of the mix has no weight above 0"),
         ({"epoch_len": 5}, "epoch_len is for a mix"),
-        ({"weights": [1]}, "1 weights for 2 paths"),
+        ({"weights": [1], "shuffle": 1}, "1 weights for 2 paths"),
         ({"weights": [1, 2]}, "shuffle, its seed, is missing"),
         ({"subset": [1], "take": (0.5, 1)}, "only one of them"),
         ({"indices": [1], "window": 2}, "window, lanes and lengths are not for"),
