@@ -239,6 +239,11 @@ fn named(places: &Range<u64>, sources: &Sources) -> (String, Option<u64>) {
     (format!("a shard between {first} ({}) and {last}", shown(sources, first)), None)
 }
 
+/// Hash of the names, lengths and ends of all sources, of the ends of some if there are many.
+pub(crate) fn ends_of_all(sources: &Sources) -> Result<u64> {
+    Ok(Hashes::of(sources, sources.count() as u64)?.total)
+}
+
 /// Hash of the first and last bytes of a source.
 fn ends_of(sources: &Sources, id: SourceId) -> Result<u64> {
     let digest = Digest::new("ends");

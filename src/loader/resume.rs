@@ -86,6 +86,10 @@ impl LoaderState {
             let message = format!("the state is damaged: batch {batch} at position {position}");
             return Err(Error::new(ErrorKind::State, Stage::State, message));
         }
+        if self.whole.are_grouped() && position != self.whole.first_position(batch) {
+            let message = format!("the state is damaged: batch {batch} of groups at position {position}");
+            return Err(Error::new(ErrorKind::State, Stage::State, message));
+        }
         let mut cursor = saved.cursor;
         if cursor.position > 0 && self.whole.clone().starting(cursor.position, cursor.batch).count() == 0 {
             // The rest fills no batch of the new size and is dropped: the epoch is over.

@@ -155,7 +155,7 @@ impl Row<'_> {
             let name = field.name();
             return Err(shape_error(format!("field `{name}` was written, and its length was not set: `set_len`")));
         }
-        // A field that was left alone still holds an earlier sample.
+        // A field of varying length that was left alone still holds an earlier sample.
         let all = u64::MAX >> (64 - self.spec().fields().len());
         self.written |= all & self.allowed & !self.sized & new;
         self.pad();
@@ -255,6 +255,7 @@ impl Row<'_> {
     pub(crate) fn clear(&mut self, field: usize) {
         self.bytes_mut(field).fill(0);
         self.clear_len(field);
+        self.written &= !(1 << field);
     }
 
     /// Sets the length of an `UpTo` field to 0, without touching its bytes.

@@ -177,7 +177,8 @@ impl Groups {
     }
 
     /// Samples of each group.
-    pub fn samples(&self) -> &[u64] {
+    #[cfg(test)]
+    fn samples(&self) -> &[u64] {
         &self.table.sizes
     }
 
@@ -191,10 +192,7 @@ impl Groups {
         let count = self.table.sizes.len();
         match (&self.sizes, &self.bounds) {
             (Sizes::Loader, _) => Ok(vec![global; count].into()),
-            (Sizes::Rows(rows), _) if rows.len() < count => {
-                Err(bad(format!("{} batch sizes for {count} groups; give one for each", rows.len())))
-            }
-            (Sizes::Rows(rows), Some(bounds)) if rows.len() > bounds.len() => {
+            (Sizes::Rows(rows), bounds) if rows.len() < count || (bounds.is_some() && rows.len() > count) => {
                 Err(bad(format!("{} batch sizes for {count} groups; give one for each", rows.len())))
             }
             (Sizes::Rows(rows), _) => Ok(rows[..count].into()),
@@ -206,7 +204,8 @@ impl Groups {
             }
             (Sizes::Budget(most), Some(bounds)) => {
                 let rows = |bound: &u64| most / (*bound).max(1) / self.multiple * self.multiple;
-                if let Some((group, bound)) = bounds.iter().enumerate().find(|(_, bound)| rows(bound) == 0) {
+                let lacks = |(group, bound): &(usize, &u64)| rows(bound) == 0 && self.table.sizes[*group] > 0;
+                if let Some((group, bound)) = bounds.iter().enumerate().find(lacks) {
                     let (least, multiple) = (u128::from(*bound) * u128::from(self.multiple), self.multiple);
                     return Err(bad(format!(
                         "a budget of {most} has no room for {multiple} rows of up to {bound} (group {group}): give {least} or \
@@ -218,7 +217,7 @@ impl Groups {
         }
     }
 
-    /// The batches of every epoch. Errors: [`ErrorKind::Config`] for a dataset of another length, missing or extra batch
+    /// The batches of every epoch. Errors: [`ErrorKind::Config`] for a dataset of another length, too few batch
     /// sizes, a batch with fewer rows than ranks.
     pub(crate) fn plan(&self, dataset_len: u64, global: u64, last: LastBatch, rank: Rank) -> Result<Arc<Plan>> {
         let table = self.table.clone();

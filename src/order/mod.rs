@@ -250,7 +250,7 @@ impl Order {
     /// Makes every global batch of samples of one group, such as texts of similar length; see [`Groups`]. For
     /// [shuffled](Self::shuffled) and [sequential](Self::sequential) orders.
     ///
-    /// Every sample comes once per epoch. Shuffled, the samples of each group and the batches of all groups are permuted anew
+    /// Every sample comes once per epoch, but for batches that are dropped. Shuffled, the samples of each group and the batches of all groups are permuted anew
     /// each epoch; else batches come group after group. The last batch of *each* group may be partial, see
     /// [`LastBatch`]. Batches, counts and resumes are those of any other order: arithmetic, the same on all ranks.
     ///

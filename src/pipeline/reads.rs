@@ -10,6 +10,7 @@
 
 use super::Core;
 use super::fetch::{Fetch, Whose};
+use super::recipe::How;
 use super::task::{Place, RowRun, Sample};
 use super::watchdog::Doing;
 use crate::decode::Scratch;
@@ -67,7 +68,7 @@ impl Reads {
         permits: usize,
         given_back: Receiver<Box<Sample>>,
     ) -> Self {
-        let parts = core.samples.recipe.handlers.len() + core.samples.promised.appended_max;
+        let parts = core.samples.recipe.handlers.len().saturating_add(core.samples.promised.appended_max);
         let places = core.watch.reads.len();
         Self {
             reader,
@@ -130,8 +131,8 @@ impl Reads {
             core.watch.planner.begin(Doing::Planning, Some(id));
             samples.ask(id, &mut sample, &mut run.rows)?;
             for piece in sample.pieces.iter_mut().filter(|piece| matches!(piece.place, Place::Row)) {
-                let start = piece.at.unwrap_or(0);
-                if !piece.extent.is_some_and(|extent| self.writes_rows(&extent, start)) {
+                let part = piece.at.map(|start| (start, &samples.recipe.handlers[piece.field].how));
+                if !piece.extent.is_some_and(|extent| self.writes_rows(&extent, part)) {
                     piece.place = Place::Storage;
                 }
             }
@@ -174,11 +175,16 @@ impl Reads {
         Err(Error::new(ErrorKind::Limit, Stage::Read, message))
     }
 
-    /// Whether the reader can write the bytes straight into their row, from byte `start` on.
-    fn writes_rows(&self, extent: &Extent, start: usize) -> bool {
+    /// Whether the reader can write the bytes straight into their row. `part`: where they begin in it, if they are not all of it.
+    fn writes_rows(&self, extent: &Extent, part: Option<(usize, &How)>) -> bool {
         // An array that is large enough to matter starts on a page; any other needs a reader with alignment 1.
         let aligned = |bytes: usize| bytes.is_multiple_of(self.reader.mem_align());
-        self.reader.footprint(extent).in_place && aligned(extent.len as usize) && aligned(start)
+        let begins_aligned = match part {
+            None => true,
+            Some((start, How::InPlace(row_bytes))) => aligned(start) && aligned(*row_bytes),
+            Some(_) => false,
+        };
+        self.reader.footprint(extent).in_place && aligned(extent.len as usize) && begins_aligned
     }
 
     /// Starts the reads when there is room for all the bytes.

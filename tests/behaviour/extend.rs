@@ -482,6 +482,34 @@ fn substitutes_stay_empty_in_packed_rows_of_any_decoder() {
 }
 
 #[test]
+fn added_fields_are_zero_until_a_transform_writes_them() {
+    let dir = Dir::new();
+    let (path, _) = records_file(&dir, 20, 8);
+    let write = |name: &'static str| {
+        move |row: &mut Row<'_>, ctx: &mut Ctx<'_>| {
+            if ctx.id() % 2 == 1 {
+                return Ok(());
+            }
+            let field = row.index_of(name)?;
+            row.copy_from(field, &[7, 8])
+        }
+    };
+    let loader = Loader::builder(records(&path, 8)).batch_size(4).tuning(|t| t.slots(3));
+    let loader = loader.map_adding([Field::up_to("a", DType::U8, 3)], write("a"));
+    let loader = loader.map_adding([Field::up_to("b", DType::U8, 3)], write("b"));
+    let loader = build(loader.map_batch_adding([Field::up_to("c", DType::U8, 3)], |_, _| Ok(())));
+    for batch in loader.epoch(0).unwrap() {
+        let batch = batch.unwrap();
+        for (name, len) in [("a", 2), ("b", 2), ("c", 0)] {
+            let view = batch.field(name).unwrap();
+            assert_eq!(view.lens().unwrap(), [len, 0, len, 0]);
+            let own: &[u8] = if len > 0 { &[7, 8, 0, 0, 0, 0] } else { &[0; 6] };
+            assert_eq!(view.as_slice::<u8>().unwrap(), own.repeat(2));
+        }
+    }
+}
+
+#[test]
 fn a_field_that_a_decoder_leaves_alone_is_zero() {
     struct Even;
     impl Decoder for Even {

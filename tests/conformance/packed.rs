@@ -235,6 +235,46 @@ fn every_reader_brings_the_rows_of_plain_calls() {
     assert!(Got::epoch(&loader, 0).iter().flat_map(loaded).collect::<Vec<_>>() == right);
 }
 
+/// Each document can be read in place, but no second row begins at a multiple of the disk's blocks.
+#[test]
+fn documents_of_whole_blocks_in_rows_of_odd_length_are_read_by_every_reader() {
+    let (dir, lens) = (Dir::new(), vec![128; 500]);
+    let documents = || builder(Documents::file(&dir.path("documents"), &lens), 500);
+    let right = plain(&documents().open(dir.path("bins")).unwrap());
+    for (mode, direct) in had(READERS) {
+        let packed = documents().open(dir.path("bins")).unwrap();
+        let loader = Loader::builder(packed).batch_size(7).tuning(|t| t.reader(mode).direct(direct)).build().unwrap();
+        assert!(Got::epoch(&loader, 0).iter().flat_map(loaded).collect::<Vec<_>>() == right, "{mode:?} {direct:?}");
+    }
+}
+
+#[test]
+fn rows_with_one_document_each_have_padding() {
+    let packed = builder(Documents::memory(&[60, 51, 100]), 100).open(Dir::new().path("bins")).unwrap();
+    assert_eq!(packed.sizes().appended_max, 1);
+    let right = plain(&packed);
+    let error = packed.checked(Dir::new().path("sums")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    let packed = builder(Documents::memory(&[60, 51, 100]), 100).open(Dir::new().path("bins")).unwrap();
+    let loader = Loader::builder(packed).batch_size(3).build().unwrap();
+    assert!(Got::epoch(&loader, 0).iter().flat_map(loaded).collect::<Vec<_>>() == right);
+}
+
+#[test]
+fn a_file_of_rows_is_not_that_of_other_documents_of_the_same_lengths() {
+    let dir = Dir::new();
+    let tokens = |first: u32| (first..first + 64).flat_map(u32::to_le_bytes).collect::<Vec<u8>>();
+    let open = || {
+        let documents = Records::builder(32).field("tokens", DType::U32, [8]).open(dir.path("documents"))?;
+        documents.packed("tokens", 20).rows(dir.path("rows")).open(dir.path("bins"))
+    };
+    dir.write("documents", &tokens(0));
+    open().unwrap();
+    open().unwrap();
+    dir.write("documents", &tokens(1000));
+    refused(open(), ErrorKind::Changed, "not the rows of these bins and documents");
+}
+
 #[test]
 fn a_file_of_rows_holds_their_tokens_and_serves_only_its_bins() {
     let (dir, lens) = (Dir::new(), some_lens(3000, 90));

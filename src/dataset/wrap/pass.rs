@@ -1,4 +1,4 @@
-//! One pass over all data of a dataset, on all cores, in bounded memory: to make what a side file keeps.
+//! One pass over all data of a dataset, on all cores, with 32 bytes for every 64 samples: to make what a side file keeps.
 
 use crate::dataset::Dataset;
 use crate::dataset::parallel::parallel;

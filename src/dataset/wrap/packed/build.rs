@@ -71,7 +71,7 @@ impl<D: Dataset> PackedBuilder<D> {
 
     /// Keeps the rows in this file, too: their tokens, row after row. Opening writes it if it is not there, by one pass over the
     /// documents; it takes the disk space of the tokens. A row is then one read, as a window of a token file, in place of a
-    /// read for each document.
+    /// read for each document. A state of a run without it does not fit, since the rows are the dataset's files then.
     pub fn rows(mut self, file: impl Into<PathBuf>) -> Self {
         self.rows = Some(file.into());
         self
@@ -100,7 +100,8 @@ impl<D: Dataset> PackedBuilder<D> {
         let documents = Documents { inner: self.inner, field, token_bytes: dtype.size() as u64, size, long: self.long };
         let place = index.as_ref();
         let fill = |out: &mut SideWriter| pack(&documents, order.as_ref(), out, place);
-        let (file, origin) = kept::open_or_make(place, (KIND, "bins"), digest.end(), table::fits, fill)?;
+        let (file, origin) =
+            kept::open_or_make(place, (KIND, "bins"), digest.end(), |file| table::fits(file, size), fill)?;
         let fields = [
             Field::fixed(self.field, dtype, [self.room]),
             Field::fixed("positions", DType::I32, [self.room]),

@@ -16,6 +16,9 @@ pub(super) enum Long {
     Cut,
 }
 
+/// Maximum documents and parts of a group: 800 MB of them.
+const PARTS_MAX: usize = 1 << 26;
+
 /// The documents of a dataset, for bins of a size.
 pub(super) struct Documents<D> {
     pub(super) inner: D,
@@ -105,6 +108,10 @@ impl<D: Dataset> Documents<D> {
                         let message = format!("a document of {len} tokens is too long to be split");
                         Error::new(ErrorKind::Limit, Stage::Index, message).with_sample(document)
                     })?;
+                    if items.len() + parts as usize > PARTS_MAX {
+                        let message = format!("documents in more than {PARTS_MAX} parts: take larger bins");
+                        return Err(Error::new(ErrorKind::Limit, Stage::Index, message).with_sample(document));
+                    }
                     items.extend((0..parts).map(|part| item(Some(part), room)));
                     items.extend((rest > 0).then(|| item(None, rest)));
                 }

@@ -11,7 +11,7 @@
 //! A row costs a read for each document, unless rows are kept in a file of their own.
 //!
 //! Limits: fewer than 2^31 documents; bins of at most 2^22 tokens; documents lie in their files unchanged, with lengths in
-//! the index. Memory: some 30 bytes for each document of a group, of which at most 8 are packed at once; then the side file,
+//! the index. Memory: some 30 bytes for each document, and each part of a split one, of a group, of which at most 8 are packed at once; then the side file,
 //! which is read in place, and the bins looked up last.
 //!
 //! Invariants: every document that is not empty is in exactly one bin, or with `split` every part of it. Documents stand
@@ -115,7 +115,7 @@ impl<D: Dataset> Packed<D> {
         let (mut left, mut check, mut parts) = (self.documents.size.room, Check::default(), Parts::new());
         let changed = || {
             let message = format!(
-                "the documents of bin {bin} have other lengths than when they were packed: delete {} to pack them again",
+                "the documents of bin {bin} have other lengths than when they were packed: delete {}, and a file of rows, to pack them again",
                 self.file.path.display()
             );
             Error::new(ErrorKind::Changed, Stage::Read, message)
@@ -200,7 +200,8 @@ impl<D: Dataset> Dataset for Packed<D> {
         Sizes {
             sample_bytes_max: self.row_bytes(),
             opened_bytes_max: 4 * u64::from(size.room.max(size.most + 1)),
-            appended_max: if self.rows.is_some() { 0 } else { items - 1 },
+            // With the padding.
+            appended_max: if self.rows.is_some() { 0 } else { items },
             largest_sample: None,
             index_bytes: self.documents.inner.sizes().index_bytes + own,
         }

@@ -1,9 +1,10 @@
-//! The file of rows: the tokens of each, one after the other, then `feedrows` and the identity of the bins.
+//! The file of rows: the tokens of each, one after the other, then `feedrows` and a hash of the bins and of the documents' files.
 
 use super::Packed;
-use crate::dataset::Dataset;
+use crate::dataset::digest::Digest;
 use crate::dataset::parallel::parallel;
 use crate::dataset::sample::Plain;
+use crate::dataset::{Dataset, fingerprint};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::publish::{Pending, make_folder};
 use crate::storage::{Blob, Sources};
@@ -20,7 +21,9 @@ const TOGETHER: usize = 32;
 impl<D: Dataset> Packed<D> {
     /// Reads rows from their file from now on; writes it if it is not there.
     pub(super) fn take_rows(&mut self, place: PathBuf) -> Result<()> {
-        let end = [END, self.identity.to_le_bytes()].concat();
+        // Documents of the same lengths may have other tokens.
+        let identity = Digest::new("rows").words(&[self.identity, fingerprint::ends_of_all(&self.sources)?]).end();
+        let end = [END, identity.to_le_bytes()].concat();
         let blob = match Blob::open(&place) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 self.write_rows(&place, &end)?;
@@ -30,7 +33,8 @@ impl<D: Dataset> Packed<D> {
         };
         let (meta, len) = (blob.look()?, self.counts.bins * self.row_bytes());
         if blob.len() != len + end.len() as u64 || blob.read(len, end.len() as u64, "the end of the rows")? != end {
-            let message = "not the rows of these bins: delete the file to write it again, or name another file";
+            let message =
+                "not the rows of these bins and documents: delete the file to write it again, or name another file";
             return Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(place));
         }
         let mut sources = Sources::new();

@@ -158,9 +158,14 @@ impl TableWriter {
     }
 }
 
-/// Whether the file has the sections of its counts.
-pub(super) fn fits(file: &Sidefile) -> bool {
-    counts(file).is_ok_and(|counts| file.len(STARTS) == 8 * counts.bins.div_ceil(BLOCK as u64))
+/// Whether the file has possible counts, and their sections.
+pub(super) fn fits(file: &Sidefile, size: Bin) -> bool {
+    // Tokens have 8 bytes at most.
+    let possible = |bins: u64| bins.checked_mul(8 * u64::from(size.room)).is_some();
+    counts(file).is_ok_and(|Counts { bins, items_max, .. }| {
+        let sections = file.len(STARTS) == 8 * bins.div_ceil(BLOCK as u64);
+        sections && possible(bins) && (1..=u64::from(size.most)).contains(&items_max)
+    })
 }
 
 /// Errors: of reading.
