@@ -65,8 +65,15 @@ impl<'py> Given<'py> {
     }
 }
 
+/// Most letters of a value in a message.
+const SHOWN_MAX: usize = 200;
+
 fn refused(name: &str, value: &Bound<'_, PyAny>, words: &str) -> PyErr {
-    let value = value.repr().map_or_else(|_| String::from("…"), |repr| repr.to_string());
+    let mut value = value.repr().map_or_else(|_| String::from("…"), |repr| repr.to_string());
+    if let Some((end, _)) = value.char_indices().nth(SHOWN_MAX) {
+        value.truncate(end);
+        value.push('…');
+    }
     PyTypeError::new_err(format!("{name}={value}: {words}"))
 }
 
@@ -80,7 +87,9 @@ fn legal(name: &str) -> Option<&'static str> {
         "streams" => "give a list of CUDA streams",
         "schedule" => "give a list of (first position, list of weights)",
         "take" | "leave" => "give (fraction, key)",
-        "subset" | "indices" | "weights" | "keep" | "columns" | "lengths" | "trim" => "give a list",
+        "subset" | "indices" | "weights" | "keep" | "columns" | "trim" => "give a list",
+        "lengths" => "give a list of whole numbers, such as loader.lengths(NAME)",
+        "packed" => "give a dict with tokens and bins",
         "buckets" | "sizes" => "give a list of (height, width)",
         "bounds" => "give a list, or a number of groups",
         "ragged" => "give a list, or a dict from field to the most bytes of a batch",

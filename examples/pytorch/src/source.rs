@@ -7,7 +7,7 @@ use feedline::dataset::{
     Concat, Dataset, DatasetExt, Images, Mds, Megatron, Mix, Npy, Npz, Nulls, Parquet, ParquetBuilder, Records,
     SafeTensors, Tar, TfRecord, Tokens,
 };
-use feedline::decode::{Bytes, Image, Limits, PixelLayout};
+use feedline::decode::{Bytes, Filter, Image, Limits, PixelLayout};
 use feedline::device::Finish;
 use feedline::order::Groups;
 use feedline::tensor::{DType, Encoding, Field};
@@ -89,6 +89,9 @@ impl Packing {
                     return Err(PyTypeError::new_err(message));
                 }
             }
+            if let Some(name) = ["tokens", "bins"].into_iter().find(|name| !given.contains(name).unwrap_or(false)) {
+                return Err(PyTypeError::new_err(format!("packed: {name} is missing")));
+            }
             given.extract()
         })
     }
@@ -118,9 +121,10 @@ pub struct Pictures {
     patches: Option<(u32, u32)>,
     enlarge: Option<bool>,
     merge: Option<(u32, u32)>,
-    buckets: Option<Vec<(u32, u32)>>,
-    sizes: Option<Vec<(u32, u32)>>,
+    buckets: Option<Vec<[u32; 2]>>,
+    sizes: Option<Vec<[u32; 2]>>,
     augment: Option<bool>,
+    filter: Option<String>,
     dtype: Option<String>,
     normalize: Option<Normalize>,
     layout: Option<String>,
@@ -279,7 +283,9 @@ impl Source {
             _ => return Err(config("subset, take and leave choose samples: only one of them at a time")),
         };
         if order.is_some() && self.packed.is_some() {
-            return Err(config("weights mix samples, and packed makes rows of several: pack each, or leave the weights out"));
+            return Err(config(
+                "weights cannot mix packed documents of several paths: leave out packed, or the weights",
+            ));
         }
         Ok((self.wrapped(chosen, budget)?, order))
     }
@@ -349,6 +355,12 @@ impl Source {
         let columns = || self.columns.iter().flatten().map(String::as_str);
         let window = self.seq_len.unwrap_or(2048);
         let next = self.next_token == Some(true);
+        let packs = self.packed.is_some();
+        if packs && (self.kind == "tokens" || self.seq_len.is_some() || next) {
+            return Err(config(
+                "packed makes rows of whole documents: leave out seq_len and next_token, and a source of windows",
+            ));
+        }
         Ok(match self.kind.as_str() {
             "images" => Arc::new(Images::open(path)?),
             "records" => {
@@ -360,7 +372,10 @@ impl Source {
                 let builder = self.header_bytes.into_iter().fold(builder, |builder, bytes| builder.header(bytes));
                 Arc::new(if next { builder.next_token() } else { builder }.open(path)?)
             }
-            "megatron" => Arc::new(match self.one_up_to()? {
+            "megatron" => Arc::new(match self.one_up_to()?.or(packs.then_some(DOCUMENT_MAX)) {
+                Some(_) if self.seq_len.is_some() || next => {
+                    return Err(config("documents are whole: leave out seq_len and next_token"));
+                }
                 Some(max) => Megatron::builder().documents(max).cut(self.cut == Some(true)).open(path)?,
                 None if self.cut.is_some() => {
                     return Err(config("cut is about documents: say documents, their most tokens"));
@@ -533,6 +548,9 @@ impl Source {
     }
 }
 
+/// Most tokens of a document that is packed.
+const DOCUMENT_MAX: usize = 1 << 30;
+
 const SOURCES: [&str; 11] =
     ["images", "records", "tokens", "megatron", "tar", "tfrecord", "parquet", "npy", "npz", "safetensors", "mds"];
 
@@ -546,6 +564,7 @@ impl Pictures {
             buckets: given.take("buckets")?,
             sizes: given.take("sizes")?,
             augment: given.take("augment")?,
+            filter: given.take("filter")?,
             dtype: given.take("dtype")?,
             normalize: given.take("normalize")?,
             layout: given.take("layout")?,
@@ -586,6 +605,16 @@ impl Pictures {
         // Floats get their layout when they are made.
         let planes = self.channels_first()? && (self.dtype.is_none() || self.decodes_values());
         let image = image.layout(if planes { PixelLayout::Nchw } else { PixelLayout::Nhwc });
+        let image = match self.filter.as_deref() {
+            None => image,
+            Some("nearest") => image.filter(Filter::Nearest),
+            Some("bilinear") => image.filter(Filter::Bilinear),
+            Some("bicubic") => image.filter(Filter::Bicubic),
+            Some("lanczos") => image.filter(Filter::Lanczos3),
+            Some(other) => {
+                return Err(config(format!("filter {other:?}: there are nearest, bilinear, bicubic and lanczos")));
+            }
+        };
         let image = image.dct_scaling(self.dct_scaling).strict(self.strict.unwrap_or(true));
         let limits = self.max_pixels.map_or_else(Limits::default, Limits::of_pixels);
         Ok(image.exif_orientation(self.exif_orientation).limits(limits))
@@ -599,7 +628,9 @@ impl Pictures {
     fn patched(&self, image: Image) -> Result<Image> {
         let image = image.flip(if self.augment == Some(true) { 0.5 } else { 0.0 });
         self.values(match (self.merge, self.enlarge) {
-            (Some(_), Some(true)) => return Err(config("merge has its own least number of patches: leave out enlarge")),
+            (Some(_), Some(true)) => {
+                return Err(config("merge has its own least number of patches: leave out enlarge"));
+            }
             (Some((side, least)), _) => image.merge(side, least),
             (None, enlarge) => image.enlarge(enlarge.unwrap_or(false)),
         })
@@ -672,6 +703,7 @@ impl Pictures {
             ("merge", self.merge.is_some()),
             ("buckets", self.buckets.is_some()),
             ("augment", self.augment.is_some()),
+            ("filter", self.filter.is_some()),
             ("dtype", self.dtype.is_some()),
             ("normalize", self.normalize.is_some()),
             ("layout", self.layout.is_some()),
@@ -688,8 +720,8 @@ impl Pictures {
 }
 
 /// (height, width) as (width, height).
-fn turned(sizes: &[(u32, u32)]) -> impl Iterator<Item = (u32, u32)> {
-    sizes.iter().map(|(height, width)| (*width, *height))
+fn turned(sizes: &[[u32; 2]]) -> impl Iterator<Item = (u32, u32)> {
+    sizes.iter().map(|[height, width]| (*width, *height))
 }
 
 pub fn dtype(name: &str) -> Result<DType> {

@@ -95,7 +95,8 @@ def test_packed_documents_have_the_loss_of_single_ones(corpus):
         mask = (numbers[:, :, None] == numbers[:, None, :]) & causal(LONG)
         masked += loss(logits(tokens, positions, mask)[:, :-1], labels[:, 1:])
         # As varlen attention does: the documents of the whole batch, one after the other.
-        ends = (batch["cu_seqlens"] + LONG * torch.arange(len(tokens), dtype=torch.int32)[:, None]).flatten()
+        ends = ft.cu_seqlens(batch)
+        assert ends.dtype == torch.int32 and ends[0] == 0 and ends[-1] == tokens.numel() and (ends.diff() <= LONG).all()
         tokens, positions, labels = tokens.flatten(), positions.flatten(), labels.flatten()
         for start, end in zip(ends, ends[1:]):
             if end > start:
@@ -109,6 +110,18 @@ def test_wrong_settings_of_packed_are_named(corpus):
     path, _ = corpus
     with pytest.raises(TypeError, match="packed: no setting longr; there are tokens, bins"):
         batches(path, longr="cut")
+    with pytest.raises(TypeError, match="packed: bins is missing"):
+        fn.megatron(path, packed={"tokens": LONG})
+    with pytest.raises(TypeError, match="packed=512: give a dict with tokens and bins"):
+        fn.megatron(path, packed=512)
+    for settings in ({"seq_len": 9}, {"next_token": True}):
+        with pytest.raises(Error, match="leave out seq_len and next_token"):
+            len(fn.megatron(path, packed={"tokens": LONG, "bins": path.with_suffix(".none")}, **settings))
+        with pytest.raises(Error, match="documents are whole"):
+            len(fn.megatron(path, documents=1000, **settings))
+    # Documents need not be asked for.
+    whole = {"tokens": LONG, "bins": path.with_suffix(".whole"), "longer": "split"}
+    assert len(fn.megatron(path, packed=whole)) > 0
     with pytest.raises(Error, match='longer "drop"; there are "split" and "cut"'):
         len(batches(path, longer="drop"))
     with pytest.raises(Error, match="split or cut longer documents"):

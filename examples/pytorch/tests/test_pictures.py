@@ -455,3 +455,16 @@ def test_wrong_buckets_are_refused(shapes):
         fl.images(path, device="cpu", buckets=BUCKETS, sizes=sizes, lengths=[1] * 30)
     with pytest.raises(Error, match="belongs to group 4, not to 0 of its batch"):
         list(fl.images(path, device="cpu", buckets=BUCKETS, sizes=sizes[1:] + sizes[:1], batch_size=2))
+
+
+@pytest.mark.parametrize("name", ["bilinear", "bicubic", "lanczos"])
+def test_pictures_are_scaled_by_the_filter(shapes, name):
+    path, pictures, _ = shapes
+    for batch in fl.images(path, size=(40, 30), filter=name, ids=True, layout="nhwc", device="cpu"):
+        for number, image in zip(batch["ids"].tolist(), batch["image"]):
+            # Newer versions of Pillow may begin with the height.
+            kind = getattr(Image.Resampling, name.upper())
+            right = pictures[number].resize((30, pictures[number].height), kind).resize((30, 40), kind)
+            assert (image == np.asarray(right)).all(), number
+    with pytest.raises(Error, match='filter "box": there are nearest, bilinear, bicubic and lanczos'):
+        len(fl.images(path, size=40, filter="box"))

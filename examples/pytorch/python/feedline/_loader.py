@@ -37,7 +37,8 @@ Out = TypeVar("Out")
 class Packed(TypedDict, total=False):
     """Rows of `tokens` tokens, with the fields `tokens`, `positions`, `documents`, `cu_seqlens` and `max_seqlen`.
 
-    Labels for models that shift them: torch.where(positions > 0, tokens, -100). No target crosses a document."""
+    Labels for models that shift them: torch.where(positions > 0, tokens.long(), -100). No target crosses a document. Attention stays
+    within a document by `documents` (-1 in padding), or by `feedline.torch.cu_seqlens(batch)`."""
 
     tokens: int
     """Tokens of a row."""
@@ -92,7 +93,7 @@ class Settings(TypedDict, total=False):
     lanes: int | None
     """So many sequences side by side, for shuffled chunks and many ranks."""
     lengths: Sequence[int] | None
-    """A number known of each sample, such as its length: all samples of a batch are between two `bounds`, on all ranks the same."""
+    """A number known of each sample, such as `loader.lengths("tokens")`: all samples of a batch are between two `bounds`, on all ranks the same."""
     bounds: Sequence[int] | int | None
     """The largest length of each group of `lengths`, or how many groups there shall be, with the least padding; 64 by default."""
     budget: int | None
@@ -193,15 +194,18 @@ class Pictures(TypedDict, total=False):
     enlarge: bool | None
     """Patches: True enlarges small pictures, as SigLIP2 NaFlex."""
     merge: tuple[int, int] | None
-    """Patches: (patches of a side, least patches), for models that merge them: sizes and order of Qwen2-VL."""
+    """Patches: (patches of a side, least patches), for models that merge them: sizes and order of Qwen2-VL, and with
+    filter="bicubic" its pixels."""
     buckets: Sequence[tuple[int, int]] | None
     """In place of `size`: each picture is scaled and cut to that (height, width) whose ratio is nearest, and a batch has one size.
 
     Field `image.geometry`: height and width of the picture, top and left of the part, height and width of the bucket."""
     sizes: Sequence[tuple[int, int]] | None
-    """For `buckets`: (height, width) of every picture of the source, in its order. `budget` counts pixels."""
+    """For `buckets`: (height, width) of every sample, those that `subset` and the like leave. `budget` counts pixels."""
     augment: bool | None
-    """A random part and flip, or the middle. By default the first with `shuffle`."""
+    """A random part and flip, or the middle. By default the first with `shuffle`. Patches: a random flip; by default none."""
+    filter: Literal["nearest", "bilinear", "bicubic", "lanczos"] | None
+    """How pictures are scaled; "bilinear" by default."""
     dtype: Any
     """"f32", "f16" or "bf16" (or a dtype of torch or NumPy): 0 to 1 before `normalize`. None: bytes."""
     normalize: tuple[Sequence[float], Sequence[float]] | None
@@ -485,7 +489,7 @@ class Loader(_Native, Generic[Out]):
         return batch
 
     def lengths(self, name: str) -> numpy.ndarray:
-        """The length of a field of every sample of the source, by its index or its `lengths_file`: what a sampler can group by.
+        """The length of a field of every sample, of those that `subset` and the like leave, by its index or its `lengths_file`: what a sampler can group by.
 
         Values of the first dimension, and bytes of what is encoded, as numbers of 64 bits.
         """
@@ -782,7 +786,7 @@ class Loader(_Native, Generic[Out]):
         next_token: bool = False,
         **settings: Unpack[Settings],
     ) -> Self:
-        """Megatron's .idx and .bin: windows of `seq_len`, or whole documents of at most `documents` tokens.
+        """Megatron's .idx and .bin: windows of `seq_len` (2,048 by default), or whole documents of at most `documents` tokens.
 
         A longer document is an error; with `cut` it is its first `documents` tokens.
         """

@@ -34,6 +34,9 @@ def of(shard: Any) -> Any:
         if shard.get_coordinate() is None:
             raise ConfigError("shard: this process is not in the mesh: build the loader where it is, or give (rank, world)")
         return shard.get_local_rank(), shard.size()
+    # What torch.distributed.new_group gives a process outside.
+    if isinstance(shard, int) and shard == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ConfigError("shard: this process is not in the group: build the loader where it is, or give (rank, world)")
     if isinstance(shard, dist.ProcessGroup):
         if (rank := dist.get_rank(shard)) < 0:
             raise ConfigError("shard: this process is not in the group: build the loader where it is, or give (rank, world)")
@@ -54,7 +57,7 @@ def check() -> None:
     for mesh in _meshes(dist):
         if _shares(mesh):
             words = f"the {world} processes of torch.distributed are a mesh of {_words(mesh)}"
-            raise ConfigError(f"{words}, and shard=\"env\" gives each other samples: give the axis of the data, {_advice(mesh)}")
+            raise ConfigError(f"{words}, and shard=\"env\" gives each process other samples: give the axis of the data, {_advice(mesh)}")
     megatron = _module("megatron.core.parallel_state")
     try:
         count = world if megatron is None or not megatron.model_parallel_is_initialized() else megatron.get_data_parallel_world_size()
@@ -69,12 +72,11 @@ def check() -> None:
 
 def _meshes(dist: Any) -> list[Any]:
     """Every DeviceMesh of the process. PyTorch has no list of them."""
-    device_mesh, c10d = _module("torch.distributed.device_mesh"), _module("torch.distributed.distributed_c10d")
-    # A look at all objects takes some 0.1 s: not where no group but that of all processes can belong to a mesh.
-    groups = getattr(getattr(c10d, "_world", None), "pg_map", None)
-    if device_mesh is None or (isinstance(groups, dict) and len(groups) < 2):
+    device_mesh = _module("torch.distributed.device_mesh")
+    if device_mesh is None:
         return []
-    # Not isinstance, which would run code of lazy modules and proxies.
+    # A look at all objects takes some 0.1 s. The groups do not tell: that of all processes may be a mesh. Not isinstance, which
+    # would run code of lazy modules and proxies.
     return [mesh for mesh in gc.get_objects() if type(mesh) is device_mesh.DeviceMesh]
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "Loader",
     "agree",
     "copy_into",
+    "cu_seqlens",
     "dataset",
     "images",
     "megatron",
@@ -150,6 +151,15 @@ def micro(batch: Any, count: int) -> Iterator[Any]:
 def nested(batch: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     """A field of the setting `ragged` as a nested tensor of the jagged layout, without a copy, where it lies."""
     return torch.nested.nested_tensor_from_jagged(batch[name], batch[f"{name}.offsets"].view(torch.int64))
+
+
+def cu_seqlens(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The ends of all documents of a batch of `packed` rows, as varlen attention takes them for `tokens.flatten()`: int32, from 0 to
+    B × L. Padding counts as a document; the longest has L tokens at most."""
+    rows, length = batch["positions"].shape
+    ends = batch["cu_seqlens"]
+    starts = torch.arange(rows, dtype=torch.int32, device=ends.device) * length
+    return torch.cat([(ends + starts[:, None]).flatten(), ends.new_full((1,), rows * length)])
 
 
 def agree(loader: Loader, replicas: Any = None) -> None:

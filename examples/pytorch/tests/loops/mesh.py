@@ -34,10 +34,14 @@ dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 told = records()
 assert told.shard == (rank, world) and len(told) == 4
+# A mesh of one axis has the group of all processes.
+tensor = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+refused(lambda: len(records()), "are a mesh of tp=4", "shard=None where all processes read the same")
+del tensor
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 
 # The default, also of a loader that is older than the mesh.
-words = 'the 4 processes of torch.distributed are a mesh of dp=2, tp=2, and shard="env" gives each other samples'
+words = 'the 4 processes of torch.distributed are a mesh of dp=2, tp=2, and shard="env" gives each process other samples'
 said = refused(lambda: len(records()), words, 'give the axis of the data, shard=mesh["dp"]')
 refused(lambda: next(iter(told)), words)
 refused(lambda: records(shard=mesh), "shard: a mesh of dp=2, tp=2: give the axis of the data")
