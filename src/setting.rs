@@ -46,6 +46,7 @@ macro_rules! settings {
 // name: there is none, and no message may offer the setting.
 settings! {
     AnyCount: "Field::up_to", "NAME:TYPE:?", "NAME:TYPE:?";
+    BatchBytes: "batch_bytes", "the bytes in ragged", "";
     BatchSize: "batch_size({})", "batch_size={}", "--batch {}";
     Bind: "batch.bind(…)", "", "";
     BytesFeature: "TfRecordBuilder::bytes", "NAME:bytes", "NAME:bytes";

@@ -10,6 +10,7 @@
 use super::row::{Row, shape_error};
 use super::slot::{Filled, Rows, Slot};
 use crate::error::Result;
+use crate::setting::Setting;
 use crate::sync::atomic::Ordering;
 use crate::tensor::{Field, Packed};
 
@@ -109,8 +110,9 @@ impl Row<'_> {
         Err(shape_error(match planned {
             0 if used + len > packed.room => format!(
                 "the packed field `{name}` has room for {} bytes of a batch, {used} are taken and the sample has {len}; raise \
-                 `batch_bytes`",
-                packed.room
+                 {}",
+                packed.room,
+                Setting::BatchBytes
             ),
             _ => format!("the index says {planned} bytes for the packed field `{name}`, the sample has {len}"),
         }))

@@ -191,6 +191,9 @@ impl Groups {
     fn rows(&self, global: u64) -> Result<Box<[u64]>> {
         let count = self.table.sizes.len();
         match (&self.sizes, &self.bounds) {
+            (Sizes::Loader | Sizes::Rows(_), _) if self.multiple != 1 => {
+                Err(bad("a multiple of rows is for batches by a budget"))
+            }
             (Sizes::Loader, _) => Ok(vec![global; count].into()),
             (Sizes::Rows(rows), bounds) if rows.len() < count || (bounds.is_some() && rows.len() > count) => {
                 Err(bad(format!("{} batch sizes for {count} groups; give one for each", rows.len())))

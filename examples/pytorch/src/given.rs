@@ -46,7 +46,7 @@ impl<'py> Given<'py> {
             return Ok(Some(value));
         }
         if error.is_instance_of::<PyOverflowError>(self.py()) {
-            let message = format!("{name}={}: out of range; give a whole number from 0", value.repr()?);
+            let message = format!("{name}={}: out of range; give a whole number from 0", shown(&value));
             return Err(exception(self.py(), &config(message)));
         }
         let words = error.value(self.py()).to_string();
@@ -68,13 +68,18 @@ impl<'py> Given<'py> {
 /// Most letters of a value in a message.
 const SHOWN_MAX: usize = 200;
 
-fn refused(name: &str, value: &Bound<'_, PyAny>, words: &str) -> PyErr {
+/// A value as in Python's code, cut if it is long.
+fn shown(value: &Bound<'_, PyAny>) -> String {
     let mut value = value.repr().map_or_else(|_| String::from("…"), |repr| repr.to_string());
     if let Some((end, _)) = value.char_indices().nth(SHOWN_MAX) {
         value.truncate(end);
         value.push('…');
     }
-    PyTypeError::new_err(format!("{name}={value}: {words}"))
+    value
+}
+
+fn refused(name: &str, value: &Bound<'_, PyAny>, words: &str) -> PyErr {
+    PyTypeError::new_err(format!("{name}={}: {words}", shown(value)))
 }
 
 /// What a setting of several types may be.

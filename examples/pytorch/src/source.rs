@@ -172,8 +172,12 @@ pub enum Paths {
 
 /// Segments of a linear ramp for `schedule`: at most 64 steps over the positions from `start` to `end`, then `after`.
 #[pyfunction]
-pub fn ramp(start: u64, end: u64, before: Vec<f64>, after: Vec<f64>) -> Vec<(u64, Vec<f64>)> {
-    Mix::ramp(start..end, &before, &after)
+pub fn ramp(py: Python<'_>, start: u64, end: u64, before: Vec<f64>, after: Vec<f64>) -> PyResult<Vec<(u64, Vec<f64>)>> {
+    if start > end {
+        let message = format!("a ramp from position {start} to {end}: give the earlier one first");
+        return Err(exception(py, &config(message)));
+    }
+    Ok(Mix::ramp(start..end, &before, &after))
 }
 
 impl Source {

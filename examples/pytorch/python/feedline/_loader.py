@@ -55,7 +55,8 @@ class Packed(TypedDict, total=False):
     padding: int | None
     """The token of the padding; 0 by default."""
     rows: Path | None
-    """A file that keeps the rows, too, so that each is one read; it is made if it is missing, as large as the tokens."""
+    """A file that keeps the rows, too, so that each is one read; it is made if it is missing, as large as the tokens. It has no
+    checksums, and is not made anew if only the middle of the documents' files changes. A state of a run without it does not fit."""
 
 
 class Settings(TypedDict, total=False):
@@ -93,7 +94,9 @@ class Settings(TypedDict, total=False):
     lanes: int | None
     """So many sequences side by side, for shuffled chunks and many ranks."""
     lengths: Sequence[int] | None
-    """A number known of each sample, such as `loader.lengths("tokens")`: all samples of a batch are between two `bounds`, on all ranks the same."""
+    """A number known of each sample, such as `loader.lengths("tokens")`: all samples of a batch are between two `bounds`, on all ranks the same.
+
+    Several ranks fill up the last batch of each group, anywhere in the epoch: metrics need `last_batch="mask"` and the status."""
     bounds: Sequence[int] | int | None
     """The largest length of each group of `lengths`, or how many groups there shall be, with the least padding; 64 by default."""
     budget: int | None
@@ -433,6 +436,7 @@ class Loader(_Native, Generic[Out]):
     """Whether samples that fill no batch are left out."""
     _lanes: int
     _grouped: bool
+    _fills_groups: bool
 
     def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
         shuffle = settings.pop("shuffle", None)
@@ -463,6 +467,9 @@ class Loader(_Native, Generic[Out]):
         loader.drop_last = settings.get("last_batch") == "drop"
         loader._lanes = settings.get("lanes") or 1
         loader._is_env = settings["shard"] == "env"
+        loader._fills_groups = settings.get("last_batch") in (None, "pad") and (
+            settings.get("lengths") is not None or settings.get("buckets") is not None
+        )
         loader._grouped = settings.get("lengths") is not None or settings.get("buckets") is not None
         loader._opening = threading.Lock()
         if stops:
