@@ -98,7 +98,7 @@ impl Files {
     /// A table for `sources` with at most `budget` descriptors (`None`: a quarter of the soft limit).
     pub(crate) fn new(sources: Arc<Sources>, align: usize, budget: Option<u32>) -> Self {
         let kept = keeps(&sources, budget).then(|| (0..sources.count()).map(|_| OnceLock::new()).collect::<Box<[_]>>());
-        let hook = FaultHook::default();
+        let hook: FaultHook = Default::default();
         let (opens, fallbacks) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { sources, align, kept, opens, fallbacks, hook, nonblocking: false, seen: None }
     }

@@ -1,6 +1,6 @@
 //! From a path and a few settings to a dataset with its decoders.
 
-use crate::error::config;
+use crate::error::{config, exception};
 use crate::given::Given;
 use crate::python::{self, Code, Declared, Samples};
 use feedline::dataset::{
