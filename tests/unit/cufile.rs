@@ -672,7 +672,7 @@ fn old_libraries_use_the_text_of_nvidia_fs() {
 }
 
 #[test]
-fn statistics_raise_the_librarys_level() {
+fn statistics_raise_the_level_of_the_library() {
     let (library, root) = (StandIn::own(), Root::new());
     library.set_level(1);
     drop(root.open(&library).unwrap());
