@@ -1,9 +1,7 @@
 //! Several datasets as one: no sample is lost, doubled or misplaced, and mixes have the promised shares.
 
 use crate::common::numeric::{Row, cases, check, fixture, load, one};
-use crate::common::runs::row_bytes;
 use crate::common::sweep;
-use crate::common::workloads::WORKLOADS;
 use crate::common::{Dir, noise};
 use feedline::dataset::{
     ChunkBuf, ChunkBytes, Chunked, Concat, Dataset, DatasetExt, Mix, Npy, Parts, Records, Sizes, Tokens,
@@ -11,7 +9,7 @@ use feedline::dataset::{
 use feedline::order::{Draws, Sampler};
 use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{Batch, ErrorKind, Loader, MemoryTerm, Rank, Result};
+use feedline::{ErrorKind, Loader, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -202,50 +200,61 @@ fn datasets_in_chunks_are_mixed_with_all_chunks_open() {
     assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
 }
 
-#[test]
 #[cfg(all(feature = "parquet", feature = "zstd"))]
-fn parquet_and_zstd_shards_are_mixed_within_the_planned_memory() {
-    for name in ["parquet", "mds, zstd"] {
-        let workload = WORKLOADS.iter().find(|workload| workload.name == name).unwrap();
-        let dir = Dir::new();
-        let open = || (workload.open)(&dir);
-        let plain = Loader::builder(open()).batch_size(7).build().unwrap();
-        let rows: Vec<Vec<u8>> = all(&plain, 0).into_iter().map(|(_, bytes)| bytes).collect();
-        let segments = [(0, vec![1.0, 1.0]), (50, vec![1.0, 4.0])];
-        let mix = Mix::scheduled([open(), open()], segments, 9).unwrap().epoch_len(100).unwrap();
-        let make = |rank| Loader::builder(mix.dataset()).order(mix.order()).global_batch(7).rank(rank);
-        for world in [1, 3] {
-            let mut found = Vec::new();
-            for rank in (0..world).map(|number| Rank::new(number, world).unwrap()) {
-                let loader = make(rank).workers(2).build().unwrap();
-                let chunks = loader.plan().term(MemoryTerm::CHUNKS);
-                assert_eq!(chunks.count, mix.dataset().chunked().unwrap().starts().len() - 1, "{name}: all are open");
-                found.extend((0..3).flat_map(|epoch| all(&loader, epoch)));
-            }
-            for (id, bytes) in &found {
-                assert_eq!(bytes, &rows[mix.dataset().origin(*id).1 as usize], "{name}: sample {id}");
-            }
-            let ids = |place: u64| mix.id(place / 100, place % 100);
-            let (mut found, mut right): (Vec<u64>, Vec<u64>) =
-                (found.iter().map(|(id, _)| *id).collect(), (0..300).map(ids).collect());
-            found.sort_unstable();
-            right.sort_unstable();
-            assert_eq!(found, right, "{name}, {world} ranks");
-        }
-        let error = make(Rank::single()).memory_budget(10_000).build().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
-        let words = "at once: a mix or sampler needs every chunk at any time and has no window";
-        assert!(error.to_string().contains(words), "{error}");
-    }
-}
+mod chunked {
+    use super::*;
+    use crate::common::runs::row_bytes;
+    use crate::common::workloads::WORKLOADS;
+    use feedline::{Batch, MemoryTerm, Rank};
 
-/// Ids and bytes of the samples of an epoch.
-fn all(loader: &Loader, epoch: u64) -> Vec<(u64, Vec<u8>)> {
-    let rows = |batch: Batch| {
-        let rows = (0..batch.len()).filter(|row| batch.status()[*row] == 0);
-        rows.map(|row| (batch.ids()[row], row_bytes(&batch, row))).collect::<Vec<_>>()
-    };
-    loader.epoch(epoch).unwrap().flat_map(|batch| rows(batch.unwrap())).collect()
+    #[test]
+    fn parquet_and_zstd_shards_are_mixed_within_the_planned_memory() {
+        for name in ["parquet", "mds, zstd"] {
+            let workload = WORKLOADS.iter().find(|workload| workload.name == name).unwrap();
+            let dir = Dir::new();
+            let open = || (workload.open)(&dir);
+            let plain = Loader::builder(open()).batch_size(7).build().unwrap();
+            let rows: Vec<Vec<u8>> = all(&plain, 0).into_iter().map(|(_, bytes)| bytes).collect();
+            let segments = [(0, vec![1.0, 1.0]), (50, vec![1.0, 4.0])];
+            let mix = Mix::scheduled([open(), open()], segments, 9).unwrap().epoch_len(100).unwrap();
+            let make = |rank| Loader::builder(mix.dataset()).order(mix.order()).global_batch(7).rank(rank);
+            for world in [1, 3] {
+                let mut found = Vec::new();
+                for rank in (0..world).map(|number| Rank::new(number, world).unwrap()) {
+                    let loader = make(rank).workers(2).build().unwrap();
+                    let chunks = loader.plan().term(MemoryTerm::CHUNKS);
+                    assert_eq!(
+                        chunks.count,
+                        mix.dataset().chunked().unwrap().starts().len() - 1,
+                        "{name}: all are open"
+                    );
+                    found.extend((0..3).flat_map(|epoch| all(&loader, epoch)));
+                }
+                for (id, bytes) in &found {
+                    assert_eq!(bytes, &rows[mix.dataset().origin(*id).1 as usize], "{name}: sample {id}");
+                }
+                let ids = |place: u64| mix.id(place / 100, place % 100);
+                let (mut found, mut right): (Vec<u64>, Vec<u64>) =
+                    (found.iter().map(|(id, _)| *id).collect(), (0..300).map(ids).collect());
+                found.sort_unstable();
+                right.sort_unstable();
+                assert_eq!(found, right, "{name}, {world} ranks");
+            }
+            let error = make(Rank::single()).memory_budget(10_000).build().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
+            let words = "at once: a mix or sampler needs every chunk at any time and has no window";
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
+
+    /// Ids and bytes of the samples of an epoch.
+    fn all(loader: &Loader, epoch: u64) -> Vec<(u64, Vec<u8>)> {
+        let rows = |batch: Batch| {
+            let rows = (0..batch.len()).filter(|row| batch.status()[*row] == 0);
+            rows.map(|row| (batch.ids()[row], row_bytes(&batch, row))).collect::<Vec<_>>()
+        };
+        loader.epoch(epoch).unwrap().flat_map(|batch| rows(batch.unwrap())).collect()
+    }
 }
 
 /// Datasets of these numbers of bytes; each byte is a sample.
