@@ -405,19 +405,24 @@ impl Schedule {
         })
     }
 
-    /// The last end of a block, or of a segment, before any source repeats; at least the first of a block.
+    /// The end of the first block, or of the first segment if that is shorter.
+    fn first_end(&self) -> u64 {
+        self.segments.get(1).map_or(u64::MAX, |next| next.start).min(self.segments[0].block())
+    }
+
+    /// The last end of a block, or of a segment, before any source repeats; at least the first of all.
     fn until_first_ends(&self) -> u64 {
         let fits = |next: &Segment| next.before.iter().zip(&self.lens).all(|(before, len)| *before <= u128::from(*len));
         let found = self.spans().find(|(_, next, _)| !next.is_some_and(fits)).map_or(0, |(segment, _, sources)| {
             let blocks = sources.iter().filter(|(_, count)| *count > 0).map(|(left, count)| left / count);
             segment.end_of(blocks.min().unwrap_or(0))
         });
-        u64::try_from(found).unwrap_or(u64::MAX).max(self.segments[0].block())
+        u64::try_from(found).unwrap_or(u64::MAX).max(self.first_end())
     }
 
     /// The first end of a block, or of a segment, with no unseen samples but those of sources that are not drawn again.
     fn until_all_seen(&self) -> u64 {
-        let ends = self.spans().filter_map(|(segment, next, sources)| {
+        let found = self.spans().find_map(|(segment, next, sources)| {
             let blocks = sources.iter().filter(|(left, count)| *left > 0 && (*count > 0 || next.is_some()));
             // A later segment draws from it, perhaps.
             let blocks =
@@ -425,8 +430,7 @@ impl Schedule {
             let end = segment.end_of(blocks.max().unwrap_or(0));
             next.is_none_or(|next| end <= u128::from(next.start)).then_some(end)
         });
-        let found = { ends }.next().unwrap_or(0);
-        u64::try_from(found).unwrap_or(u64::MAX).max(self.segments[0].block())
+        u64::try_from(found.unwrap_or(0)).unwrap_or(u64::MAX).max(self.first_end())
     }
 }
 
@@ -696,11 +700,17 @@ mod tests {
             // Of a source that is not drawn again nothing can be waited for.
             let seen = |position| drawn(position).iter().zip(lens).zip(&last.1)
                 .all(|((drawn, len), count)| *drawn >= u128::from(*len) || (*count == 0 && position >= last.0));
-            let first = schedule.segments[0].block();
+            let first = schedule.first_end();
             let ends = || (first..30_000).filter(|position| is_end(*position));
             prop_assert_eq!(schedule.until_first_ends(), ends().take_while(|end| within(*end)).last().unwrap_or(first));
             prop_assert_eq!(schedule.until_all_seen(), ends().find(|end| seen(*end)).unwrap());
         }
+    }
+
+    #[test]
+    fn an_epoch_may_end_with_a_segment_that_is_shorter_than_its_block() {
+        let schedule = schedule(&[(0, vec![16]), (15, vec![2])], &[1], 0);
+        assert_eq!((schedule.until_first_ends(), schedule.until_all_seen()), (15, 15));
     }
 
     #[test]
