@@ -7,10 +7,10 @@
 use super::device_stage::{DeviceStage, Routes};
 use super::origin::Before;
 use super::settings::{BatchSize, LoaderBuilder};
-use super::terms::{Encoded, STACK, parts_max, scratch, slots, spare_room};
+use super::terms::{Encoded, STACK, scratch, slots, spare_room};
 use super::{Deadlines, Facts, JobMaker, Life, Loader, LoaderState, Place, config};
 use crate::batch::{BatchInfo, Contents};
-use crate::dataset::Dataset;
+use crate::dataset::{Dataset, Sizes};
 use crate::device::{DeviceKind, IdleMeter};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::LedgerWriter;
@@ -50,6 +50,7 @@ const WORKERS_MAX: usize = 1024;
 const SLOTS_MAX: usize = 65_536;
 /// Maximum bytes of a sample: larger than any memory, and small enough that sums cannot overflow.
 const SAMPLE_MAX: u64 = 1 << 44;
+const APPENDED_MAX: usize = 1 << 16;
 /// Shorter deadlines would report a busy machine as stalled.
 const STALL_LEAST: Duration = Duration::from_millis(20);
 /// Default number of batches on a device.
@@ -212,7 +213,11 @@ impl LoaderBuilder {
         if let Some(slots) = memory.slots.filter(|slots| !(1..=SLOTS_MAX).contains(slots)) {
             return Err(config(&format!("{} is {slots}; set 1 to {SLOTS_MAX}", Setting::Slots)));
         }
-        let largest = self.dataset.sizes().sample_bytes_max;
+        let Sizes { sample_bytes_max: largest, appended_max, .. } = self.dataset.sizes();
+        if appended_max > APPENDED_MAX {
+            let message = format!("a sample of {appended_max} appended extents; at most {APPENDED_MAX} are possible");
+            return Err(Error::new(ErrorKind::Limit, Stage::Build, message));
+        }
         if largest > SAMPLE_MAX {
             let message = format!("the largest sample has {largest} bytes; at most {SAMPLE_MAX} are possible");
             return Err(Error::new(ErrorKind::Limit, Stage::Build, message));
@@ -306,7 +311,7 @@ impl LoaderBuilder {
         terms.push(encoded.cached(workers, chunks.is_some()));
         terms.push(scratch(workers, recipe.scratch_bytes()));
         terms.push(MemoryTerm::OPENING.of(workers, opening));
-        terms.push(fetch::tables(pending, parts_max(dataset, recipe)));
+        terms.push(fetch::tables(pending, recipe.parts_max(&dataset.sizes())));
         terms.extend(chunks.as_ref().map(|chunks| chunks.tables));
         terms.extend(first.order.groups().map(|groups| {
             MemoryTerm::new(MemoryTerm::TABLES.name, "samples in flight, groups of the order")
@@ -520,7 +525,7 @@ impl Assembly {
     fn io_side(&self, exchange: &Exchange, slots: &[Arc<Region>]) -> Result<(IoSide, Sender<Box<Sample>>)> {
         let (plan, waker) = (&self.reserved.plan, &exchange.waker);
         let MemoryTerm { count, at_once, .. } = plan.term(MemoryTerm::CHUNKS);
-        let parts = parts_max(&*self.dataset, &self.fields.recipe);
+        let parts = self.fields.recipe.parts_max(&self.dataset.sizes());
         let spans = self.reserved.pending * parts + self.reserved.pieces * count + 1;
         let on_room = waker.clone();
         let ring = match plan.term(MemoryTerm::RING).bytes() {

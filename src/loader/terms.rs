@@ -64,11 +64,6 @@ pub(super) struct Encoded {
     cached: usize,
 }
 
-/// Maximum parts of a sample.
-pub(super) fn parts_max(dataset: &dyn Dataset, recipe: &Recipe) -> usize {
-    recipe.handlers.len().saturating_add(dataset.sizes().appended_max)
-}
-
 impl Encoded {
     pub(super) fn new(dataset: &dyn Dataset, recipe: &Recipe, chunks: Option<&ChunkRoom>, cache: bool) -> Self {
         let files = dataset.sources().total_bytes();
@@ -80,8 +75,9 @@ impl Encoded {
         if let Some(ChunkRoom { encoded, pieces, .. }) = chunks {
             return Self { max: with_slack(*encoded, *pieces), mean: 0, cached: if cache { *encoded } else { 0 } };
         }
-        let largest = usize::try_from(dataset.sizes().sample_bytes_max).unwrap_or(usize::MAX);
-        let max = with_slack(largest, parts_max(dataset, recipe));
+        let sizes = dataset.sizes();
+        let largest = usize::try_from(sizes.sample_bytes_max).unwrap_or(usize::MAX);
+        let max = with_slack(largest, recipe.parts_max(&sizes));
         // Rows read in place need the ring only for files with unaligned offsets.
         if recipe.all_in_place() && !dataset::opens_bytes(dataset) {
             return Self { max, ..Self::default() };

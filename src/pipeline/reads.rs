@@ -68,7 +68,7 @@ impl Reads {
         permits: usize,
         given_back: Receiver<Box<Sample>>,
     ) -> Self {
-        let parts = core.samples.recipe.handlers.len().saturating_add(core.samples.promised.appended_max);
+        let parts = core.samples.recipe.parts_max(&core.samples.promised);
         let places = core.watch.reads.len();
         Self {
             reader,

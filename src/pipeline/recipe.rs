@@ -1,7 +1,7 @@
 //! How the parts of a sample become its row: which decoder fills which fields, then which transforms run. Pure.
 
 use crate::batch::KeptField;
-use crate::dataset::{self, Dataset};
+use crate::dataset::{self, Dataset, Sizes};
 use crate::decode::{Ctx, Decoder, Raw};
 use crate::device::{DeviceOp, DirectStep, Finish, FinishStep, Gather};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -211,6 +211,11 @@ impl Recipe {
     /// Whether the rows of a dataset field are packed by its lengths in the index.
     pub(crate) fn is_by_index(&self, field: usize) -> bool {
         self.packed.iter().any(|(number, _)| *number == Some(field))
+    }
+
+    /// Maximum parts of a sample.
+    pub(crate) fn parts_max(&self, sizes: &Sizes) -> usize {
+        self.handlers.len().saturating_add(sizes.appended_max)
     }
 
     /// Bytes that the decoders of one worker may use beside the row.

@@ -1,8 +1,8 @@
 //! The sources of a dataset: a file, a folder, or a pattern such as `train-{0000..0127}.tar` or `*.parquet`; lengths,
 //! versions.
 
-use super::metadata::is_url;
 pub(crate) use super::metadata::{FileKind, Meta};
+use super::metadata::{bad_pattern, is_pattern, is_url};
 use super::remote;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::collections::BTreeMap;
@@ -222,14 +222,6 @@ fn looked_up(name: &str) -> Result<Vec<PathBuf>> {
         })
     };
     found.map(listed).collect()
-}
-
-pub(super) fn bad_pattern(name: &str, error: glob::PatternError) -> Error {
-    Error::new(ErrorKind::Config, Stage::Index, "not a valid file pattern").with_source(error).with_path(name)
-}
-
-pub(super) fn is_pattern(name: &str) -> bool {
-    name.contains(['*', '?', '['])
 }
 
 /// Whether a name of this kind is a folder, or a link to one.

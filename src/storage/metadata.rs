@@ -1,5 +1,6 @@
 //! Kind, length and version of a source, as a folder or a store names them; which paths are URLs.
 
+use crate::error::{Error, ErrorKind, Stage};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -11,6 +12,15 @@ pub(crate) fn is_url(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes();
     let scheme = bytes.iter().take_while(|byte| byte.is_ascii_alphanumeric()).count();
     scheme > 0 && bytes[scheme..].starts_with(b"://")
+}
+
+/// Whether a name is a pattern of several.
+pub(super) fn is_pattern(name: &str) -> bool {
+    name.contains(['*', '?', '['])
+}
+
+pub(super) fn bad_pattern(name: &str, error: glob::PatternError) -> Error {
+    Error::new(ErrorKind::Config, Stage::Index, "not a valid file pattern").with_source(error).with_path(name)
 }
 
 /// The kind of a name.

@@ -79,14 +79,37 @@ pub(crate) struct Sidefile {
 enum Pages {
     /// The bytes between head and tail, and before.
     Held(Vec<u8>),
-    InPlace(Blob, Box<[Mutex<Recent>]>),
+    InPlace(Blob, Recent<Vec<u8>>),
 }
 
-#[derive(Default)]
-struct Recent {
-    /// Number of the page, plus 1.
-    page: u64,
-    bytes: Vec<u8>,
+/// Values looked up last, by their numbers: `T` each, or the default in an unused place.
+pub(crate) struct Recent<T>(Box<[Mutex<(u64, T)>]>);
+
+impl<T: Default> Recent<T> {
+    pub(crate) fn new(places: usize) -> Self {
+        Self((0..places).map(|_| Mutex::default()).collect())
+    }
+
+    /// What `take` makes of value `number`, which `fill` puts in place of another one if it is not there.
+    pub(crate) fn with<R>(
+        &self,
+        number: u64,
+        fill: impl FnOnce(&mut T) -> Result<()>,
+        take: impl FnOnce(&T) -> R,
+    ) -> Result<R> {
+        let mut fresh = <(u64, T)>::default();
+        // Another thread may wait for the disk with this place: then it is not used.
+        let mut held = self.0[(number % self.0.len() as u64) as usize].try_lock().ok();
+        // The number, plus 1.
+        let (known, value) = held.as_deref_mut().unwrap_or(&mut fresh);
+        if *known != number + 1 {
+            // An error leaves no value here.
+            *known = 0;
+            fill(value)?;
+            *known = number + 1;
+        }
+        Ok(take(value))
+    }
 }
 
 impl Sidefile {
@@ -145,7 +168,7 @@ impl Sidefile {
         let Some(end) = len.checked_sub(TAIL).filter(|end| *end >= HEAD) else { return Ok(None) };
         let pages = match blob.is_object() || len <= held_max {
             true => Pages::Held(all_pages(&blob, len)?),
-            false => Pages::InPlace(blob, (0..RECENT).map(|_| Mutex::default()).collect()),
+            false => Pages::InPlace(blob, Recent::new(RECENT)),
         };
         let mut tail = Tail::default();
         pages.copy(end, bytemuck::bytes_of_mut(&mut tail))?;
@@ -186,7 +209,7 @@ impl Sidefile {
     pub(crate) fn heap(&self) -> usize {
         match &self.pages {
             Pages::Held(bytes) => bytes.capacity(),
-            Pages::InPlace(..) => RECENT * (PAGE as usize + size_of::<Mutex<Recent>>()),
+            Pages::InPlace(..) => RECENT * (PAGE as usize + size_of::<Mutex<(u64, Vec<u8>)>>()),
         }
     }
 
@@ -282,22 +305,9 @@ impl Pages {
             let (number, start) = (at / ROOM, (at % ROOM) as usize);
             let len = out.len().min(ROOM as usize - start);
             let (now, later) = out.split_at_mut(len);
-            let mut copy = |held: &mut Recent| {
-                if held.page != number + 1 {
-                    // An error leaves no page here.
-                    held.page = 0;
-                    page(blob, number, &mut held.bytes)?;
-                    held.page = number + 1;
-                }
-                let found = held.bytes.get(start..start + len);
-                now.copy_from_slice(found.ok_or_else(|| wrong(blob, number))?);
-                Ok::<_, Error>(())
-            };
-            // Another thread may wait for the disk with this place: then the page is read without it.
-            match recent[number as usize % recent.len()].try_lock() {
-                Ok(mut held) => copy(&mut held)?,
-                Err(_) => copy(&mut Recent::default())?,
-            }
+            let copy = |bytes: &Vec<u8>| bytes.get(start..start + len).map(|found| now.copy_from_slice(found));
+            let copied = recent.with(number, |bytes| page(blob, number, bytes), copy)?;
+            copied.ok_or_else(|| wrong(blob, number))?;
             (at, out) = (at + len as u64, later);
         }
         Ok(())

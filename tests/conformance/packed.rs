@@ -520,6 +520,9 @@ fn appended_extents_that_do_not_make_a_row_are_typed_errors() {
             }
         }
     }
+    let hostile = Appends { documents: file(fixed()), framed: false, appended: vec![4, 20], most: usize::MAX };
+    let error = Loader::builder(hostile).build().unwrap_err();
+    assert!(error.kind() == ErrorKind::Limit && error.message().contains("at most 65536 are possible"), "{error}");
 }
 
 #[test]

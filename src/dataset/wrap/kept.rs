@@ -25,6 +25,18 @@ pub(crate) fn identity_of(purpose: &str, dataset: &dyn Dataset) -> Digest {
     sources.ids().fold(digest, |digest, id| digest.word(sources.len_of(id)))
 }
 
+/// For each field of the schema, its place among those that `keeps` something; the number of these.
+pub(crate) fn columns(fields: usize, keeps: impl Fn(usize) -> bool) -> (Vec<Option<usize>>, usize) {
+    let mut width = 0;
+    let column = |field| {
+        keeps(field).then(|| {
+            width += 1;
+            width - 1
+        })
+    };
+    ((0..fields).map(column).collect(), width)
+}
+
 /// Opens the file of `what`, or lets `fill` make its sections.
 ///
 /// Errors: it cannot be read or written, is another kind of file, or is not for this identity or does not fit.

@@ -19,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ChunkBuf;
 use crate::storage::sidefile::{SideKind, Sidefile};
 use bytes::Bytes;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const KIND: SideKind = SideKind { name: *b"lens", version: 1, older: b"" };
 const LENGTHS: usize = 0;
@@ -33,19 +33,12 @@ pub struct Measured<D> {
     /// Measured fields.
     width: usize,
     file: Sidefile,
-    place: PathBuf,
     origin: Origin,
 }
 
 impl<D: Dataset> Measured<D> {
     pub(crate) fn open(inner: D, place: &Path) -> Result<Self> {
-        let mut width = 0;
-        let column = |field| {
-            let unknown = !knows_lengths(&inner, field);
-            width += usize::from(unknown);
-            unknown.then(|| width - 1)
-        };
-        let columns: Vec<_> = (0..inner.schema().len()).map(column).collect();
+        let (columns, width) = kept::columns(inner.schema().len(), |field| !knows_lengths(&inner, field));
         let digest = columns
             .iter()
             .fold(kept::identity_of("lengths", &inner), |digest, column| digest.word(u64::from(column.is_some())));
@@ -76,7 +69,7 @@ impl<D: Dataset> Measured<D> {
             out.end_section();
             Ok(())
         })?;
-        Ok(Self { inner, columns, width, file, place: place.to_path_buf(), origin })
+        Ok(Self { inner, columns, width, file, origin })
     }
 
     /// Whether opening made the lengths; otherwise they came from their file.
@@ -99,7 +92,7 @@ impl<D: Dataset> Measured<D> {
         if measured as usize == found {
             return Ok(());
         }
-        let (name, place) = (&self.schema()[field].name, self.place.display());
+        let (name, place) = (&self.schema()[field].name, self.file.path.display());
         let message = format!(
             "field `{name}` has {found} bytes, and {measured} in the lengths: the data changed, delete {place} to measure them \
              again"
@@ -132,7 +125,7 @@ impl<D: Dataset> Dataset for Measured<D> {
 
     fn describe(&self) -> String {
         let how = if self.built() { "measured now:" } else { "from" };
-        format!("{}; lengths {how} {}", self.inner.describe(), self.place.display())
+        format!("{}; lengths {how} {}", self.inner.describe(), self.file.path.display())
     }
 }
 

@@ -25,7 +25,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::jpeg;
 use crate::storage::sidefile::{SideKind, SideWriter, Sidefile};
 use crate::tensor::Encoding;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const KIND: SideKind = SideKind { name: *b"seek", version: 2, older: b"deefkees" };
@@ -40,7 +40,6 @@ pub struct Seekable<D> {
     /// Fields with points.
     width: usize,
     file: Sidefile,
-    place: PathBuf,
     origin: Origin,
     /// Lookups that failed.
     lost: AtomicU64,
@@ -51,7 +50,7 @@ impl<D: Dataset> Seekable<D> {
         let (columns, width) = columns(&inner);
         let make = |out: &mut PointsWriter<'_>| make(&inner, &columns, width, out);
         let (file, origin) = open_or_make(&inner, place, width, make)?;
-        Ok(Self { inner, columns, width, file, place: place.to_path_buf(), origin, lost: AtomicU64::new(0) })
+        Ok(Self { inner, columns, width, file, origin, lost: AtomicU64::new(0) })
     }
 
     /// As `open`, with the points of `parts` in place of a pass over the data.
@@ -90,7 +89,7 @@ impl<D: Dataset> Seekable<D> {
         let (file, _) = open_or_make(&inner, place, width, copy)?;
         // Only the parts passed the data.
         let origin = Origin::Kept;
-        Ok(Self { inner, columns, width, file, place: place.to_path_buf(), origin, lost: AtomicU64::new(0) })
+        Ok(Self { inner, columns, width, file, origin, lost: AtomicU64::new(0) })
     }
 
     /// Whether opening made the points; otherwise they came from their file.
@@ -141,7 +140,7 @@ impl<D: Dataset> Dataset for Seekable<D> {
             Origin::Made => "made now:",
             Origin::MadeAgain => "made again, since the file was damaged or of an older version:",
         };
-        let (inner, megabytes, place) = (self.inner.describe(), self.bytes() as f64 / 1e6, self.place.display());
+        let (inner, megabytes, place) = (self.inner.describe(), self.bytes() as f64 / 1e6, self.file.path.display());
         let lost = match self.lost.load(Ordering::Relaxed) {
             0 => String::new(),
             lost => format!("; {lost} of them could not be read: delete the file to make it again"),
@@ -152,15 +151,8 @@ impl<D: Dataset> Dataset for Seekable<D> {
 
 /// For each field of the schema, its place among those with points; the number of these.
 fn columns(dataset: &dyn Dataset) -> (Vec<Option<usize>>, usize) {
-    let mut width = 0;
-    let column = |encoding: &Encoding| {
-        has_points(encoding).then(|| {
-            width += 1;
-            width - 1
-        })
-    };
-    let columns = dataset.schema().iter().map(|field| &field.encoding).map(column).collect();
-    (columns, width)
+    let schema = dataset.schema();
+    kept::columns(schema.len(), |field| has_points(&schema[field].encoding))
 }
 
 /// Whether values of this encoding may be pictures.

@@ -410,12 +410,12 @@ impl Mds {
         let (mut most, mut largest) = (0, None);
         if self.chunks {
             most = self.sources.ids().map(|id| self.sources.len_of(id)).max().unwrap_or(0);
-        }
-        // An index may promise billions.
-        for sample in 0..if self.chunks { 0 } else { self.len() } {
-            let len = self.extent(sample).len;
-            if len > most {
-                (most, largest) = (len, Some(sample));
+        } else {
+            for sample in 0..self.len() {
+                let len = self.extent(sample).len;
+                if len > most {
+                    (most, largest) = (len, Some(sample));
+                }
             }
         }
         let shards = self.shards.capacity() * size_of::<Shard>();

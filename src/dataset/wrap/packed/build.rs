@@ -9,10 +9,9 @@ use crate::dataset::wrap::kept;
 use crate::dataset::{Dataset, no_field};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Key, Permutation};
-use crate::storage::sidefile::SideWriter;
+use crate::storage::sidefile::{Recent, SideWriter};
 use crate::tensor::{DType, EncodedField, Field};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 /// Maximum tokens of a bin.
 const ROOM_MAX: usize = 1 << 22;
@@ -116,7 +115,7 @@ impl<D: Dataset> PackedBuilder<D> {
             identity: digest.word(self.padding).end(),
             file,
             origin,
-            recent: (0..RECENT).map(|_| Mutex::default()).collect(),
+            recent: Recent::new(RECENT),
             sources: documents.inner.sources().clone(),
             rows: None,
             documents,

@@ -17,7 +17,7 @@ pub(super) enum Long {
 }
 
 /// Maximum documents and parts of a group: 800 MB of them.
-const PARTS_MAX: usize = 1 << 26;
+const PARTS_MAX: u64 = 1 << 26;
 
 /// The documents of a dataset, for bins of a size.
 pub(super) struct Documents<D> {
@@ -104,14 +104,11 @@ impl<D: Dataset> Documents<D> {
                     items.push(item(None, room));
                 }
                 Long::Split => {
-                    let parts = u32::try_from(whole).map_err(|_| {
-                        let message = format!("a document of {len} tokens is too long to be split");
-                        Error::new(ErrorKind::Limit, Stage::Index, message).with_sample(document)
-                    })?;
-                    if items.len() + parts as usize > PARTS_MAX {
+                    if items.len() as u64 + whole > PARTS_MAX {
                         let message = format!("documents in more than {PARTS_MAX} parts: take larger bins");
                         return Err(Error::new(ErrorKind::Limit, Stage::Index, message).with_sample(document));
                     }
+                    let parts = whole as u32;
                     items.extend((0..parts).map(|part| item(Some(part), room)));
                     items.extend((rest > 0).then(|| item(None, rest)));
                 }

@@ -11,8 +11,8 @@
 //! A row costs a read for each document, unless rows are kept in a file of their own.
 //!
 //! Limits: fewer than 2^31 documents; bins of at most 2^22 tokens; documents lie in their files unchanged, with lengths in
-//! the index. Memory: some 30 bytes for each document, and each part of a split one, of a group, of which at most 8 are packed at once; then the side file,
-//! which is read in place, and the bins looked up last.
+//! the index. Memory: some 30 bytes for each document, and each part of a split one, of a group, of which at most 8 are
+//! packed at once; then the side file, which is read in place, and the bins looked up last.
 //!
 //! Invariants: every document that is not empty is in exactly one bin, or with `split` every part of it. Documents stand
 //! in a row in the order of the key. The same documents, key and settings give the same table, on any number of threads.
@@ -27,19 +27,19 @@ use crate::dataset::forward::own;
 use crate::dataset::wrap::kept::Origin;
 use crate::dataset::{Chunked, Dataset, Framed, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::sidefile::Sidefile;
+use crate::storage::sidefile::{Recent, Sidefile};
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::EncodedField;
 use documents::{Documents, Long};
 use fit::Bin;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use table::{Check, Counts};
 
 pub use build::PackedBuilder;
 
 /// Bins looked up last that are kept: each field of a row asks for its bin.
-const RECENT: u64 = 16;
+const RECENT: usize = 16;
 
 /// Fields of a row behind the tokens.
 const POSITIONS: usize = 1;
@@ -72,19 +72,11 @@ pub struct Packed<D> {
     identity: u64,
     file: Sidefile,
     origin: Origin,
-    recent: Box<[Mutex<Recent>]>,
+    /// Place and tokens of each document of a bin.
+    recent: Recent<Vec<(Extent, u32)>>,
     /// The documents' sources, or the file of rows.
     sources: Arc<Sources>,
     rows: Option<PathBuf>,
-}
-
-/// What a bin holds.
-#[derive(Default)]
-struct Recent {
-    /// The bin's number, plus 1.
-    bin: u64,
-    /// Place and tokens of each document.
-    documents: Vec<(Extent, u32)>,
 }
 
 impl<D: Dataset> Packed<D> {
@@ -135,18 +127,11 @@ impl<D: Dataset> Packed<D> {
 
     /// The place and the tokens of every document of a bin, as of [`look_up`](Self::look_up).
     fn with<T>(&self, bin: u64, take: impl FnOnce(&[(Extent, u32)]) -> T) -> Result<T> {
-        let mut fresh = Recent::default();
-        // Another thread may look up a bin of the same place: then this one is not kept.
-        let mut held = self.recent[(bin % RECENT) as usize].try_lock().ok();
-        let recent = held.as_deref_mut().unwrap_or(&mut fresh);
-        if recent.bin != bin + 1 {
-            // An error leaves no bin here.
-            recent.bin = 0;
-            recent.documents.clear();
-            self.look_up(bin, &mut recent.documents)?;
-            recent.bin = bin + 1;
-        }
-        Ok(take(&recent.documents))
+        let fill = |documents: &mut Vec<_>| {
+            documents.clear();
+            self.look_up(bin, documents)
+        };
+        self.recent.with(bin, fill, |documents| take(documents))
     }
 
     fn row_bytes(&self) -> u64 {
@@ -196,7 +181,7 @@ impl<D: Dataset> Dataset for Packed<D> {
 
     fn sizes(&self) -> Sizes {
         let (items, size) = (self.counts.items_max as usize, self.documents.size);
-        let own = self.file.heap() + self.padding.len() + RECENT as usize * items * size_of::<(Extent, u32)>();
+        let own = self.file.heap() + self.padding.len() + RECENT * items * size_of::<(Extent, u32)>();
         Sizes {
             sample_bytes_max: self.row_bytes(),
             opened_bytes_max: 4 * u64::from(size.room.max(size.most + 1)),
