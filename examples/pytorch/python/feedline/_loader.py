@@ -467,10 +467,8 @@ class Loader(_Native, Generic[Out]):
         loader.drop_last = settings.get("last_batch") == "drop"
         loader._lanes = settings.get("lanes") or 1
         loader._is_env = settings["shard"] == "env"
-        loader._fills_groups = settings.get("last_batch") in (None, "pad") and (
-            settings.get("lengths") is not None or settings.get("buckets") is not None
-        )
         loader._grouped = settings.get("lengths") is not None or settings.get("buckets") is not None
+        loader._fills_groups = loader._grouped and settings.get("last_batch") in (None, "pad")
         loader._opening = threading.Lock()
         if stops:
             _signals.watch(loader)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import warnings
 
 import torch
 from accelerate import Accelerator
@@ -35,3 +36,14 @@ for epoch in range(loader.next_epoch, 2):
     rows = torch.cat([accelerator.gather_for_metrics(record) for record in validation])
     every = torch.cat(list(records(shuffle=None, shard=None)))
     assert torch.equal(rows, every), (rows.shape, every.shape)
+
+# Batches of groups: several ranks fill up the last one of each group, in the middle of the epoch, which no remainder can tell.
+grouped = {"shuffle": None, "ids": True, "lengths": [1 + number % 3 for number in range(len(every))], "bounds": 3}
+for settings, exact in (({}, False), ({"last_batch": "mask"}, True), ({"last_batch": "drop"}, None)):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = [accelerator.gather_for_metrics((batch["ids"].long(), batch["status"])) for batch in records(**grouped, **settings)]
+    said = any("give last_batch" in str(warning.message) for warning in caught)
+    assert said == (exact is False), (settings, [str(warning.message) for warning in caught])
+    ids = [id for ids, status in found for id, kind in zip(ids.tolist(), status.tolist()) if kind == 0]
+    assert exact is not True or sorted(ids) == list(range(len(every))), (settings, len(ids))
