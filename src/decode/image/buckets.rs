@@ -59,14 +59,12 @@ impl Image {
         Groups::of_lengths(numbers, &buckets.iter().map(|size| size.pixels()).collect::<Vec<_>>())
     }
 
-    /// The decoder for pictures of one group.
-    pub(super) fn of_group(&self, group: Option<usize>) -> Result<Self> {
-        let (Some(buckets), Op::Cover { random, .. }) = (&self.buckets, self.op) else {
-            return Ok(Self { buckets: None, ..*self });
-        };
+    /// The decoder for pictures of one group; `None` without buckets.
+    pub(super) fn of_group(&self, group: Option<usize>) -> Result<Option<Self>> {
+        let (Some(buckets), Op::Cover { random, .. }) = (&self.buckets, self.op) else { return Ok(None) };
         let size = group.and_then(|group| buckets.get(group)).copied();
         let lacking = || Error::new(ErrorKind::Config, Stage::Decode, "buckets of pictures need a batch of a group");
-        Ok(Self { op: Op::Cover { size: size.ok_or_else(lacking)?, random }, buckets: None, ..*self })
+        Ok(Some(Self { op: Op::Cover { size: size.ok_or_else(lacking)?, random }, buckets: None, ..*self }))
     }
 
     /// Refuses a picture that is not of its group.

@@ -71,12 +71,14 @@ impl Image {
         let scratch: &mut Workspace = ctx.scratch().get();
         // Drawn first, so that the flip does not depend on the picture's size.
         let flip = draws.bool(self.flip);
-        let (image, group) = (self.of_group(out.group())?, out.group());
+        let group = out.group();
+        let of_group = self.of_group(group)?;
+        let image = of_group.as_ref().unwrap_or(self);
         let patches = if let Op::Patches(patches) = self.op { Some(patches) } else { None };
         let (tile, row) = (image.op.output(), out.bytes_mut(field));
         let in_place = patches.is_none() && finish::in_place(self.values, self.layout);
         let encoded = Encoded { bytes: input, points };
-        let picture = scratch.decode(encoded, &image, limits, &mut draws, in_place.then_some(&mut *row))?;
+        let picture = scratch.decode(encoded, image, limits, &mut draws, in_place.then_some(&mut *row))?;
         let Picture { orientation, stored, placed, .. } = picture;
         self.check_group(&placed, group)?;
         if in_place {

@@ -214,15 +214,21 @@ impl Driver {
     }
 
     /// Makes a call that needs no context in the relaxed mode, so that it ends no capture. A driver that wants a context for
-    /// the mode is called all the same.
+    /// the mode is called all the same; a broken context is not.
     fn relaxed(&self, call: impl FnOnce() -> c_int) -> c_int {
         let mut mode = RELAXED;
         // SAFETY: the pointer is valid for the call, the value one of the driver's modes.
         let changed = unsafe { (self.symbols.exchange_mode)(&mut mode) };
+        if is_sticky(changed) {
+            return changed;
+        }
         let code = call();
         if changed == SUCCESS {
             // SAFETY: as above; the mode is the driver's own answer.
-            let _ = unsafe { (self.symbols.exchange_mode)(&mut mode) };
+            let restored = unsafe { (self.symbols.exchange_mode)(&mut mode) };
+            if code == SUCCESS && is_sticky(restored) {
+                return restored;
+            }
         }
         code
     }
@@ -355,7 +361,12 @@ impl Gpu {
         let mut context = 0;
         // SAFETY: the pointer is valid for the call, `device` came from the driver.
         let code = driver.relaxed(|| unsafe { (driver.symbols.primary_retain)(&mut context, device) });
-        driver.checked(Stage::Build, "cuDevicePrimaryCtxRetain", code)?;
+        driver.checked(Stage::Build, "cuDevicePrimaryCtxRetain", code).inspect_err(|_| {
+            // Retained, and broken since.
+            if context != 0 {
+                note_leak();
+            }
+        })?;
         Ok(Arc::new(Self::new(driver, device, context, Owner::Retained)))
     }
 
