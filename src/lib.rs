@@ -241,7 +241,7 @@ pub use stop::Stop;
 /// `next()` for a batch; on a GPU, the time that the loader leaves the stream idle. The other is the time of your own
 /// code between two calls.
 pub mod profile {
-    pub use crate::loader::Origin;
+    pub use crate::loader::{Log, Origin};
     pub use crate::meter::{
         BatchRecord, CacheReads, Chunks, Consumer, CopyStage, Cpu, DecodeStage, DirectReads, Effort, Gauges, GpuIdle,
         Handed, Latency, Lookups, Network, OrderStage, PipelineStage, ReadStats, ReaderInUse, ReaderKind, Slots,

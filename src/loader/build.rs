@@ -125,6 +125,7 @@ impl LoaderBuilder {
             idle,
             deadlines: Deadlines { held: self.faults.held_deadline, stall: self.faults.stall_deadline },
             steady: Mutex::default(),
+            logged: Mutex::default(),
             live: AtomicBool::new(false),
             ledger: Mutex::new(ledger),
             place: Mutex::new(Place::default()),

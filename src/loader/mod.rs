@@ -3,6 +3,7 @@
 mod build;
 mod device_stage;
 mod epoch;
+mod log;
 mod origin;
 mod report;
 mod resume;
@@ -15,6 +16,7 @@ mod terms;
 mod tuning;
 
 pub use epoch::Epoch;
+pub use log::Log;
 pub use origin::Origin;
 pub use report::Report;
 pub use settings::LoaderBuilder;
@@ -153,6 +155,8 @@ struct LoaderState {
     deadlines: Deadlines,
     /// Snapshots of the steady time. Locked at an iterator's first batch, at its end, and by snapshots.
     steady: Mutex<Steady>,
+    /// Locked by [`Loader::log`] alone.
+    logged: Mutex<log::Logged>,
     /// Whether an iterator is alive.
     live: AtomicBool,
     /// Substituted samples. Locked by substitutions and by readers of the ledger.

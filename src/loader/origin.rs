@@ -68,6 +68,10 @@ impl Before {
         Self(device_bytes())
     }
 
+    pub(super) fn moved(&self) -> Option<u64> {
+        self.0
+    }
+
     /// The origin of the bytes of these measurements. Those of the network came from no file.
     pub(super) fn origin(&self, total: &Snapshot) -> Origin {
         let (storage, copied) = (&total.storage, total.storage.cached_bytes);

@@ -324,6 +324,10 @@ const SUB: usize = 1 << SUB_BITS;
 const POWERS: usize = 41 - SUB_BITS as usize;
 const BUCKETS: usize = SUB * (POWERS + 1);
 
+/// For each bucket of a histogram the count at the last call, and what was new then.
+#[derive(Debug, Default)]
+pub(crate) struct Counts(Vec<[u64; 2]>);
+
 /// Durations, in buckets of about 3 %.
 pub(crate) struct Histogram {
     buckets: Box<[AtomicU64; BUCKETS]>,
@@ -338,6 +342,25 @@ impl Default for Histogram {
 impl Histogram {
     pub(crate) fn record(&self, ns: u64) {
         self.buckets[bucket(ns)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A quantile of what was recorded since the last call with these `counts`; `None` where nothing was.
+    pub(crate) fn quantile_since(&self, counts: &mut Counts, share: f64) -> Option<f64> {
+        counts.0.resize(BUCKETS, [0; 2]);
+        let mut all = 0;
+        for (bucket, [total, new]) in self.buckets.iter().zip(&mut counts.0) {
+            let now = bucket.load(Ordering::Relaxed);
+            *new = now.saturating_sub(*total);
+            *total = now;
+            all += *new;
+        }
+        let mut above = ((1.0 - share) * all as f64) as u64;
+        let last = counts.0.iter().rposition(|[_, new]| {
+            let found = *new > above;
+            above = above.saturating_sub(*new);
+            found
+        });
+        last.map(middle)
     }
 
     /// All recorded so far.
@@ -619,6 +642,18 @@ mod tests {
         }
         assert!((read.mean_ns - 500.5e3).abs() < 0.02 * 500e3);
         assert_eq!(Histogram::default().read(), Latency::default());
+    }
+
+    #[test]
+    fn a_quantile_is_that_of_the_time_since_the_last_call() {
+        let (histogram, mut counts) = (Histogram::default(), Counts::default());
+        assert_eq!(histogram.quantile_since(&mut counts, 0.99), None);
+        for (values, p99) in [(1..=100, 99), (1000..=1000, 1000), (1..=1000, 990), (7..=8, 8)] {
+            values.for_each(|ns| histogram.record(ns));
+            let found = histogram.quantile_since(&mut counts, 0.99).unwrap();
+            assert_eq!(bucket(found as u64), bucket(p99), "{found}");
+        }
+        assert_eq!(histogram.quantile_since(&mut counts, 0.99), None);
     }
 
     #[test]

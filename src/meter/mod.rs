@@ -21,8 +21,9 @@ mod timeline;
 mod tracks;
 
 pub(crate) use clock::Clock;
-pub use counters::Latency;
 use counters::{Area, Pool, States};
+pub(crate) use counters::Counts;
+pub use counters::Latency;
 pub(crate) use cpu::{Threads, device_bytes};
 #[cfg(feature = "remote")]
 pub(crate) use network::NetworkMeter;
@@ -194,6 +195,21 @@ impl Meters {
         self.on.then(|| self.threads.times(stage)).flatten().unzip()
     }
 
+    /// The few numbers of a training log: no call of the kernel.
+    pub(crate) fn totals(&self) -> Totals {
+        let (now, consumer) = (self.clock.now(), &self.consumer);
+        let [waited_ns] = consumer.states.read([Consuming::Waiting], now);
+        Totals {
+            at_ns: now,
+            waited_ns,
+            first_ns: consumer.first_ns.get(),
+            samples: consumer.samples.get(),
+            read_bytes: self.storage.stats.hold().bytes_asked,
+            cached_bytes: self.storage.cached_bytes.get(),
+            decode_ns: self.decode.pool.read(now).0,
+        }
+    }
+
     /// All numbers until now. `settings` adds those that meters do not know.
     pub(crate) fn snapshot(&self, settings: &Settings) -> Snapshot {
         let now = self.clock.now();
@@ -230,6 +246,18 @@ impl Meters {
             *self.storage.stats.hold() = stats();
         }
     }
+}
+
+/// Sums of the consumer, of storage and of the workers, as in a [`Snapshot`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) at_ns: u64,
+    pub(crate) waited_ns: u64,
+    pub(crate) first_ns: u64,
+    pub(crate) samples: u64,
+    pub(crate) read_bytes: u64,
+    pub(crate) cached_bytes: u64,
+    pub(crate) decode_ns: u64,
 }
 
 /// Numbers of a snapshot that are not meters.

@@ -156,6 +156,30 @@ fn waits_with_and_without_timeout_give_the_same() {
 }
 
 #[test]
+fn logs_add_up_to_the_run() {
+    let loader = build(Loader::builder(in_memory(60, 8)).batch_size(5));
+    let (mut samples, mut seconds) = (0.0, 0.0);
+    for epoch in 0..3 {
+        assert_eq!(loader.log().seconds, 0.0, "no iterator is alive");
+        for batch in loader.epoch(epoch).unwrap() {
+            batch.unwrap();
+            let log = loader.log();
+            samples += log.samples_per_s.map_or(0.0, |rate| rate * log.seconds);
+            seconds += log.seconds;
+            let shares = [log.starved_share, log.decode_busy_share, log.from_memory_share];
+            assert!(shares.into_iter().flatten().all(|share| (0.0..=1.0).contains(&share)), "{log:?}");
+            assert_eq!((log.bad_samples, log.host_late_share), (0, None));
+        }
+        // The end of the iterator.
+        seconds += loader.log().seconds;
+    }
+    assert!((samples - 180.0).abs() < 1e-6, "{samples}");
+    let total = loader.report().total;
+    let alive = (total.steady_ns + total.consumer.first_ns) as f64 / 1e9;
+    assert!((seconds - alive).abs() < 1e-6, "{seconds} {alive}");
+}
+
+#[test]
 fn a_wait_that_timed_out_loses_nothing_and_counts() {
     let builder =
         Loader::builder(in_memory(60, 8)).batch_size(5).tuning(|t| t.slots(2).held_deadline(Duration::from_secs(600)));

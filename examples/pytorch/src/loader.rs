@@ -209,6 +209,16 @@ impl Loader {
         Ok(prometheus(&[(names(&loader, name), &loader.snapshot())]))
     }
 
+    /// Scalars of the time since the last call, for a training log.
+    #[pyo3(signature = (prefix="feedline/"))]
+    fn log<'py>(&self, py: Python<'py>, prefix: &str) -> PyResult<Bound<'py, PyDict>> {
+        let scalars = PyDict::new(py);
+        for (name, value) in self.inner(py)?.log().scalars() {
+            scalars.set_item(format!("{prefix}{name}"), value)?;
+        }
+        Ok(scalars)
+    }
+
     /// The last batches and the work of each thread as JSON for ui.perfetto.dev.
     #[pyo3(signature = (name="train"))]
     fn trace(&self, py: Python<'_>, name: &str) -> PyResult<String> {

@@ -28,6 +28,19 @@ class Loader:
     def report(self) -> str:
         """What the loader did so far and what limits it."""
 
+    def log(self, prefix: str = "feedline/") -> dict[str, float]:
+        """Scalars of the time since the last call, for a training log. Meant for every step: some microseconds.
+
+        `seconds` in which an epoch was open, without pauses for an evaluation, `samples_per_s`, `starved_share` (time without a
+        ready batch; on a GPU of its stream), `host_late_share` (on a GPU: its stream ran dry because of this program),
+        `wait_p99_s`, `read_bytes_per_s`, `from_memory_share` (bytes that no device read), `decode_busy_share` and `bad_samples`
+        (rows for which others stood in). A value that was not measured is left out.
+
+            wandb.log(loader.log(), step=step)  # or mlflow.log_metrics(loader.log(), step=step)
+            for name, value in loader.log().items():
+                writer.add_scalar(name, value, step)  # TensorBoard
+        """
+
     def metrics(self, name: str = "train") -> str:
         """The totals so far as text for Prometheus, with `name` as label."""
 

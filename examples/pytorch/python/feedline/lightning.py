@@ -1,4 +1,4 @@
-"""A callback for Lightning, which keeps the states of loaders in its own part of a checkpoint."""
+"""Callbacks for Lightning: states of loaders in checkpoints, and their scalars in its loggers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ else:
 
 from ._loader import Loader
 
-__all__ = ["LoaderState"]
+__all__ = ["LoaderLog", "LoaderState"]
+
+
+def _loaders(trainer: Any) -> list[Loader[Any]]:
+    given = trainer.train_dataloader
+    combined = given if isinstance(given, CombinedLoader) else CombinedLoader(given)
+    return [loader for loader in combined.flattened if isinstance(loader, Loader)]
 
 
 class LoaderState(Callback):  # type: ignore[misc]
@@ -34,20 +40,15 @@ class LoaderState(Callback):  # type: ignore[misc]
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._trainer = trainer
 
-    def _loaders(self) -> list[Loader[Any]]:
-        given = self._trainer.train_dataloader
-        combined = given if isinstance(given, CombinedLoader) else CombinedLoader(given)
-        return [loader for loader in combined.flattened if isinstance(loader, Loader)]
-
     def state_dict(self) -> dict[str, Any]:
-        return {"loaders": [loader.state_dict() for loader in self._loaders()]}
+        return {"loaders": [loader.state_dict() for loader in _loaders(self._trainer)]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._saved = state_dict["loaders"]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         saved, self._saved = self._saved, []
-        loaders = self._loaders()
+        loaders = _loaders(trainer)
         if saved and len(saved) != len(loaders):
             raise ValueError(f"the checkpoint has states of {len(saved)} loaders, and the training has {len(loaders)}")
         progress = trainer.fit_loop.epoch_progress.current
@@ -56,3 +57,23 @@ class LoaderState(Callback):  # type: ignore[misc]
             if progress.started == progress.processed:
                 # An epoch begins, which every loader starts anew, whatever pass a shorter one was in.
                 loader.resume(loader.state(0))
+
+
+class LoaderLog(Callback):  # type: ignore[misc]
+    """Writes `loader.log()` of the train loaders to the trainer's loggers, every `log_every_n_steps` steps.
+
+        trainer = Trainer(callbacks=[LoaderLog()])
+
+    The loggers of rank 0 write, so the scalars are those of rank 0. Of several loaders the second one's names begin with
+    `feedline/1/`, and so on.
+    """
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        steps = trainer.fit_loop.epoch_loop._batches_that_stepped
+        if not trainer.loggers or steps % trainer.log_every_n_steps != 0:
+            return
+        scalars: dict[str, float] = {}
+        for number, loader in enumerate(_loaders(trainer)):
+            scalars |= loader.log(f"feedline/{number}/" if number else "feedline/")
+        for logger in trainer.loggers:
+            logger.log_metrics(scalars, step=steps)

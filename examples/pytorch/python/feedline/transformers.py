@@ -1,4 +1,4 @@
-"""A callback for Transformers' Trainer, which keeps the loader's state in the Trainer's checkpoints."""
+"""For Transformers' Trainer: the state of a loader in its checkpoints, and the loader's scalars in its logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from ._loader import Loader
 
-__all__ = ["LoaderState"]
+__all__ = ["LoaderLog", "LoaderState"]
 
 NAME = "feedline.json"
 
@@ -42,3 +42,25 @@ class LoaderState(TrainerCallback):
         if state.global_step == 0:
             return
         self._loader.load_state_dict(json.loads(self._place(args, state).read_text()))
+
+
+class LoaderLog(TrainerCallback):
+    """Adds `loader.log()` to what the Trainer logs, every `logging_steps` steps, and so to TensorBoard, wandb and others.
+
+        trainer = Run(model, arguments)
+        LoaderLog(loader).add_to(trainer)
+
+    Process 0 writes, so the scalars are those of its rank.
+    """
+
+    def __init__(self, loader: Loader[Any]):
+        self._loader = loader
+
+    def add_to(self, trainer: Any) -> None:
+        """In front of the other callbacks, which write what they get."""
+        trainer.callback_handler.callbacks.insert(0, self)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        # Logs of an evaluation, and the summary at the end, are of other times.
+        if logs is not None and "loss" in logs:
+            logs.update(self._loader.log())

@@ -1,0 +1,228 @@
+//! Scalars for a training log: rates and shares of the time since the last call. Cheap enough for every step.
+//!
+//! ```text
+//! meters ──► Sums now ──┐
+//!            Sums then ─┴─► Log   differences ÷ time
+//! ```
+//!
+//! A call takes no call of the kernel but one look at its count of the process's reads in a second.
+
+use super::{Loader, LoaderState};
+use crate::meter::{Counts, GpuIdle, Totals, device_bytes};
+use crate::sync::Hold;
+use serde::Serialize;
+
+/// Scalars of the time since the last [`Loader::log`]. A value is `None` where nothing was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Log {
+    /// Time in which an iterator was alive, the time of the two rates: pauses for an evaluation do not count.
+    pub seconds: f64,
+    /// Samples handed out per second.
+    pub samples_per_s: Option<f64>,
+    /// Share of the time without a ready batch, first batches of iterators aside: of the consumer's thread, or on a GPU of its
+    /// stream.
+    pub starved_share: Option<f64>,
+    /// On a GPU, share of the stream's time that ran dry because of the program. See [`GpuIdle::host_late_ns`].
+    pub host_late_share: Option<f64>,
+    /// 99 % of the waits for a batch took at most so many seconds.
+    pub wait_p99_s: Option<f64>,
+    /// Bytes read from storage per second; those from the page cache count where a reader brings them.
+    pub read_bytes_per_s: Option<f64>,
+    /// Share of the bytes that no device read, by the kernel's count for the process: of the last whole second, or of the time
+    /// since the last call. `None` for object stores and mounts with a cache.
+    pub from_memory_share: Option<f64>,
+    /// Share of the workers' time in work.
+    pub decode_busy_share: Option<f64>,
+    /// Rows for which others stood in, since samples were bad.
+    pub bad_samples: u64,
+}
+
+impl Log {
+    /// Name and value of each scalar that was measured. Names are those of the fields, and stay.
+    pub fn scalars(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        [
+            ("seconds", Some(self.seconds)),
+            ("samples_per_s", self.samples_per_s),
+            ("starved_share", self.starved_share),
+            ("host_late_share", self.host_late_share),
+            ("wait_p99_s", self.wait_p99_s),
+            ("read_bytes_per_s", self.read_bytes_per_s),
+            ("from_memory_share", self.from_memory_share),
+            ("decode_busy_share", self.decode_busy_share),
+            ("bad_samples", Some(self.bad_samples as f64)),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+    }
+
+    /// The differences of two sums.
+    fn between(before: &Sums, now: &Sums, workers: u32) -> Self {
+        let (then, totals) = (&before.totals, &now.totals);
+        let alive = now.alive_ns.saturating_sub(before.alive_ns);
+        let steady = alive.saturating_sub(totals.first_ns.saturating_sub(then.first_ns));
+        let per_s = |now: u64, then: u64| share(now.saturating_sub(then), alive).map(|per_ns| 1e9 * per_ns);
+        let part = |part: fn(&Sums) -> u64, whole| share(part(now).saturating_sub(part(before)), whole).map(|of| of.min(1.0));
+        let span = now.gpu.span_ns.saturating_sub(before.gpu.span_ns);
+        let all_workers = u64::from(workers).saturating_mul(totals.at_ns.saturating_sub(then.at_ns));
+        Self {
+            seconds: alive as f64 / 1e9,
+            samples_per_s: per_s(totals.samples, then.samples),
+            starved_share: match now.on_device {
+                true => part(|sums| sums.gpu.starved_ns, span),
+                false => part(|sums| sums.totals.waited_ns, steady),
+            },
+            host_late_share: part(|sums| sums.gpu.host_late_ns, span),
+            read_bytes_per_s: per_s(totals.read_bytes, then.read_bytes),
+            decode_busy_share: part(|sums| sums.totals.decode_ns, all_workers),
+            bad_samples: now.substituted.saturating_sub(before.substituted),
+            ..Self::default()
+        }
+    }
+}
+
+/// `None` of nothing.
+fn share(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+/// Sums since the loader was built.
+#[derive(Clone, Debug, Default)]
+struct Sums {
+    totals: Totals,
+    /// Time in which an iterator was alive.
+    alive_ns: u64,
+    substituted: u64,
+    on_device: bool,
+    gpu: GpuIdle,
+}
+
+/// The state of the last call.
+#[derive(Default)]
+pub(super) struct Logged {
+    sums: Sums,
+    waits: Counts,
+    memory: Memory,
+}
+
+/// The share of bytes from memory, looked at once in a second: the kernel's count takes a file's reading.
+#[derive(Default)]
+struct Memory {
+    looked_ns: u64,
+    delivered: u64,
+    moved: Option<u64>,
+    share: Option<f64>,
+}
+
+const LOOK_NS: u64 = 1_000_000_000;
+
+impl Memory {
+    fn look(&mut self, totals: &Totals, built: Option<u64>) -> Option<f64> {
+        if self.looked_ns > 0 && totals.at_ns.saturating_sub(self.looked_ns) < LOOK_NS {
+            return self.share;
+        }
+        let (now, delivered) = (device_bytes(), totals.read_bytes.saturating_add(totals.cached_bytes));
+        let moved = now.zip(self.moved.or(built)).map(|(now, then)| now.saturating_sub(then));
+        let more = delivered.saturating_sub(self.delivered);
+        self.share = moved.and_then(|moved| Some(1.0 - share(moved.min(more), more)?));
+        (self.looked_ns, self.delivered, self.moved) = (totals.at_ns, delivered, now);
+        self.share
+    }
+}
+
+impl Loader {
+    /// Scalars for a training log, of the time since the last call or since the loader was built. Meant for every step.
+    ///
+    /// One caller at a time gets the whole: two that log by turns get a part each.
+    ///
+    /// ```
+    /// # use feedline::{Loader, dataset::Records};
+    /// # let path = std::env::temp_dir().join(format!("feedline-log-{}", std::process::id()));
+    /// # std::fs::write(&path, vec![7; 6400]).unwrap();
+    /// let loader = Loader::builder(Records::open(&path, 64)?).batch_size(10).build()?;
+    /// for batch in loader.epoch(0)? {
+    ///     batch?;
+    ///     for (name, value) in loader.log().scalars() {
+    ///         println!("feedline/{name} {value}");
+    ///     }
+    /// }
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    pub fn log(&self) -> Log {
+        if self.shared.info.process.is_forked() {
+            return Log::default();
+        }
+        let mut last = self.shared.logged.hold();
+        let now = self.shared.sums();
+        let meters = &self.shared.runtime.core().meters;
+        let wait = meters.consumer.waits.quantile_since(&mut last.waits, 0.99);
+        let local = self.shared.facts.remote.is_none();
+        let memory = if local { last.memory.look(&now.totals, self.shared.facts.before.moved()) } else { None };
+        let log = Log::between(&last.sums, &now, self.shared.facts.settings.workers);
+        last.sums = now;
+        Log { wait_p99_s: wait.map(|ns| ns / 1e9), from_memory_share: memory, ..log }
+    }
+}
+
+impl LoaderState {
+    fn sums(&self) -> Sums {
+        let totals = self.runtime.core().meters.totals();
+        let steady_ns = {
+            let steady = self.steady.hold();
+            let since = steady.since.as_ref().map_or(0, |since| totals.at_ns.saturating_sub(since.at_ns));
+            steady.sum.as_ref().map_or(0, |sum| sum.steady_ns).saturating_add(since)
+        };
+        Sums {
+            totals,
+            alive_ns: steady_ns.saturating_add(totals.first_ns),
+            substituted: self.ledger().ledger.substituted,
+            on_device: self.facts.settings.buffers.is_some(),
+            gpu: self.idle.as_ref().map(|idle| idle.totals()).unwrap_or_default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_and_rates_are_those_between_two_sums() {
+        let sums = |scale: u64, on_device| Sums {
+            totals: Totals {
+                at_ns: 12 * scale,
+                waited_ns: 2 * scale,
+                first_ns: 2 * scale,
+                samples: 50 * scale,
+                read_bytes: 500 * scale,
+                cached_bytes: 0,
+                decode_ns: 12 * scale,
+            },
+            alive_ns: 10 * scale,
+            substituted: 3 * scale,
+            on_device,
+            gpu: GpuIdle { span_ns: 10 * scale, starved_ns: 4 * scale, host_late_ns: scale, ..GpuIdle::default() },
+        };
+        let of = |on_device| Log::between(&sums(5, on_device), &sums(6, on_device), 4);
+        let host = Log {
+            seconds: 10e-9,
+            samples_per_s: Some(5e9),
+            starved_share: Some(0.25),
+            host_late_share: Some(0.1),
+            read_bytes_per_s: Some(50e9),
+            decode_busy_share: Some(0.25),
+            bad_samples: 3,
+            ..Log::default()
+        };
+        assert_eq!(of(false), host);
+        assert_eq!(of(true), Log { starved_share: Some(0.4), ..host });
+    }
+
+    #[test]
+    fn nothing_since_the_last_call_is_no_value() {
+        let same = Sums::default();
+        let log = Log::between(&same, &same, 4);
+        assert_eq!(log, Log::default());
+        assert_eq!(log.scalars().collect::<Vec<_>>(), [("seconds", 0.0), ("bad_samples", 0.0)]);
+    }
+}
