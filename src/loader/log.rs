@@ -62,7 +62,8 @@ impl Log {
         let alive = now.alive_ns.saturating_sub(before.alive_ns);
         let steady = alive.saturating_sub(totals.first_ns.saturating_sub(then.first_ns));
         let per_s = |now: u64, then: u64| share(now.saturating_sub(then), alive).map(|per_ns| 1e9 * per_ns);
-        let part = |part: fn(&Sums) -> u64, whole| share(part(now).saturating_sub(part(before)), whole).map(|of| of.min(1.0));
+        let part =
+            |part: fn(&Sums) -> u64, whole| share(part(now).saturating_sub(part(before)), whole).map(|of| of.min(1.0));
         let span = now.gpu.span_ns.saturating_sub(before.gpu.span_ns);
         let all_workers = u64::from(workers).saturating_mul(totals.at_ns.saturating_sub(then.at_ns));
         Self {

@@ -21,9 +21,9 @@ mod timeline;
 mod tracks;
 
 pub(crate) use clock::Clock;
-use counters::{Area, Pool, States};
 pub(crate) use counters::Counts;
 pub use counters::Latency;
+use counters::{Area, Pool, States};
 pub(crate) use cpu::{Threads, device_bytes};
 #[cfg(feature = "remote")]
 pub(crate) use network::NetworkMeter;
