@@ -369,8 +369,7 @@ fn said(verdict: &Verdict, width: u16) -> (Paragraph<'static>, u16) {
         Cause::NotStarved => GOOD,
         _ => HOT,
     };
-    let heading = verdict.to_string().lines().next().unwrap_or_default().to_string();
-    let mut lines = vec![Line::styled(heading, style)];
+    let mut lines = vec![Line::styled(verdict.headline(), style)];
     lines.extend(verdict.advice.iter().map(|text| Line::from(format!("→ {text}"))));
     lines.extend(verdict.evidence.iter().map(|text| Line::from(format!("· {text}")).dim()));
     // Words are broken before the end of a line, so a line holds a little less than its width.

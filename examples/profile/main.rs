@@ -228,7 +228,7 @@ impl Finished {
             file.write(&text)
         });
         let html = html.map(|file| {
-            let lines = text::lines(&self.answer, &self.report.verdict.to_string());
+            let lines = text::lines(&self.answer, &self.report.verdict);
             let title = format!("feedline profile: {}", self.report.dataset);
             file.write(&page::html(snapshot, &lines, &title, &self.text()))
         });
@@ -236,10 +236,9 @@ impl Finished {
     }
 
     fn text(&self) -> String {
-        let report = self.report.to_string();
         // The verdict is printed above, with its evidence.
-        let facts = report.split("\nverdict ").next().unwrap_or_default();
-        text::answer(&self.answer, &self.report.verdict.to_string(), facts, self.gpu.as_deref())
+        let facts = format!("{:#}", self.report);
+        text::answer(&self.answer, &self.report.verdict, &facts, self.gpu.as_deref())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::answer::{Answer, Data, Guess};
 use crate::args::Given;
-use feedline::profile::{Cause, Change, WhatIf};
+use feedline::profile::{Cause, Change, Verdict, WhatIf};
 use indicatif::{DecimalBytes, HumanCount};
 use std::fmt::Write;
 
@@ -99,8 +99,8 @@ fn step(given: &Given) -> String {
     format!("{} ms", significant(1e3 * given.step.as_secs_f64()))
 }
 
-/// The whole answer after the run. `verdict` and `report` come from the library.
-pub fn answer(answer: &Answer, verdict: &str, report: &str, gpu: Option<&str>) -> String {
+/// The whole answer after the run. `report` comes from the library, without its verdict.
+pub fn answer(answer: &Answer, verdict: &Verdict, report: &str, gpu: Option<&str>) -> String {
     let mut page = Page::default();
     page.blank();
     if let Some(error) = &answer.error {
@@ -125,23 +125,28 @@ pub fn answer(answer: &Answer, verdict: &str, report: &str, gpu: Option<&str>) -
 }
 
 /// The verdict; directly under its heading, a note if the step was late.
-fn verdict_with(answer: &Answer, verdict: &str) -> String {
-    let (heading, rest) = verdict.split_once('\n').unwrap_or((verdict, ""));
+fn verdict_with(answer: &Answer, verdict: &Verdict) -> String {
     let mut out = String::new();
-    reflow(&mut out, &format!("VERDICT   {heading}"), 10);
+    reflow(&mut out, &format!("VERDICT   {}", verdict.headline()), 10);
     if let Some(late) = answer.late_step() {
         fill(&mut out, "  ! ", 4, &late);
     }
-    reflow(&mut out, rest, 4);
+    for line in details(verdict) {
+        reflow(&mut out, &format!("  {line}"), 4);
+    }
     out
 }
 
+/// The evidence, then the advice.
+fn details(verdict: &Verdict) -> impl Iterator<Item = String> {
+    verdict.evidence.iter().cloned().chain(verdict.advice.iter().map(|text| format!("→ {text}")))
+}
+
 /// The answer for the head of a page: the verdict's heading, then the rest, one line each.
-pub fn lines(answer: &Answer, verdict: &str) -> Vec<String> {
-    let mut rest = verdict.lines();
+pub fn lines(answer: &Answer, verdict: &Verdict) -> Vec<String> {
     let figures = figures(answer).into_iter().map(|(label, text)| format!("{label}: {text}"));
-    let all = rest.next().map(str::to_string).into_iter().chain(figures).chain(answer.late_step());
-    all.chain(rest.map(str::to_string)).map(|line| line.trim().replace('`', "")).collect()
+    let all = std::iter::once(verdict.headline()).chain(figures).chain(answer.late_step());
+    all.chain(details(verdict)).map(|line| line.replace('`', "")).collect()
 }
 
 /// Measured figures with their labels.

@@ -12,7 +12,7 @@ use std::fmt;
 /// Sources of a mixture in the text.
 const SOURCES_SHOWN: usize = 32;
 
-/// Report on a run so far. `Display` gives the readable text.
+/// Report on a run so far. `Display` gives the readable text; its alternate form `{:#}` leaves the verdict out.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
@@ -166,7 +166,7 @@ impl fmt::Display for Report {
         for (name, text) in lines.into_iter().filter_map(|(name, text)| Some((name, text?))) {
             writeln!(f, "{name:<9} {text}")?;
         }
-        writeln!(f, "memory\n{}", self.plan)?;
-        write!(f, "verdict   {}", self.verdict)
+        write!(f, "memory\n{}", self.plan)?;
+        if f.alternate() { Ok(()) } else { write!(f, "\nverdict   {}", self.verdict) }
     }
 }

@@ -193,6 +193,13 @@ impl Loader {
         serde_json::to_string(&self.inner(py)?.snapshot()).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
+    /// The verdict so far and its headline, as JSON.
+    fn _verdict(&self, py: Python<'_>) -> PyResult<(String, String)> {
+        let verdict = self.inner(py)?.report().verdict;
+        let json = serde_json::to_string(&verdict).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok((verdict.headline(), json))
+    }
+
     /// The predicted effect of a change, given and returned as JSON; None when nothing was measured yet.
     fn _what_if(&self, py: Python<'_>, change: &str) -> PyResult<Option<String>> {
         let change: Change = serde_json::from_str(change)

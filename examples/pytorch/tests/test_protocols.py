@@ -157,6 +157,8 @@ def test_measurements_are_numbers_words_and_files(data):
     assert prediction["items_per_s"] > 0 and prediction["bound_by"]
     assert f'feedline_samples_total{{loader="run",rank="0"}} {3 * COUNT}' in loader.metrics("run")
     assert json.loads(loader.trace())["traceEvents"]
+    verdict = loader.verdict()
+    assert verdict["headline"] in loader.report() and verdict["cause"] and verdict["stages"][0]["ceiling_items_per_s"] > 0
     page = loader._repr_html_()
     ElementTree.fromstring(page)
     assert "your loop" in page and "decode workers" in page and "records of 48 bytes" in page

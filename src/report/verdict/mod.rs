@@ -173,6 +173,26 @@ impl Verdict {
         }
     }
 
+    /// The limit, the starved share and the strength of the evidence, in one line.
+    pub fn headline(&self) -> String {
+        let starved = format!("starved {:.1} %", 100.0 * self.starved_share);
+        let mut line = match self.cause {
+            Cause::NotStarved => "not starved: the consumer's own work takes the time".into(),
+            Cause::Consumer => format!("bound by the consumer's own work, {starved}"),
+            Cause::Unknown => "cannot tell".into(),
+            cause if !self.demand => format!("as fast as it goes, limited by {}", self.name(cause)),
+            cause => format!("bound by {}, {starved}", self.name(cause)),
+        };
+        if let Some(also) = self.also {
+            line += &format!(", or {}: too close to tell", self.name(also));
+        }
+        line + &match &self.strength {
+            Strength::Thin { why } => format!(" (thin evidence: {why})"),
+            Strength::Fair => " (fair evidence)".into(),
+            Strength::Strong => " (strong evidence)".into(),
+        }
+    }
+
     /// The name of a cause, for this loader.
     fn name(&self, cause: Cause) -> String {
         match cause {
@@ -349,23 +369,7 @@ impl Case<'_> {
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.cause {
-            Cause::NotStarved => write!(f, "not starved: the consumer's own work takes the time")?,
-            Cause::Consumer => {
-                write!(f, "bound by the consumer's own work, starved {:.1} %", 100.0 * self.starved_share)?
-            }
-            Cause::Unknown => write!(f, "cannot tell")?,
-            cause if !self.demand => write!(f, "as fast as it goes, limited by {}", self.name(cause))?,
-            cause => write!(f, "bound by {}, starved {:.1} %", self.name(cause), 100.0 * self.starved_share)?,
-        }
-        if let Some(also) = self.also {
-            write!(f, ", or {}: too close to tell", self.name(also))?;
-        }
-        match &self.strength {
-            Strength::Thin { why } => write!(f, " (thin evidence: {why})")?,
-            Strength::Fair => write!(f, " (fair evidence)")?,
-            Strength::Strong => write!(f, " (strong evidence)")?,
-        }
+        f.write_str(&self.headline())?;
         for line in &self.evidence {
             write!(f, "\n  {line}")?;
         }

@@ -10,18 +10,12 @@ GOOD, BAD, OTHER, IDLE = "#2a9d8f", "#e76f51", "#457b9d", "#c9ced6"
 STYLE = "font:13px/1.5 system-ui,sans-serif;color:#1d2733;background:#fff;border:1px solid #d5dae1;padding:12px;max-width:760px"
 
 
-def page(report: str, snapshot: dict[str, Any]) -> str:
+def page(report: str, verdict: dict[str, Any], snapshot: dict[str, Any]) -> str:
     """The verdict, a bar for each stage, and the report."""
-    lines = report.splitlines()
-    place = next((at for at, line in enumerate(lines) if line.startswith("verdict")), len(lines))
-    verdict = lines[place].removeprefix("verdict").strip() if place < len(lines) else "nothing was measured yet"
-    advice = [line.strip().removeprefix("→").strip() for line in lines[place + 1 :] if line.strip().startswith("→")]
-    head = " · ".join(line.partition(" ")[2].strip() for line in lines[:3])
     bars = "".join(_bar(name, parts) for name, parts in _stages(snapshot))
-    hints = "".join(f"<li>{escape(line)}</li>" for line in advice)
+    hints = "".join(f"<li>{escape(line)}</li>" for line in verdict["advice"])
     return (
-        f'<div style="{STYLE}"><div style="color:#5b6776">{escape(head)}</div>'
-        f'<div style="font-size:16px;margin:4px 0 8px"><b>{escape(verdict)}</b></div>'
+        f'<div style="{STYLE}"><div style="font-size:16px;margin:0 0 8px"><b>{escape(verdict["headline"])}</b></div>'
         f'<table style="border-collapse:collapse;width:100%;font:inherit">{bars}</table>'
         f'<ul style="margin:8px 0;padding-left:20px">{hints}</ul>'
         f"<details><summary>Report</summary><pre style=\"overflow-x:auto;color:inherit;background:none\">{escape(report)}</pre></details></div>"

@@ -687,6 +687,16 @@ class Loader(_Native, Generic[Out]):
         Of a mix, `["consumer"]["sources"]` has for each path the samples `delivered` to all ranks, and the `passes` over it."""
         return json.loads(self._snapshot())
 
+    def verdict(self) -> dict[str, Any]:
+        """What limits the loader so far, for programs.
+
+        `headline` in words, `cause` (such as `"storage"`, `"decode"`, `"not_starved"`) and `also`, a second one close to it or
+        None, `starved_share`, `strength` (`"strong"`, `"fair"`, or `{"thin": {"why": ...}}`), `evidence` and `advice` as lists of
+        sentences, and `stages`, each with `utilisation` and `ceiling_items_per_s`.
+        """
+        headline, verdict = self._verdict()
+        return {"headline": headline, **json.loads(verdict)}
+
     def what_if(
         self,
         *,
@@ -710,7 +720,7 @@ class Loader(_Native, Generic[Out]):
 
     def _repr_html_(self) -> str:
         """The report and a bar for each stage, for notebooks."""
-        return _html.page(self.report(), self.snapshot())
+        return _html.page(self.report(), self.verdict(), self.snapshot())
 
     def close(self) -> None:
         """Ends the open epoch, if there is one: its iterator raises. The loader can go on."""
