@@ -140,7 +140,7 @@ impl Loader {
     /// # use feedline::{Loader, dataset::Records};
     /// # let path = std::env::temp_dir().join(format!("feedline-log-{}", std::process::id()));
     /// # std::fs::write(&path, vec![7; 6400]).unwrap();
-    /// let loader = Loader::builder(Records::open(&path, 64)?).batch_size(10).build()?;
+    /// let loader = Loader::builder(Records::builder(64).open(&path)?).batch_size(10).build()?;
     /// for batch in loader.epoch(0)? {
     ///     batch?;
     ///     for (name, value) in loader.log().scalars() {

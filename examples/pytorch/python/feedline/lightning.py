@@ -69,11 +69,11 @@ class LoaderLog(Callback):  # type: ignore[misc]
     """
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        steps = trainer.fit_loop.epoch_loop._batches_that_stepped
-        if not trainer.loggers or steps % trainer.log_every_n_steps != 0:
+        # As Lightning's own monitors do, so that all curves have the same steps.
+        if not trainer.loggers or not trainer._logger_connector.should_update_logs:
             return
         scalars: dict[str, float] = {}
         for number, loader in enumerate(_loaders(trainer)):
             scalars |= loader.log(f"feedline/{number}/" if number else "feedline/")
         for logger in trainer.loggers:
-            logger.log_metrics(scalars, step=steps)
+            logger.log_metrics(scalars, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
