@@ -123,6 +123,9 @@ const METRICS: &[Metric] = &[
     ("starved_seconds_total", "The consumer waited for batches other than the first of an iterator: starvation on the host.", |s| Some(Ns(s.consumer.waited_ns))),
     ("first_wait_seconds_total", "The consumer waited for the first batch of each iterator.", |s| Some(Ns(s.consumer.first_ns))),
     ("own_work_seconds_total", "The consumer's own work between two batches.", |s| Some(Ns(s.consumer.user_ns))),
+    ("consumer_delay_seconds_total", "The consumer's thread was ready without a core.", |s| s.consumer.delay_ns.map(Ns)),
+    ("process_cpu_seconds_total", "CPU time of the process.", |s| s.cpu.as_ref().map(|cpu| Ns(cpu.process_ns))),
+    ("cpu_quota_throttled_total", "Periods in which the CPU quota was used up.", |s| s.cpu.as_ref().map(|cpu| Count(cpu.throttled))),
     ("gpu_steps_total", "Steps whose idle time on the GPU was measured.", |s| s.consumer.gpu.as_ref().map(|gpu| Count(gpu.steps))),
     ("gpu_span_seconds_total", "The GPU's time of these steps, idle or not.", |s| s.consumer.gpu.as_ref().map(|gpu| Ns(gpu.span_ns))),
     ("gpu_dry_steps_total", "Steps at whose request the stream had run dry.", |s| s.consumer.gpu.as_ref().map(|gpu| Count(gpu.dry_steps))),
@@ -158,11 +161,13 @@ const METRICS: &[Metric] = &[
     ("decode_cores", "Cores that the process may use.", |s| Some(Count(s.decode.cores.into()))),
     ("decode_busy_seconds_total", "Workers worked, summed.", |s| Some(Ns(s.decode.busy_ns))),
     ("decode_cpu_seconds_total", "CPU time of the workers.", |s| s.decode.cpu_ns.map(Ns)),
+    ("decode_delay_seconds_total", "Workers were ready without a core, summed.", |s| s.decode.delay_ns.map(Ns)),
     ("decode_starved_seconds_total", "Workers waited for bytes while batches were being filled, summed.", |s| Some(Ns(s.decode.starved_ns))),
     ("decode_ahead_seconds_total", "Workers had no batch to fill, summed: they are ahead.", |s| Some(Ns(s.decode.ahead_ns))),
     ("decode_queued_seconds_total", "Time that all work waited for a worker, added up: its rate is the mean length of the queue.", |s| Some(Ns(s.decode.queued_ns))),
     ("decode_samples_total", "Samples decoded or copied.", |s| Some(Count(s.decode.samples))),
     ("copy_busy_seconds_total", "Copies were on the bus, by the device's events.", |s| s.copy.as_ref().map(|copy| Ns(copy.busy_ns))),
+    ("copy_ops_seconds_total", "Operations on batches ran behind their copies, by such events.", |s| s.copy.as_ref().map(|copy| Ns(copy.ops_ns))),
     ("copy_cpu_seconds_total", "CPU time of the thread that gives batches to the device.", |s| s.copy.as_ref().and_then(|copy| copy.cpu_ns).map(Ns)),
     ("copy_starved_seconds_total", "No copy was in flight and no batch was full.", |s| s.copy.as_ref().map(|copy| Ns(copy.starved_ns))),
     ("copy_blocked_seconds_total", "A full batch waited for device memory that the consumer holds.", |s| s.copy.as_ref().map(|copy| Ns(copy.blocked_ns))),
@@ -258,6 +263,20 @@ mod tests {
             }
         }
         values
+    }
+
+    #[test]
+    fn the_dashboard_of_grafana_shows_metrics_that_exist() {
+        let dashboard = include_str!("../../examples/profile/grafana.json");
+        let lists = METRICS.iter().map(|metric| metric.0).chain(HISTOGRAMS.iter().map(|histogram| histogram.0));
+        let known: Vec<&str> = lists.chain(["info", "source_samples", "slot_seconds_total"]).collect();
+        let shown = dashboard.split("feedline_").skip(1).map(|rest| {
+            let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap_or(rest.len());
+            rest[..end].trim_end_matches("_bucket")
+        });
+        let shown: Vec<&str> = shown.collect();
+        assert!(shown.len() > 50, "{shown:?}");
+        assert!(shown.iter().all(|name| known.contains(name)), "{shown:?}");
     }
 
     #[test]
