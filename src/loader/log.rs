@@ -1,11 +1,12 @@
-//! Scalars for a training log: rates and shares of the time since the last call. Cheap enough for every step.
+//! Scalars for a training log: rates and shares of the time since the last call.
 //!
 //! ```text
 //! meters ──► Sums now ──┐
 //!            Sums then ─┴─► Log   differences ÷ time
 //! ```
 //!
-//! A call takes no call of the kernel but one look at its count of the process's reads in a second.
+//! On the host a call takes no call of the kernel but one look at its count of the process's reads in a second. On a GPU it also
+//! asks the driver for the events of the last steps.
 
 use super::{Loader, LoaderState};
 use crate::meter::{Counts, GpuIdle, Totals, device_bytes};

@@ -354,13 +354,7 @@ impl Histogram {
             *total = now;
             all += *new;
         }
-        let mut above = ((1.0 - share) * all as f64) as u64;
-        let last = counts.0.iter().rposition(|[_, new]| {
-            let found = *new > above;
-            above = above.saturating_sub(*new);
-            found
-        });
-        last.map(middle)
+        quantile(counts.0.iter().map(|[_, new]| *new), all, share)
     }
 
     /// All recorded so far.
@@ -368,22 +362,14 @@ impl Histogram {
         let counts: Vec<u64> = self.buckets.iter().map(|count| count.load(Ordering::Relaxed)).collect();
         let all: u64 = counts.iter().sum();
         let sum = counts.iter().enumerate().map(|(at, count)| *count as f64 * middle(at)).sum::<f64>();
-        let quantile = |share: f64| {
-            let wanted = ((all as f64 * share).ceil() as u64).max(1);
-            let mut seen = 0;
-            let found = counts.iter().position(|count| {
-                seen += count;
-                seen >= wanted
-            });
-            found.map_or(0.0, middle)
-        };
+        let quantile = |share: f64| quantile(counts.iter().copied(), all, share).unwrap_or(0.0);
         let last = counts.iter().rposition(|count| *count > 0);
         Latency {
             count: all,
             mean_ns: if all > 0 { sum / all as f64 } else { 0.0 },
-            p50_ns: if all > 0 { quantile(0.5) } else { 0.0 },
-            p90_ns: if all > 0 { quantile(0.9) } else { 0.0 },
-            p99_ns: if all > 0 { quantile(0.99) } else { 0.0 },
+            p50_ns: quantile(0.5),
+            p90_ns: quantile(0.9),
+            p99_ns: quantile(0.99),
             max_ns: last.map_or(0.0, middle),
             buckets: counts
                 .iter()
@@ -400,6 +386,17 @@ impl std::fmt::Debug for Histogram {
         let read = self.read();
         write!(f, "{} recorded, median {:.0} ns", read.count, read.p50_ns)
     }
+}
+
+/// The middle of the bucket below which this share of `all` lies; `None` of nothing.
+fn quantile(mut counts: impl Iterator<Item = u64>, all: u64, share: f64) -> Option<f64> {
+    let wanted = ((all as f64 * share).ceil() as u64).max(1);
+    let mut seen = 0;
+    let found = counts.position(|count| {
+        seen += count;
+        seen >= wanted
+    });
+    found.map(middle)
 }
 
 /// The bucket of a value: the first are one wide, then each power of two has [`SUB`].

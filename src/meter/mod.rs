@@ -204,7 +204,8 @@ impl Meters {
             waited_ns,
             first_ns: consumer.first_ns.get(),
             samples: consumer.samples.get(),
-            read_bytes: self.storage.stats.hold().bytes_asked,
+            // What cuFile reads into device memory passes no reader.
+            read_bytes: self.storage.stats.hold().bytes_asked.saturating_add(self.copy.direct.bytes.get()),
             cached_bytes: self.storage.cached_bytes.get(),
             decode_ns: self.decode.pool.read(now).0,
         }

@@ -29,7 +29,7 @@ class Loader:
         """What the loader did so far and what limits it."""
 
     def log(self, prefix: str = "feedline/") -> dict[str, float]:
-        """Scalars of the time since the last call, for a training log. Meant for every step: some microseconds.
+        """Scalars of the time since the last call, for a training log. Meant for every step.
 
         `seconds` in which an epoch was open, without pauses for an evaluation, `samples_per_s`, `starved_share` (time without a
         ready batch; on a GPU of its stream), `host_late_share` (on a GPU: its stream ran dry because of this program),
