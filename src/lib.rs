@@ -248,7 +248,8 @@ pub mod profile {
         Snapshot, SourceCount, Span, StorageStage, Timeline, Track, Unmeasured, Work,
     };
     pub use crate::report::{
-        Cause, Change, Names, Prediction, StageLoad, Strength, Verdict, WhatIf, prometheus, trace,
+        Across, Cause, Change, Late, Names, Prediction, RankReport, StageLoad, Strength, Verdict, WhatIf, prometheus,
+        trace,
     };
 }
 

@@ -33,7 +33,7 @@ use crate::order::{Batches, ChunkStarts, LastBatch, Order, Rank, Skips};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
 use crate::pipeline::{EpochJob, FieldRoute};
-use crate::report::Verdict;
+use crate::report::{RankReport, Verdict};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
 use crate::storage::{self, Choice, PageCache};
@@ -422,6 +422,15 @@ impl Loader {
     /// See [`LoaderBuilder::on_bad_sample`].
     pub fn ledger(&self) -> Ledger {
         self.shared.bad()
+    }
+
+    /// What this process tells the others of its job, for [`Across::of`](crate::profile::Across::of): below 4 KiB as JSON.
+    ///
+    /// `process` is its number among the `processes` that report, as in the launcher: replicated ranks have several. Make it in
+    /// all processes behind the same step.
+    pub fn rank_report(&self, process: u32, processes: u32) -> RankReport {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        RankReport::of(process, processes, host.trim(), &self.snapshot(), &self.timeline())
     }
 
     /// A report on the run so far. Callable at any time.

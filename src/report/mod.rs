@@ -4,12 +4,14 @@
 //! Snapshot ──► load      each stage's share of its time ──► verdict   the limit, evidence, advice
 //!                                                      └──► whatif    the rate after a change
 //! Snapshot ──► prometheus  totals since the loader was built
+//! Snapshot, Timeline ──► across   a report per rank ──► the ranks that hold the others up
 //! Timeline ──► trace       the last batches and the work of each thread, for ui.perfetto.dev
 //! ```
 //!
 //! Numbers in, numbers and words out; pure but for `spans`. The module imports `meter` and `error`, and no loader or reader.
 //! For all numbers (zero, out of order, beyond all bounds) and all names, exports are well-formed and nothing panics.
 
+mod across;
 mod depth;
 mod load;
 mod prometheus;
@@ -19,6 +21,7 @@ mod verdict;
 mod whatif;
 mod words;
 
+pub use across::{Across, Late, RankReport};
 pub use load::{Cause, StageLoad};
 pub use prometheus::prometheus;
 pub use trace::trace;

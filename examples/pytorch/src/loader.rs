@@ -10,7 +10,7 @@ use feedline::dataset::DatasetExt;
 use feedline::device::DeviceKind;
 use feedline::dlpack::Tensors;
 use feedline::order::Groups;
-use feedline::profile::{Change, Names, WhatIf, prometheus, trace};
+use feedline::profile::{Across, Change, Names, RankReport, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{
     BadSample, Batch, Device, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Process, Rank, Result, State,
@@ -198,6 +198,21 @@ impl Loader {
         let verdict = self.inner(py)?.report().verdict;
         let json = serde_json::to_string(&verdict).map_err(|error| PyValueError::new_err(error.to_string()))?;
         Ok((verdict.headline(), json))
+    }
+
+    /// What this process tells the others, as JSON.
+    fn _rank_report(&self, py: Python<'_>, process: u32, processes: u32) -> PyResult<String> {
+        serde_json::to_string(&self.inner(py)?.rank_report(process, processes))
+            .map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    /// The view of these reports: text, and JSON.
+    #[staticmethod]
+    fn _across(reports: Vec<String>) -> PyResult<(String, String)> {
+        let reports: Result<Vec<RankReport>, _> = reports.iter().map(|report| serde_json::from_str(report)).collect();
+        let view = Across::of(reports.map_err(|error| PyValueError::new_err(format!("a report of a rank: {error}")))?);
+        let json = serde_json::to_string(&view).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok((view.to_string(), json))
     }
 
     /// The predicted effect of a change, given and returned as JSON; None when nothing was measured yet.

@@ -697,6 +697,19 @@ class Loader(_Native, Generic[Out]):
         headline, verdict = self._verdict()
         return {"headline": headline, **json.loads(verdict)}
 
+    def across(self, by: Any = None) -> dict[str, Any]:
+        """One view of all ranks of a job: which ones hold the others up, by how much, and because of which stage.
+
+        Called by all processes behind the same step. `by` carries a report of less than 4 KiB from each to all: None
+        (torch.distributed's default group), a process group, a communicator of mpi4py, or a folder that all share. In a folder no
+        process waits for another: it reads what is there, and a report that is a minute older than the newest counts as missing.
+
+        `text` is a table and a sentence; `late` None or a dict of `ranks`, `host` (where they are all of a machine), `cost_ns` a
+        step, `share` of it and `cause`; `missing` lists the processes without a report; `ranks` has the reports.
+        """
+        text, view = self._across(_ranks.reports(self, by))
+        return {"text": text, **json.loads(view)}
+
     def what_if(
         self,
         *,

@@ -7,8 +7,12 @@ the mesh does.
 from __future__ import annotations
 
 import gc
+import json
+import os
 import re
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
@@ -106,3 +110,36 @@ def _advice(mesh: Any) -> str:
         names = ", ".join(f'"{name}"' for name in own)
         return f'shard=mesh[{names}]._flatten("data")'
     return "shard=mesh[AXIS], shard=None where all processes read the same, or shard=(rank, world) of the data"
+
+
+# Seconds behind the newest report of a folder from which on one counts as that of a dead process.
+_STALE = 60.0
+
+
+def reports(loader: Any, by: Any) -> list[str]:
+    """The report of each process of the job, as JSON."""
+    if isinstance(by, (str, os.PathLike)):
+        return _in_folder(loader, Path(by))
+    if hasattr(by, "allgather"):
+        return list(by.allgather(loader._rank_report(by.Get_rank(), by.Get_size())))
+    dist = _module("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        if by is None:
+            return [loader._rank_report(0, 1)]
+        raise ConfigError(f"across: by={by!r}: give a process group, a communicator of mpi4py, or a folder")
+    gathered: list[Any] = [None] * dist.get_world_size(by)
+    dist.all_gather_object(gathered, loader._rank_report(dist.get_rank(by), len(gathered)), group=by)
+    return gathered
+
+
+def _in_folder(loader: Any, folder: Path) -> list[str]:
+    number, count = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    folder.mkdir(parents=True, exist_ok=True)
+    own = folder / f"rank-{number}.json"
+    # Renamed, so that nobody reads half of it.
+    new = own.with_suffix(f".{os.getpid()}.new")
+    new.write_text(json.dumps({"at": time.time(), "report": loader._rank_report(number, count)}))
+    new.replace(own)
+    found = [json.loads(path.read_text()) for path in folder.glob("rank-*.json")]
+    newest = max(one["at"] for one in found)
+    return [one["report"] for one in found if one["at"] >= newest - _STALE]

@@ -1,0 +1,324 @@
+//! One view of the ranks of a job: the ranks that hold a step up, the cost, and the cause. Pure.
+//!
+//! ```text
+//! the ranks of a synchronous step wait for the last one:
+//!     time of a step = work + the longest wait for a batch of any rank
+//!     cost of ranks R = mean over steps of  max(0, longest wait in R − longest wait of the others)
+//! ```
+//!
+//! The waits of the last steps are compared step by step, so that hiccups of all ranks by turns are not the fault of one. Ranks
+//! are held responsible where they cost at least [`COSTS`] of a step and are last in more steps than chance makes them.
+//!
+//! # Limits
+//!
+//! - A rank with slow work of its own is not seen: the others wait for it within the step, not for a batch.
+//! - On a GPU the host's waits are no waits of the stream. Means of the stream's waits are compared there, without a test of
+//!   chance.
+//! - Ranks of different steps (epoch and batch) share fewer than [`STEPS_LEAST`]: means are compared, too.
+
+use super::load::Cause;
+use super::verdict::Verdict;
+use super::words::{number, time};
+use crate::meter::{Snapshot, Timeline};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// Measurements of one rank for [`Across::of`]: below 4 KiB as JSON.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct RankReport {
+    /// The rank.
+    pub rank: u32,
+    /// Ranks of the job.
+    pub world: u32,
+    /// Name of its machine.
+    pub host: String,
+    /// Batches handed out.
+    pub batches: u64,
+    /// Samples per second.
+    pub items_per_s: f64,
+    /// Mean time from batch to batch, in nanoseconds.
+    pub step_ns: f64,
+    /// Share of the time without a ready batch.
+    pub starved_share: f64,
+    /// The limit of its loader.
+    pub cause: Option<Cause>,
+    /// Rows for which others stood in.
+    pub bad_samples: u64,
+    /// On a GPU, where the host's waits are no starvation.
+    pub on_device: bool,
+    /// The last waits, in microseconds: epoch, first batch, and the wait for each batch from there on.
+    pub waits: Vec<(u64, u64, Vec<u32>)>,
+}
+
+/// Waits of a [`RankReport`].
+const WAITS: usize = 256;
+/// Fewer common steps are compared by their means.
+const STEPS_LEAST: usize = 16;
+/// Ranks that cost less than this share of a step are not worth a word.
+const COSTS: f64 = 0.03;
+/// Standard deviations above chance.
+const BEYOND_CHANCE: f64 = 4.0;
+
+impl RankReport {
+    /// The report of a loader of this rank of `world`, on the machine `host`.
+    pub fn of(rank: u32, world: u32, host: &str, snapshot: &Snapshot, timeline: &Timeline) -> Self {
+        let (verdict, handed) = (Verdict::of(snapshot), snapshot.consumer.handed());
+        let each = |amount: f64| if handed.batches > 0 { amount / handed.batches as f64 } else { 0.0 };
+        let step_ns = each(snapshot.steady_ns as f64);
+        let mut waits: Vec<(u64, u64, Vec<u32>)> = Vec::new();
+        let steady = timeline.batches.iter().filter(|record| !record.first);
+        for record in steady.rev().take(WAITS).collect::<Vec<_>>().into_iter().rev() {
+            let us = u32::try_from(record.got_ns.saturating_sub(record.asked_ns) / 1000).unwrap_or(u32::MAX);
+            match waits.last_mut() {
+                Some((epoch, first, run)) if (*epoch, *first + run.len() as u64) == (record.epoch, record.batch) => {
+                    run.push(us)
+                }
+                _ => waits.push((record.epoch, record.batch, vec![us])),
+            }
+        }
+        Self {
+            rank,
+            world,
+            host: host.chars().take(255).collect(),
+            batches: snapshot.consumer.batches,
+            items_per_s: if step_ns > 0.0 { each(handed.samples as f64) / step_ns * 1e9 } else { 0.0 },
+            step_ns,
+            starved_share: verdict.starved_share,
+            cause: Some(verdict.cause),
+            bad_samples: snapshot.consumer.substituted,
+            on_device: snapshot.copy.is_some(),
+            waits,
+        }
+    }
+
+    /// Wait for each batch, in nanoseconds.
+    fn by_step(&self) -> BTreeMap<(u64, u64), f64> {
+        let runs = self.waits.iter();
+        runs.flat_map(|(epoch, first, waits)| {
+            waits.iter().zip(*first..u64::MAX).map(|(us, batch)| ((*epoch, batch), 1e3 * f64::from(*us)))
+        })
+        .collect()
+    }
+}
+
+/// All ranks in one view. `Display` is a table and a sentence.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Across {
+    /// The ranks that reported, in their order.
+    pub ranks: Vec<RankReport>,
+    /// Ranks without a report.
+    pub missing: Vec<u32>,
+    /// Steps that were compared; 0 where means were.
+    pub steps: u64,
+    /// The ranks that hold the others up.
+    pub late: Option<Late>,
+}
+
+/// Ranks that hold the others up.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Late {
+    /// The ranks.
+    pub ranks: Vec<u32>,
+    /// Their machine, where they are all of its ranks and there are others.
+    pub host: Option<String>,
+    /// A step would be shorter by so many nanoseconds, were they like the others.
+    pub cost_ns: f64,
+    /// The same as a share of the step.
+    pub share: f64,
+    /// The limit of most of their loaders.
+    pub cause: Cause,
+}
+
+impl Across {
+    /// The view of these reports. Of several with the same rank the last one counts.
+    pub fn of(reports: impl IntoIterator<Item = RankReport>) -> Self {
+        let by_rank: BTreeMap<u32, RankReport> = reports.into_iter().map(|report| (report.rank, report)).collect();
+        let world = by_rank.values().map(|report| report.world).max().unwrap_or(0);
+        let missing = (0..world).filter(|rank| !by_rank.contains_key(rank)).collect();
+        let ranks: Vec<RankReport> = by_rank.into_values().collect();
+        let (waits, steps) = compared(&ranks);
+        let late = late(&ranks, &waits);
+        Self { ranks, missing, steps, late }
+    }
+}
+
+/// The waits of all ranks for each common step, and the number of steps; one step of means where too few are common.
+fn compared(ranks: &[RankReport]) -> (Vec<Vec<f64>>, u64) {
+    let all: Vec<_> = ranks.iter().map(RankReport::by_step).collect();
+    let common: BTreeSet<(u64, u64)> = all.first().into_iter().flat_map(|first| first.keys().copied()).collect();
+    let common = common.into_iter().filter(|step| all.iter().all(|waits| waits.contains_key(step)));
+    let steps: Vec<Vec<f64>> = common.map(|step| all.iter().map(|waits| waits[&step]).collect()).collect();
+    if steps.len() < STEPS_LEAST || ranks.iter().any(|rank| rank.on_device) {
+        return (vec![ranks.iter().map(|rank| rank.starved_share * rank.step_ns).collect()], 0);
+    }
+    let count = steps.len() as u64;
+    (steps, count)
+}
+
+fn late(ranks: &[RankReport], steps: &[Vec<f64>]) -> Option<Late> {
+    let count = steps.len() as f64;
+    let step_ns = ranks.iter().map(|rank| rank.step_ns).fold(0.0, f64::max);
+    if ranks.len() < 2 || step_ns <= 0.0 {
+        return None;
+    }
+    let mean = |place: usize| steps.iter().map(|waits| waits[place]).sum::<f64>() / count;
+    let mut order: Vec<(usize, f64)> = (0..ranks.len()).map(|place| (place, mean(place))).collect();
+    order.sort_by(|a, b| b.1.total_cmp(&a.1));
+    // What the first `most` of them cost, and in how many steps.
+    let cost = |most: usize| {
+        let longest =
+            |waits: &[f64], of: &[(usize, f64)]| of.iter().map(|(place, _)| waits[*place]).fold(0.0, f64::max);
+        let gap = |waits: &Vec<f64>| (longest(waits, &order[..most]) - longest(waits, &order[most..])).max(0.0);
+        let last = steps.iter().filter(|waits| gap(waits) > 0.01 * step_ns).count() as f64;
+        (steps.iter().map(gap).sum::<f64>() / count, last)
+    };
+    let sets: Vec<(f64, f64)> = (1..=ranks.len() / 2).map(cost).collect();
+    let best = sets.iter().map(|set| set.0).fold(0.0, f64::max);
+    let most = 1 + sets.iter().position(|set| set.0 >= 0.8 * best)?;
+    let (cost_ns, last) = sets[most - 1];
+    let chance = most as f64 / ranks.len() as f64;
+    let by_chance = count * chance + BEYOND_CHANCE * (count * chance * (1.0 - chance)).sqrt();
+    if cost_ns < COSTS * step_ns || (count > 1.0 && last <= by_chance.min(0.9 * count)) {
+        return None;
+    }
+    let mut late: Vec<&RankReport> = order[..most].iter().map(|(place, _)| &ranks[*place]).collect();
+    late.sort_by_key(|rank| rank.rank);
+    let host = &late[0].host;
+    let of_host = ranks.iter().filter(|rank| rank.host == *host).count();
+    let whole = late.iter().all(|rank| rank.host == *host) && of_host == late.len() && late.len() > 1;
+    let causes = late.iter().filter_map(|rank| rank.cause);
+    let mut counts = BTreeMap::<String, (usize, Cause)>::new();
+    causes.for_each(|cause| counts.entry(format!("{cause:?}")).or_insert((0, cause)).0 += 1);
+    let cause = counts.into_values().max_by_key(|(count, _)| *count).map_or(Cause::Unknown, |(_, cause)| cause);
+    Some(Late {
+        ranks: late.iter().map(|rank| rank.rank).collect(),
+        host: whole.then(|| host.clone()),
+        cost_ns,
+        share: cost_ns / step_ns,
+        cause,
+    })
+}
+
+impl fmt::Display for Across {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "rank  host              samples/s  batch to batch  starved  bad  limited by")?;
+        for rank in &self.ranks {
+            let (rate, step, starved) = (number(rank.items_per_s), time(rank.step_ns), 100.0 * rank.starved_share);
+            let cause = rank.cause.map_or_else(|| "?".into(), |cause| cause.to_string());
+            let late = self.late.as_ref().is_some_and(|late| late.ranks.contains(&rank.rank));
+            let (number, host, bad, mark) = (rank.rank, &rank.host, rank.bad_samples, if late { "  ◀" } else { "" });
+            writeln!(f, "{number:>4}  {host:<16}  {rate:>9}  {step:>14}  {starved:>5.1} %  {bad:>3}  {cause}{mark}")?;
+        }
+        if !self.missing.is_empty() {
+            writeln!(f, "without a report: {}", list(&self.missing))?;
+        }
+        let Some(Late { ranks, host, cost_ns, share, cause }) = &self.late else {
+            return f.write_str("No rank holds the others up.");
+        };
+        let who = match (host, &ranks[..]) {
+            (Some(host), _) => format!("All ranks of {host}, {}, hold", list(ranks)),
+            (None, [one]) => format!("Rank {one} holds"),
+            (None, _) => format!("Ranks {} hold", list(ranks)),
+        };
+        let (cost, percent) = (time(*cost_ns), 100.0 * share);
+        write!(f, "{who} the others up by {cost} a step, {percent:.0} % of it, limited by {cause}.")
+    }
+}
+
+fn list(ranks: &[u32]) -> String {
+    let all: Vec<String> = ranks.iter().map(u32::to_string).collect();
+    all.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Eight ranks on two hosts with these waits in microseconds: of rank and step.
+    fn job(wait: impl Fn(u32, u64) -> u32) -> Vec<RankReport> {
+        let report = |rank| RankReport {
+            rank,
+            world: 8,
+            host: format!("node{}", rank / 4),
+            step_ns: 10e6,
+            cause: Some(if rank == 5 { Cause::Storage } else { Cause::NotStarved }),
+            waits: vec![(3, 40, (0..100).map(|step| wait(rank, step)).collect())],
+            ..RankReport::default()
+        };
+        (0..8).map(report).collect()
+    }
+
+    /// A value that looks random.
+    fn noise(rank: u32, step: u64) -> u32 {
+        let mixed = (step * 8 + u64::from(rank)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        (mixed >> 54) as u32
+    }
+
+    #[test]
+    fn the_slow_rank_is_named_with_its_cost_and_cause() {
+        let view = Across::of(job(|rank, step| noise(rank, step) / 4 + if rank == 5 { 2000 } else { 0 }));
+        let late = view.late.clone().unwrap();
+        assert_eq!((&late.ranks[..], late.host, late.cause, view.steps), (&[5][..], None, Cause::Storage, 100));
+        assert!((1.7e6..2.0e6).contains(&late.cost_ns) && (0.17..0.2).contains(&late.share), "{view}");
+        assert!(view.to_string().contains("Rank 5 holds the others up by 1."), "{view}");
+    }
+
+    #[test]
+    fn ranks_that_are_late_by_turns_are_not_blamed() {
+        let view = Across::of(job(|rank, step| noise(rank, step) * 3));
+        assert_eq!(view.late, None, "{view}");
+        let view = Across::of(job(|rank, step| if rank == 2 && step == 50 { 900_000 } else { noise(rank, step) }));
+        assert_eq!(view.late, None, "one pause: {view}");
+    }
+
+    #[test]
+    fn a_slow_machine_is_told_from_slow_ranks() {
+        let view = Across::of(job(|rank, step| noise(rank, step) + if rank >= 4 { 2000 } else { 0 }));
+        let late = view.late.clone().unwrap();
+        assert_eq!((&late.ranks[..], late.host.as_deref()), (&[4, 5, 6, 7][..], Some("node1")), "{view}");
+        let view = Across::of(job(|rank, _| if [1, 6].contains(&rank) { 2000 } else { 0 }));
+        assert_eq!(view.late.map(|late| (late.ranks, late.host)), Some((vec![1, 6], None)));
+        assert_eq!(Across::of(job(|_, _| 5000)).late, None, "all wait alike");
+    }
+
+    #[test]
+    fn ranks_without_a_report_are_named() {
+        let reports = job(|_, _| 0).into_iter().filter(|report| ![2, 7].contains(&report.rank));
+        let view = Across::of(reports);
+        assert_eq!(view.missing, [2, 7]);
+        assert!(view.to_string().contains("without a report: 2, 7"), "{view}");
+        assert_eq!(Across::of([]), Across::default());
+    }
+
+    #[test]
+    fn a_report_has_less_than_4_kib() {
+        let mut report = job(|_, _| u32::MAX).remove(7);
+        report.host = "h".repeat(255);
+        report.waits = vec![(u64::MAX, u64::MAX - 300, vec![9_999_999; WAITS])];
+        let json = serde_json::to_string(&report).unwrap();
+        assert!(json.len() < 4096, "{}", json.len());
+        assert_eq!(serde_json::from_str::<RankReport>(&json).unwrap(), report);
+    }
+
+    proptest! {
+        #[test]
+        fn any_reports_give_a_view(
+            waits in prop::collection::vec(prop::collection::vec(any::<u32>(), 0..40), 0..9),
+            steps in prop::collection::vec(prop_oneof![Just(0.0), any::<f64>()], 9), device in any::<bool>()
+        ) {
+            let report = |(rank, waits): (usize, Vec<u32>)| RankReport {
+                rank: rank as u32, world: 12, step_ns: steps[rank], starved_share: steps[8 - rank], on_device: device,
+                waits: vec![(u64::MAX, u64::MAX - 20, waits)], ..RankReport::default()
+            };
+            let view = Across::of(waits.into_iter().enumerate().map(report));
+            let _ = view.to_string();
+            prop_assert!(view.late.is_none_or(|late| late.share >= COSTS));
+        }
+    }
+}
