@@ -1,6 +1,7 @@
 """What the training scripts of the tests share: arguments, the loader, and a log of the batches."""
 
 import argparse
+import atexit
 import os
 import signal
 
@@ -21,6 +22,13 @@ folder = arguments.folder
 def records(**settings):
     settings = {"shuffle": 5, **settings}
     return fl.records(arguments.data, record_bytes=48, batch_size=16, device="cpu", **settings)
+
+
+@atexit.register
+def end():
+    """Without this, a thread of gloo may abort the process at its end: pytorch/pytorch#190489."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class Model(torch.nn.Module):
