@@ -1,25 +1,109 @@
-"""One rank of a job: gloo, a step of some ms, an all-reduce. argv: file, slow rank, kind"""
-import os, sys, time, torch, torch.distributed as dist, numpy as np
+"""One rank of a job that opens loader after loader: in each run a chosen rank is slowed, and the view over ranks is asked.
+
+    torchrun --nproc-per-node 8 across.py FOLDER KIND RUNS STEPS
+
+Rank 0 prints a line of JSON for each run. Kinds: nothing, map_batch, bad, disk and cores; the last two need root and the control
+groups of version 1.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from PIL import Image
+
 import feedline.torch
+
+PICTURES, BATCH = 2048, 8
+
+
+def prepare(folder: Path) -> None:
+    """Small pictures; the same with two of three cut off; and records for direct reads."""
+    noise = np.random.default_rng(0)
+    for name in ("whole/a", "cut/a"):
+        (folder / name).mkdir(parents=True)
+    for number in range(PICTURES):
+        pixels = noise.integers(0, 255, (12, 12, 3), dtype=np.uint8)
+        path = folder / f"whole/a/{number:05}.jpg"
+        Image.fromarray(pixels).resize((160, 160)).save(path, quality=90)
+        whole = path.read_bytes()
+        (folder / f"cut/a/{number:05}.jpg").write_bytes(whole if number % 3 == 0 else whole[: len(whole) * 9 // 10])
+    noise.integers(0, 255, 256 << 20, dtype=np.uint8).tofile(folder / "records.bin")
+
+
+@contextlib.contextmanager
+def group(controller: str, **limits: str):
+    """This process in a control group with these limits."""
+    home = Path("/sys/fs/cgroup") / controller
+    slow = home / "slow"
+    slow.mkdir(exist_ok=True)
+    for name, value in limits.items():
+        (slow / name.replace("__", ".")).write_text(value)
+    (slow / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        yield
+    finally:
+        (home / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def late(_batch):
+    time.sleep(0.06)
+
+
+def run(folder: Path, kind: str, slow: bool, steps: int) -> dict:
+    place = contextlib.nullcontext()
+    if kind == "disk":
+        with open(folder / "records.bin") as file:
+            # Cached bytes are read from memory, with `direct` too.
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        number = os.stat(folder).st_dev
+        if slow:
+            place = group("blkio", blkio__throttle__read_bps_device=f"{os.major(number)}:{os.minor(number)} 1000000")
+        source = {"source": "records", "path": folder / "records.bin", "record_bytes": 16384, "batch_size": 4, "direct": "on"}
+    elif kind in ("nothing", "map_batch"):
+        source = {"source": "records", "path": folder / "records.bin", "record_bytes": 4096, "batch_size": 16}
+        source |= {"map_batch": late} if slow and kind == "map_batch" else {}
+    else:
+        if slow and kind == "cores":
+            place = group("cpu", cpu__cfs_quota_us="15000", cpu__cfs_period_us="100000")
+        source = {"source": "images", "path": folder / ("cut" if slow and kind == "bad" else "whole"), "batch_size": BATCH, "size": (64, 64)}
+        source |= {"substitute": 100_000} if kind == "bad" else {}
+    grad = torch.zeros(1000)
+    with place:
+        loader = feedline.torch.Loader(**source, workers=1, shuffle=0)
+        done = 0
+        while done < steps:
+            for _ in loader:
+                time.sleep(0.01)
+                dist.all_reduce(grad)
+                done += 1
+                if done == steps:
+                    break
+        return loader.across()
+
+
+folder, kind, runs, steps = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 torch.set_num_threads(1)
-path, slow, kind, steps = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-def late(batch):
-    time.sleep(0.06)
-extra = {"map_batch": late} if rank == slow and kind == "map" else {}
-loader = feedline.torch.Loader("records", path, record_bytes=4096, batch_size=16, workers=1, shuffle=0, **extra)
-grad = torch.zeros(1000)
-done = 0
-for epoch in range(100):
-    for batch in loader:
-        time.sleep(0.01)
-        dist.all_reduce(grad)
-        done += 1
-        if done == steps: break
-    if done == steps: break
-view = loader.across()
-if rank == 0:
-    print(view["text"] if "-v" in sys.argv else view["text"].splitlines()[-1])
+if rank == 0 and not (folder / "records.bin").exists():
+    shutil.rmtree(folder / "whole", ignore_errors=True)
+    shutil.rmtree(folder / "cut", ignore_errors=True)
+    prepare(folder)
 dist.barrier()
-os._exit(0)
+chosen = random.Random(kind)
+for number in range(runs):
+    slow = chosen.randrange(dist.get_world_size())
+    view = run(folder, kind, kind != "nothing" and rank == slow, steps)
+    if rank == 0:
+        print(json.dumps({"run": number, "slow": slow, "late": view["late"], "steps": view["steps"], "text": view["text"]}), flush=True)
+dist.destroy_process_group()
