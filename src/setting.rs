@@ -22,7 +22,7 @@ impl Dialect {
         SPOKEN.store(self as u8, Ordering::Relaxed);
     }
 
-    fn spoken() -> Self {
+    pub(crate) fn spoken() -> Self {
         let all = [Self::Rust, Self::Python, Self::CommandLine];
         all[SPOKEN.load(Ordering::Relaxed) as usize]
     }

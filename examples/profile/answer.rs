@@ -9,7 +9,7 @@ use crate::text::{bytes, number};
 use crate::workload::Benchmark;
 use feedline::Report;
 use feedline::dataset::Dataset;
-use feedline::profile::{Cause, Change, Origin, Prediction, Snapshot, StageLoad, Strength, Verdict, WhatIf};
+use feedline::profile::{Advice, Cause, Change, Evidence, Origin, Prediction, Snapshot, StageLoad, Strength, Verdict, WhatIf};
 use feedline::unstable::DEPTH_MAX;
 use serde::Serialize;
 
@@ -32,8 +32,8 @@ pub struct Answer {
     pub strength: &'static str,
     /// The missing evidence, if it is thin.
     pub strength_why: Option<String>,
-    pub evidence: Vec<String>,
-    pub advice: Vec<String>,
+    pub evidence: Vec<Evidence>,
+    pub advice: Vec<Advice>,
     /// Rate of `steps` batches in `seconds`, as for the AU; without steps, of the whole run.
     pub items_per_s: f64,
     pub bytes_per_s: f64,

@@ -139,7 +139,7 @@ fn verdict_with(answer: &Answer, verdict: &Verdict) -> String {
 
 /// The evidence, then the advice.
 fn details(verdict: &Verdict) -> impl Iterator<Item = String> {
-    verdict.evidence.iter().cloned().chain(verdict.advice.iter().map(|text| format!("→ {text}")))
+    verdict.evidence.iter().map(|line| line.text.clone()).chain(verdict.advice.iter().map(|text| format!("→ {text}")))
 }
 
 /// The answer for the head of a page: the verdict's heading, then the rest, one line each.

@@ -336,7 +336,7 @@ impl Epoch {
             if spans::wants_verdicts() {
                 let verdict = Verdict::of(&self.shared.measurements().1);
                 let starves = !matches!(verdict.cause, Cause::NotStarved | Cause::Unknown);
-                let advice = verdict.advice.first().map_or("", String::as_str);
+                let advice = verdict.advice.first().map_or("", |advice| &advice.text);
                 spans::verdict(&verdict.cause.to_string(), advice, starves);
             }
         }

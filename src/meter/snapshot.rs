@@ -326,6 +326,9 @@ pub struct DecodeStage {
     pub cores: u32,
     /// Busy time, summed over the workers.
     pub busy_ns: u64,
+    /// The part of it in `map_batch`.
+    #[serde(default)]
+    pub map_batch_ns: u64,
     /// CPU time of their threads, summed.
     pub cpu_ns: Option<u64>,
     /// Time that their threads were runnable without a core, summed: the kernel's run delay. In the rest of `busy_ns` their own work
@@ -495,7 +498,7 @@ impl Snapshot {
             consumer.skipped_batches,
             consumer.waited_ns, consumer.first_ns, consumer.user_ns, order.busy_ns, order.no_slot_ns, storage.busy_ns,
             storage.blocked_ns, storage.in_flight_ns, storage.direct_bytes, storage.cached_bytes, storage.in_place,
-            storage.recovered, decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples,
+            storage.recovered, decode.busy_ns, decode.map_batch_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples,
             slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns
         );
         all!(

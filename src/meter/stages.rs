@@ -177,6 +177,8 @@ pub(crate) struct DecodeMeters {
     /// Pieces of work in the queues to the workers.
     pub(crate) queued: Area,
     pub(crate) latency: Histogram,
+    /// Time of workers in `map_batch`.
+    pub(crate) map_batch_ns: Counter,
     /// Rows given to workers.
     pub(crate) samples: Lone<Counter>,
     /// Chunks opened, and the samples in them.
@@ -191,6 +193,7 @@ impl DecodeMeters {
         let opened = |count| Chunks { opened: self.chunks.get(), samples: self.chunk_rows.get(), count };
         DecodeStage {
             busy_ns,
+            map_batch_ns: self.map_batch_ns.get(),
             cpu_ns,
             delay_ns,
             starved_ns,

@@ -174,6 +174,8 @@ fn open(core: &Core, opening: Opening, mut sample: Box<Sample>, error: Option<Er
 fn map_batch(core: &Core, worker: &mut Worker, mut slot: Filled) {
     let (samples, recipe, ticket) = (&core.samples, &core.samples.recipe, slot.ticket());
     worker.begins(samples, Doing::Mapping, None);
+    let meters = core.meters.on.then_some(&core.meters);
+    let began = meters.map(|meters| meters.clock.now());
     let mapped = worker.guarded(&core.samples, |worker| {
         worker.scratch.running = Running::Map;
         let mut batch = slot.batch_mut();
@@ -188,6 +190,9 @@ fn map_batch(core: &Core, worker: &mut Worker, mut slot: Filled) {
         }
         Ok(())
     });
+    if let Some((meters, began)) = meters.zip(began) {
+        meters.decode.map_batch_ns.add(meters.clock.now().saturating_sub(began));
+    }
     if let Err(error) = mapped {
         slot.note_failure(error);
     }

@@ -45,6 +45,8 @@ pub struct RankReport {
     pub starved_share: f64,
     /// The limit of its loader.
     pub cause: Option<Cause>,
+    /// Samples handed out.
+    pub samples: u64,
     /// Rows for which others stood in.
     pub bad_samples: u64,
     /// On a GPU, where the host's waits are no starvation.
@@ -84,6 +86,7 @@ impl RankReport {
             world,
             host: host.chars().take(255).collect(),
             batches: snapshot.consumer.batches,
+            samples: snapshot.consumer.samples,
             items_per_s: if step_ns > 0.0 { each(handed.samples as f64) / step_ns * 1e9 } else { 0.0 },
             step_ns,
             starved_share: verdict.starved_share,
@@ -132,6 +135,8 @@ pub struct Late {
     pub share: f64,
     /// The limit of most of their loaders.
     pub cause: Cause,
+    /// The share of their samples that was bad, where the others had less than half of it.
+    pub bad_share: Option<f64>,
 }
 
 impl Across {
@@ -186,6 +191,11 @@ fn late(ranks: &[RankReport], steps: &[Vec<f64>]) -> Option<Late> {
     if cost_ns < COSTS * step_ns || (count > 1.0 && last <= by_chance.min(0.9 * count)) {
         return None;
     }
+    let bad = |of: &[(usize, f64)]| {
+        let sum = |count: fn(&RankReport) -> u64| of.iter().map(|(place, _)| count(&ranks[*place])).sum::<u64>();
+        sum(|rank| rank.bad_samples) as f64 / sum(|rank| rank.samples).max(1) as f64
+    };
+    let (theirs, others) = (bad(&order[..most]), bad(&order[most..]));
     let mut late: Vec<&RankReport> = order[..most].iter().map(|(place, _)| &ranks[*place]).collect();
     late.sort_by_key(|rank| rank.rank);
     let host = &late[0].host;
@@ -201,6 +211,7 @@ fn late(ranks: &[RankReport], steps: &[Vec<f64>]) -> Option<Late> {
         cost_ns,
         share: cost_ns / step_ns,
         cause,
+        bad_share: (theirs > 2.0 * others).then_some(theirs),
     })
 }
 
@@ -217,7 +228,7 @@ impl fmt::Display for Across {
         if !self.missing.is_empty() {
             writeln!(f, "without a report: {}", list(&self.missing))?;
         }
-        let Some(Late { ranks, host, cost_ns, share, cause }) = &self.late else {
+        let Some(Late { ranks, host, cost_ns, share, cause, bad_share }) = &self.late else {
             return f.write_str("No rank holds the others up.");
         };
         let who = match (host, &ranks[..]) {
@@ -226,7 +237,11 @@ impl fmt::Display for Across {
             (None, _) => format!("Ranks {} hold", list(ranks)),
         };
         let (cost, percent) = (time(*cost_ns), 100.0 * share);
-        write!(f, "{who} the others up by {cost} a step, {percent:.0} % of it, limited by {cause}.")
+        write!(f, "{who} the others up by {cost} a step, {percent:.0} % of it, limited by {cause}")?;
+        match bad_share {
+            Some(bad) => write!(f, ", with {:.1} % bad samples.", 100.0 * bad),
+            None => f.write_str("."),
+        }
     }
 }
 
@@ -285,6 +300,19 @@ mod tests {
         let view = Across::of(job(|rank, _| if [1, 6].contains(&rank) { 2000 } else { 0 }));
         assert_eq!(view.late.map(|late| (late.ranks, late.host)), Some((vec![1, 6], None)));
         assert_eq!(Across::of(job(|_, _| 5000)).late, None, "all wait alike");
+    }
+
+    #[test]
+    fn bad_samples_of_the_late_rank_are_told() {
+        let mut reports = job(|rank, _| if rank == 5 { 2000 } else { 0 });
+        for report in &mut reports {
+            (report.samples, report.bad_samples) = (1000, if report.rank == 5 { 300 } else { 10 });
+        }
+        let view = Across::of(reports.clone());
+        assert_eq!(view.late.as_ref().unwrap().bad_share, Some(0.3));
+        assert!(view.to_string().ends_with("limited by storage, with 30.0 % bad samples."), "{view}");
+        reports[0].bad_samples = 900;
+        assert_eq!(Across::of(reports).late.unwrap().bad_share, Some(0.3), "the mean of the others counts");
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub enum Cause {
     Storage,
     /// Decode workers: decoding, transforms, copies from memory and the page cache.
     Decode,
+    /// The caller's `map_batch`, which decode workers run.
+    MapBatch,
     /// Copies to the device, and the operations behind them on the same stream.
     Copy,
     /// The planner's thread: it chooses samples, finds their extents and submits reads.
@@ -93,6 +95,7 @@ impl fmt::Display for Cause {
             return stage.fmt(f);
         }
         f.write_str(match self {
+            Self::MapBatch => "`map_batch`",
             Self::MemoryBudget => "the prefetch buffers",
             Self::HandOver => "handing over",
             Self::PageCache => "reads from memory",

@@ -25,7 +25,7 @@ pub use across::{Across, Late, RankReport};
 pub use load::{Cause, StageLoad};
 pub use prometheus::prometheus;
 pub use trace::trace;
-pub use verdict::{Strength, Verdict};
+pub use verdict::{Advice, Evidence, Measure, Remedy, Strength, Unit, Value, Verdict};
 pub use whatif::{Change, Prediction, WhatIf};
 
 /// The loader of the numbers: labels of metrics, names in a trace.

@@ -203,7 +203,7 @@ fn of_epochs_of_one_batch_nothing_is_said() {
         mostly.cause == Cause::Unknown && mostly.to_string().contains("90 % of the time went into first"),
         "{mostly}"
     );
-    assert!(mostly.advice.iter().any(|line| line.contains("`epochs(a..b)`")), "{mostly}");
+    assert!(mostly.advice.iter().any(|advice| advice.text.contains("`epochs(a..b)`")), "{mostly}");
     // Rates are those of the steady time.
     let some = verdict(50, 5_000, 5_000_000_000, 1_000_000_000);
     assert!(some.to_string().contains("1,000 samples/s"), "{some}");
@@ -269,7 +269,7 @@ fn a_larger_depth_is_advised_while_reads_do_not_wait() {
         let (snapshot, now) = (reading(latencies), 1000.0);
         let (verdict, then) = (Verdict::of(&snapshot), deeper(&snapshot));
         assert_eq!(verdict.cause, Cause::Storage, "{name}: {verdict}");
-        let place = verdict.advice.iter().position(|line| line.starts_with("`tuning(|t| t.depth(64))`"));
+        let place = verdict.advice.iter().position(|advice| advice.text.starts_with("`tuning(|t| t.depth(64))`"));
         assert_eq!(place == Some(0), first, "{name}: {verdict}");
         assert_eq!(place.is_none(), at_limit, "{name}: {verdict}");
         assert_eq!(verdict.to_string().contains("as long as the fastest: they waited for each other"), at_limit);
@@ -303,7 +303,7 @@ fn advice_names_only_changes_that_gain() {
         let (verdict, model) = (Verdict::of(&snapshot), WhatIf::from(&snapshot).unwrap());
         let now = model.with(&Change::default()).items_per_s;
         let faster = model.with(&Change { consumer_factor: Some(1e6), ..Change::default() }).items_per_s;
-        let said = verdict.advice.iter().any(|line| line.contains("with less of it"));
+        let said = verdict.advice.iter().any(|advice| advice.text.contains("with less of it"));
         let asked = [Some(verdict.cause), verdict.also]
             .iter()
             .any(|cause| matches!(cause, Some(Cause::Consumer | Cause::NotStarved)));
@@ -340,7 +340,7 @@ fn an_explicit_slow_reader_is_the_first_advice() {
         snapshot.storage.reader = Some(reader);
         let verdict = Verdict::of(&snapshot);
         assert_eq!(verdict.cause, Cause::Storage, "{verdict}");
-        verdict.advice[0].clone()
+        verdict.advice[0].text.clone()
     };
     for in_flight_ns in [310_000_000_000, 99_000_000_000] {
         let (mmap, pread) = (ReaderInUse::of(ReaderKind::Mmap, true), ReaderInUse::of(ReaderKind::Pread, true));

@@ -1,86 +1,67 @@
 //! The advice of a verdict: the most promising first, in the names of the settings.
 
-use super::{Case, LACKS, WhyUnmeasured, first_share, slots_bound_reads, slots_lack};
+use super::{Advice, Case, LACKS, Remedy, WhyUnmeasured, first_share, slots_bound_reads, slots_lack};
 use crate::meter::{CacheReads, Effort, ReaderKind};
 use crate::report::depth::{Headroom, link_is_full, network_share, on_network_mount};
 use crate::report::load::{Cause, FILLED, StageLoad};
 use crate::report::whatif::{Change, Prediction, WhatIf, least};
 use crate::report::words::{bytes, number, time};
-use crate::setting::Setting;
-use crate::storage::Mode;
-use std::fmt::{Debug, Display};
+use crate::setting::{Dialect, Setting};
+use crate::storage::{Direct, Mode};
 
 /// Smaller samples cost more by their number than by their bytes.
 const SMALL: f64 = 4096.0;
 
-/// A sentence, and the setting with which it begins.
-struct Advice(Option<Setting>, String);
-
-impl From<&str> for Advice {
-    fn from(text: &str) -> Self {
-        Self(None, text.into())
-    }
-}
-
-impl From<String> for Advice {
-    fn from(text: String) -> Self {
-        Self(None, text)
-    }
-}
-
-impl Advice {
-    /// To give the setting this value; nothing where there is no such setting.
-    fn set(setting: Setting, value: impl Debug, rest: impl Display) -> Option<Self> {
-        let setting = setting.there()?;
-        Some(Self(Some(setting), format!("{}{rest}", setting.with(value))))
-    }
-}
-
 impl Case<'_> {
-    pub(super) fn advice(&self) -> Vec<String> {
+    pub(super) fn advice(&self) -> Vec<Advice> {
         let mut all = self.advice_on(self.cause);
         if let Some(also) = self.also {
             // The first of each is the most promising, unless its setting is advised already.
             let first = self.advice_on(also).into_iter().next();
-            let known = |new: &Advice| new.0.is_some() && all.iter().any(|advice| advice.0 == new.0);
+            let known = |new: &Advice| new.value.is_some() && all.iter().any(|advice| advice.setting == new.setting);
             let first = first.filter(|first| !known(first));
             all.extend(first);
         }
         all.extend(self.epochs());
-        all.into_iter().map(|advice| advice.1).collect()
+        all
     }
 
     fn advice_on(&self, cause: Cause) -> Vec<Advice> {
         match cause {
             Cause::NotStarved | Cause::Consumer => self.consumer_advice(),
             Cause::Storage => self.storage_advice(),
-            Cause::Decode => self.decode_advice(),
+            Cause::MapBatch if self.waits_for_python() => vec![self.less_work(cause)],
+            Cause::Decode | Cause::MapBatch => self.decode_advice(cause),
             Cause::Copy => self.copy_advice(),
             Cause::Order => order_advice(),
             Cause::MemoryBudget => self.memory_advice(),
             Cause::PageCache => vec![self.memory_copies()],
-            Cause::OtherPrograms => vec![
+            Cause::OtherPrograms => vec![Advice::new(
+                Remedy::OtherPrograms,
                 "Other programs take the cores: stop them, or give this process cores of its own (`taskset`, a cpuset, a \
-                 container's CPU request). Until then no setting of the loader has a known effect."
-                    .into(),
-            ],
-            Cause::OwnThreads => vec![
-                "Other threads of this process take the cores: give those of the consumer's tensor library fewer."
-                    .into(),
-            ],
+                 container's CPU request). Until then no setting of the loader has a known effect.",
+            )],
+            Cause::OwnThreads => vec![Advice::new(
+                Remedy::OwnThreads,
+                "Other threads of this process take the cores: give those of the consumer's tensor library fewer.",
+            )],
             Cause::CpuQuota => {
                 let quota = self.snapshot.cpu.as_ref().and_then(|cpu| cpu.quota).unwrap_or_default();
                 let higher = format!("A higher CPU quota: the control group of this process has {quota:.1} cores.");
-                vec![higher.into()]
+                vec![Advice::new(Remedy::CpuQuota, higher)]
             }
             Cause::HandOver => {
                 let each = time(self.loads.steady_ns / self.loads.batches);
                 let larger = format!("A larger {}: a batch takes {each}", Setting::BatchSize);
-                vec![(larger + ", mostly going from thread to thread.").into()]
+                let text = larger + ", mostly going from thread to thread.";
+                vec![Advice::new(Remedy::BatchSize, text).about(Setting::BatchSize)]
             }
             Cause::Unknown if self.unmeasured() == Some(WhyUnmeasured::NoStream) => {
                 let bind = Setting::Bind.hint(|bind| format!(", or {bind} for each batch"));
-                let give = |stream| format!("Give the loader the stream of the steps: {stream}{bind}.").into();
+                let give = |stream| {
+                    let text = format!("Give the loader the stream of the steps: {stream}{bind}.");
+                    Advice::new(Remedy::Stream, text).about(stream)
+                };
                 Setting::Stream.there().map(give).into_iter().collect()
             }
             Cause::Unknown => Vec::new(),
@@ -94,39 +75,34 @@ impl Case<'_> {
         }
         let most = self.rate(&faster);
         let next = self.next(&faster);
-        vec![
-            format!("The consumer's own work takes the time; with less of it the loader would give {most}{next}.")
-                .into(),
-        ]
+        let text = format!("The consumer's own work takes the time; with less of it the loader would give {most}{next}.");
+        vec![Advice::new(Remedy::Consumer, text).predicting(&faster)]
     }
 
-    fn decode_advice(&self) -> Vec<Advice> {
+    fn decode_advice(&self, cause: Cause) -> Vec<Advice> {
         let decode = &self.snapshot.decode;
         let needed = self.cores_needed();
         let what = if decode.effort <= Effort::Light { "Copying needs" } else { "Decode needs" };
         let mut all = Vec::new();
         let more = self.better_workers();
         match &more {
-            Some((workers, then)) if self.blocked() => all.push(
-                format!(
-                    "What workers do waits (sleeps, locks, the network, page faults): {} would give {}{}, without more cores.",
-                    Setting::Workers.with(workers),
-                    self.rate(then),
-                    self.next(then)
-                )
-                .into(),
-            ),
+            Some((workers, then)) if self.blocked() => {
+                let (set, rate, next) = (Setting::Workers.with(workers), self.rate(then), self.next(then));
+                let waits = "What workers do waits (sleeps, locks, the network, page faults)";
+                let text = format!("{waits}: {set} would give {rate}{next}, without more cores.");
+                all.push(Advice::new(Remedy::Workers, text).valued(Setting::Workers, workers).predicting(then));
+            }
             _ if f64::from(decode.workers) > self.loads.cores.ceil() && !self.blocked() => {
                 let (workers, cores) = (decode.workers, self.loads.cores.ceil() as u32);
                 let why = format!(": {workers} workers share {cores} cores, more than there are cores do not decode faster.");
-                all.extend(Advice::set(Setting::Workers, cores, why));
+                all.extend(Advice::set(Remedy::Workers, Setting::Workers, cores, why));
             }
             // Where the kernel counts the process's CPU time, the takers have causes of their own.
-            _ if self.competes() && self.snapshot.cpu.is_none() => all.push(
+            _ if self.competes() && self.snapshot.cpu.is_none() => all.push(Advice::new(
+                Remedy::OwnThreads,
                 "Workers wait for cores that others take: threads of this process (give those of the consumer's tensor library \
-                 fewer), or other programs."
-                    .into(),
-            ),
+                 fewer), or other programs.",
+            )),
             Some((workers, then)) => {
                 let (rate, next) = (self.rate(then), self.next(then));
                 // Without work of the consumer there is no limit to the useful cores.
@@ -135,28 +111,33 @@ impl Case<'_> {
                     false => String::new(),
                 };
                 let set = Setting::Workers.with(workers);
-                all.push(Advice(needs.is_empty().then_some(Setting::Workers), format!("{needs}{set} would give {rate}{next}.")));
+                let advice = Advice::new(Remedy::Workers, format!("{needs}{set} would give {rate}{next}."));
+                all.push(advice.valued(Setting::Workers, workers).predicting(then));
             }
-            None if !self.loads.has_demand() => {
-                all.push("More workers would not help: more cores would, or less work for each sample.".into())
+            None => {
+                let has = f64::from(decode.workers).min(self.loads.cores);
+                let (needs, more) = match self.loads.has_demand() {
+                    true => (format!("{what} {needed:.1} cores, has {has}, and "), "more"),
+                    false => (String::new(), "More"),
+                };
+                let rest = "workers would not help: more cores would, or less work for each sample.";
+                all.push(Advice::new(Remedy::Cores, format!("{needs}{more} {rest}")));
             }
-            None => all.push(
-                format!(
-                    "{what} {needed:.1} cores, has {}, and more workers would not help: more cores would, or less work for \
-                     each sample.",
-                    f64::from(decode.workers).min(self.loads.cores)
-                )
-                .into(),
-            ),
         }
-        all.push(self.less_work());
+        all.push(self.less_work(cause));
         all
     }
 
     /// The advice to do less for each sample, by the kind of the work.
-    fn less_work(&self) -> Advice {
+    fn less_work(&self, cause: Cause) -> Advice {
         let (consumer, effort) = (&self.snapshot.consumer, self.snapshot.decode.effort);
-        match effort {
+        let text = match effort {
+            _ if cause == Cause::MapBatch && self.waits_for_python() => {
+                "Less work in `map_batch`: one thread at a time runs Python code, so more workers help only as far as it \
+                 waits, or computes in libraries that release the interpreter's lock."
+                    .into()
+            }
+            _ if cause == Cause::MapBatch => "Less work in `map_batch`, or once, before the training.".into(),
             Effort::Pictures => {
                 let scaling = Setting::DctScaling.hint(|scaling| format!("{scaling} and "));
                 format!(
@@ -168,20 +149,26 @@ impl Case<'_> {
             }
             Effort::Own => "Less work for each sample in the decoders and transforms, or once, before the training.".into(),
             Effort::Light | Effort::Copy => return self.fewer_bytes(consumer.bytes as f64 / consumer.samples.max(1) as f64),
-        }
-        .into()
+        };
+        Advice::new(Remedy::LessWork, text)
+    }
+
+    /// Whether `map_batch` may be bound by Python's lock: threads that hold it by turns use up to one core. With less, it waits
+    /// for something else.
+    fn waits_for_python(&self) -> bool {
+        Dialect::spoken() == Dialect::Python && self.loads.working * self.loads.on_cpu >= 0.5
     }
 
     /// The advice where samples are only copied.
     fn fewer_bytes(&self, each: f64) -> Advice {
         if each < SMALL {
             let each = bytes(each);
-            return format!("Samples of {each} take longer for themselves than for their bytes: larger ones, several in one, cost less.")
-                .into();
+            let text = format!("Samples of {each} take longer for themselves than for their bytes: larger ones, several in one, cost less.");
+            return Advice::new(Remedy::Pack, text);
         }
         let keep = Setting::Keep.hint(|keep| format!(" ({keep})"));
-        format!("Fewer bytes for each sample of {}: only the fields that are used{keep}, a smaller type.", bytes(each))
-            .into()
+        let text = format!("Fewer bytes for each sample of {}: only the fields that are used{keep}, a smaller type.", bytes(each));
+        Advice::new(Remedy::FewerBytes, text)
     }
 
     /// The advice where readers copy bytes from memory.
@@ -238,34 +225,35 @@ impl Case<'_> {
                 Setting::MemoryBudget,
                 (1.0 / loads.depth_filled.clamp(0.01, 1.0)).min(2.0)
             );
-            all.extend(Advice::set(Setting::Slots, twice(self.snapshot.slots.count), rest));
+            all.extend(Advice::set(Remedy::Slots, Setting::Slots, twice(self.snapshot.slots.count), rest));
         } else if filled && loads.headroom == Headroom::Left {
             all.extend(self.deeper("and took hardly longer than the fastest"));
         }
         if self.bytes_per_read() < 65536.0 && storage.counts.ops > 0 {
             let each = bytes(self.bytes_per_read());
-            all.push(format!("Reads of {each} are small: where each is a file of its own, {}", packed()).into());
+            let text = format!("Reads of {each} are small: where each is a file of its own, {}", packed());
+            all.push(Advice::new(Remedy::Pack, text));
         }
         all.extend(self.network_advice());
         if network_share(storage) < 0.5 {
             let cached = self.model.with(&Change { cached: true, ..Change::default() });
             let how = "Faster storage (local NVMe), fewer bytes for each sample, or memory for the page cache";
-            all.extend(self.gains(&cached).then(|| self.all_cached(how, &cached).into()));
+            let advice = || Advice::new(Remedy::Storage, self.all_cached(how, &cached)).predicting(&cached);
+            all.extend(self.gains(&cached).then(advice));
         }
         if filled && loads.headroom == Headroom::Unknown {
             all.extend(self.deeper("which helps unless the device is at its limit, and latencies do not tell"));
         }
         if storage.direct_bytes > 0 && storage.cached_bytes == 0 {
             let (direct, reader) = (Setting::Direct, Setting::Reader);
-            all.push(
-                format!("Reads bypass the page cache: with memory to spare, {direct} and {reader} can go through it.")
-                    .into(),
-            );
+            let text = format!("Reads bypass the page cache: with memory to spare, {direct} and {reader} can go through it.");
+            all.push(Advice::new(Remedy::PageCache, text).valued(direct, Direct::Off));
         }
         let again = storage.counts.retries.saturating_add(storage.counts.short_reads);
         if again > storage.counts.ops / 100 {
             let retries = number(again as f64);
-            all.push(format!("{retries} reads were repeated or continued: look at the storage.").into());
+            let text = format!("{retries} reads were repeated or continued: look at the storage.");
+            all.push(Advice::new(Remedy::Repeated, text));
         }
         all
     }
@@ -278,7 +266,8 @@ impl Case<'_> {
         {
             let (throttled, all_of) = (number(network.throttled as f64), number(network.requests as f64));
             let what = "fewer loaders at a time, keys under more prefixes, or a higher quota";
-            all.push(format!("The store throttled {throttled} of {all_of} requests: {what}.").into());
+            let text = format!("The store throttled {throttled} of {all_of} requests: {what}.");
+            all.push(Advice::new(Remedy::Throttled, text));
         }
         let local = self.model.with(&Change { local_cache: true, ..Change::default() });
         let how = match &storage.local_cache {
@@ -294,7 +283,9 @@ impl Case<'_> {
         };
         // A few misses of a full cache are not worth a word.
         let misses = network_share(storage) >= 0.05 && self.gains(&local);
-        all.extend(misses.then(|| self.all_cached(&how, &local).into()));
+        let setting = if storage.local_cache.is_none() { Setting::Cache } else { Setting::CacheBytes };
+        let advice = || Advice::new(Remedy::Cache, self.all_cached(&how, &local)).about(setting).predicting(&local);
+        all.extend(misses.then(advice));
         all
     }
 
@@ -309,7 +300,8 @@ impl Case<'_> {
         let then = self.model.with(&Change { depth: Some(twice(depth)), ..Change::default() });
         let (rate, next) = (number(then.items_per_s), self.next(&then));
         let rest = format!(": all {depth} reads were in flight, {why}. At most {rate} samples/s{next}.");
-        Advice::set(Setting::Depth, twice(depth), rest).filter(|_| self.gains(&then))
+        let deeper = Advice::set(Remedy::Depth, Setting::Depth, twice(depth), rest).filter(|_| self.gains(&then))?;
+        Some(deeper.predicting(&then))
     }
 
     /// Whether a change is worth a word.
@@ -333,7 +325,7 @@ impl Case<'_> {
             ReaderKind::Uring | ReaderKind::Network => return None,
         };
         let instead = "io_uring, where the kernel allows it, submits many reads at once into registered memory";
-        Advice::set(Setting::Reader, Mode::Auto, format!(": {lacks}; {instead}."))
+        Advice::set(Remedy::Reader, Setting::Reader, Mode::Auto, format!(": {lacks}; {instead}."))
     }
 
     fn memory_advice(&self) -> Vec<Advice> {
@@ -341,14 +333,14 @@ impl Case<'_> {
         let mut all = Vec::new();
         if loads.slots[3] >= 0.5 * f64::from(slots.max(2)) {
             let held = loads.slots[3];
-            all.push(
-                format!("The consumer holds {held:.1} of {slots} slots: drop batches as soon as they are used.").into(),
-            );
+            let text = format!("The consumer holds {held:.1} of {slots} slots: drop batches as soon as they are used.");
+            all.push(Advice::new(Remedy::DropBatches, text));
         }
         if loads.no_buffer >= LACKS {
             let buffers = self.snapshot.copy.as_ref().map_or(0, |copy| copy.buffers);
             let rest = ": full slots wait for device memory.";
-            all.extend(Advice::set(Setting::DeviceBatches, buffers.saturating_add(2), rest));
+            let set = Advice::set(Remedy::DeviceBatches, Setting::DeviceBatches, buffers.saturating_add(2), rest);
+            all.extend(set);
         }
         if loads.no_room >= LACKS {
             all.push(more_room());
@@ -359,7 +351,7 @@ impl Case<'_> {
                 ", with the {budget} for it, may help: stages wait for each other with {slots}. So may a larger {}.",
                 Setting::BatchSize
             );
-            all.extend(Advice::set(Setting::Slots, twice(slots), rest));
+            all.extend(Advice::set(Remedy::Slots, Setting::Slots, twice(slots), rest));
         }
         all
     }
@@ -374,7 +366,8 @@ impl Case<'_> {
     fn epochs(&self) -> Option<Advice> {
         let epochs = Setting::Epochs.there().filter(|_| first_share(self.snapshot, self.loads) >= 0.2)?;
         let much = "Much of the time goes into first batches";
-        Some(format!("{much}: {epochs} reads ahead across the end of an epoch.").into())
+        let text = format!("{much}: {epochs} reads ahead across the end of an epoch.");
+        Some(Advice::new(Remedy::Epochs, text).about(epochs))
     }
 
     fn rate(&self, then: &Prediction) -> String {
@@ -399,16 +392,15 @@ impl Case<'_> {
                 "Operations on the device{finish} take longer than the copies: a smaller type, or none and the \
                  conversion in the model."
             );
-            return vec![less.into()];
+            return vec![Advice::new(Remedy::DeviceOps, less)];
         }
         let convert = Setting::Finish
             .hint(|finish| format!("keep pictures as bytes and have the device convert them ({finish}), "));
         let keep = Setting::Keep.hint(|keep| format!(" ({keep})"));
         let numa = Setting::Numa.hint(|numa| format!(" Set {numa} to the device's node."));
-        vec![
-            format!("Fewer bytes over the bus: {convert}drop fields that are not used{keep}.").into(),
-            format!("The report says whether slots are pinned; copies from unpinned memory are slower.{numa}").into(),
-        ]
+        let fewer = format!("Fewer bytes over the bus: {convert}drop fields that are not used{keep}.");
+        let pinned = format!("The report says whether slots are pinned; copies from unpinned memory are slower.{numa}");
+        vec![Advice::new(Remedy::FewerBytes, fewer), Advice::new(Remedy::Pinned, pinned).about(Setting::Numa)]
     }
 }
 
@@ -418,8 +410,11 @@ fn order_advice() -> Vec<Advice> {
         Setting::BatchSize,
         packed()
     );
-    let own = |sampler| format!("A {sampler} of your own runs on this thread: make it cheaper.");
-    std::iter::once(larger).chain(Setting::Sampler.there().map(own)).map(Advice::from).collect()
+    let own = |sampler| {
+        Advice::new(Remedy::Sampler, format!("A {sampler} of your own runs on this thread: make it cheaper."))
+    };
+    let larger = Advice::new(Remedy::BatchSize, larger).about(Setting::BatchSize);
+    std::iter::once(larger).chain(Setting::Sampler.there().map(own)).collect()
 }
 
 fn packed() -> String {
@@ -428,7 +423,8 @@ fn packed() -> String {
 
 /// The advice when rows wait for room.
 fn more_room() -> Advice {
-    format!("A larger {}: reads wait for room for their bytes.", Setting::MemoryBudget).into()
+    let text = format!("A larger {}: reads wait for room for their bytes.", Setting::MemoryBudget);
+    Advice::new(Remedy::MemoryBudget, text).about(Setting::MemoryBudget)
 }
 
 /// Twice as many slots, or reads, up to the most allowed.

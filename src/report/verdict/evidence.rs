@@ -1,18 +1,19 @@
 //! The evidence of a verdict: its measurements in sentences.
 
-use super::{AHEAD, Case, FED, first_share};
+use super::{AHEAD, Case, Evidence, FED, Measure, Unit, first_share, map_share};
 use crate::report::depth::{Headroom, link_is_full};
 use crate::report::load::{Cause, FILLED};
 use crate::report::words::{bytes, grouped, number, time};
 
 impl Case<'_> {
-    pub(super) fn evidence(&self) -> Vec<String> {
+    pub(super) fn evidence(&self) -> Vec<Evidence> {
         let storage = self.snapshot.storage.counts.ops > 0 || self.snapshot.storage.cached_bytes > 0;
         let mut all = vec![self.waits()];
         all.extend(self.read_ahead());
         all.extend(self.first_batches());
         all.extend(self.snapshot.copy.is_some().then(|| self.copies()));
         all.push(self.workers());
+        all.extend(self.map_batch());
         all.extend(self.kernel());
         all.extend(self.cores());
         all.extend(storage.then(|| self.reads()));
@@ -23,7 +24,7 @@ impl Case<'_> {
         all
     }
 
-    fn waits(&self) -> String {
+    fn waits(&self) -> Evidence {
         let (loads, consumer) = (self.loads, &self.snapshot.consumer);
         let (all, rate) = (time(loads.steady_ns), number(loads.items_per_s));
         let batches = grouped(&consumer.batches.to_string());
@@ -31,7 +32,8 @@ impl Case<'_> {
         let of = format!("of {all} for {batches} batch{plural}, {rate} samples/s");
         let host = 100.0 * consumer.waited_ns as f64 / loads.steady_ns;
         let Some(starved) = loads.starved else {
-            return format!("The consumer waited {host:.1} % {of}. Whether the GPU had work meanwhile is not known.");
+            let text = format!("The consumer waited {host:.1} % {of}. Whether the GPU had work meanwhile is not known.");
+            return Evidence::share(Measure::HostWaits, host / 100.0, text);
         };
         let percent = 100.0 * starved;
         if self.snapshot.consumer.gpu.is_some() {
@@ -41,40 +43,40 @@ impl Case<'_> {
             } else {
                 String::new()
             };
-            return format!("The GPU's stream waited {percent:.1} % {of}.{host}");
+            let text = format!("The GPU's stream waited {percent:.1} % {of}.{host}");
+            return Evidence::share(Measure::Starved, starved, text);
         }
         let mut text = format!("The consumer waited {percent:.1} % {of}");
         if consumer.waits.count > 0 && starved >= FED {
             let (half, most) = (time(consumer.waits.p50_ns), time(consumer.waits.p99_ns));
             text += &format!("; half of the waits took at most {half}, 99 % of them {most}");
         }
-        text + "."
+        Evidence::share(Measure::Starved, starved, text + ".")
     }
 
     /// A note that the rate cannot be kept up.
-    fn read_ahead(&self) -> Option<String> {
+    fn read_ahead(&self) -> Option<Evidence> {
         let (rate, kept) = (self.loads.items_per_s, self.loads.sustained());
         (rate > AHEAD * kept).then(|| {
-            format!(
-                "Some of these samples were ready before the first batch: {} samples/s can be kept up.",
-                number(kept)
-            )
+            let text = "Some of these samples were ready before the first batch";
+            let text = format!("{text}: {} samples/s can be kept up.", number(kept));
+            Evidence::new(Measure::SustainedRate, kept, Unit::SamplesPerS, text)
         })
     }
 
-    fn first_batches(&self) -> Option<String> {
+    fn first_batches(&self) -> Option<Evidence> {
         let first = self.snapshot.consumer.first_ns as f64;
         let share = first_share(self.snapshot, self.loads);
         (share >= 0.1).then(|| {
-            format!(
-                "Beside that, first batches of epochs took {}, {:.0} % of all time; that does not count as starved.",
-                time(first),
-                100.0 * share
-            )
+            let (took, percent) = (time(first), 100.0 * share);
+            let text = format!(
+                "Beside that, first batches of epochs took {took}, {percent:.0} % of all time; that does not count as starved."
+            );
+            Evidence::share(Measure::FirstBatches, share, text)
         })
     }
 
-    fn copies(&self) -> String {
+    fn copies(&self) -> Evidence {
         let (loads, copy) = (self.loads, self.snapshot.copy.clone().unwrap_or_default());
         // Copies that are shorter than a tick of the device's clock have no rate.
         let speed = match copy.busy_ns {
@@ -86,67 +88,79 @@ impl Case<'_> {
             0 => String::new(),
             ops => format!("operations on the device took {:.0} %; ", share(ops)),
         };
-        format!(
+        let text = format!(
             "Copies to the device were on the bus {:.0} % of the time{speed}; {ops}{:.0} % of the time the next one waited \
              for device memory that the consumer used.",
             share(copy.busy_ns),
             100.0 * loads.no_buffer
-        )
+        );
+        Evidence::share(Measure::CopiesOnBus, share(copy.busy_ns) / 100.0, text)
     }
 
-    fn workers(&self) -> String {
+    fn workers(&self) -> Evidence {
         let decode = &self.snapshot.decode;
         let all = f64::from(decode.workers.max(1)) * self.loads.steady_ns;
         let percent = |ns: u64| (100.0 * ns as f64 / all).min(100.0);
-        format!(
+        let text = format!(
             "{} decode workers: busy {:.0} % of the time, waiting for samples {:.0} %, ahead of the consumer {:.0} %.",
             decode.workers,
             percent(decode.busy_ns),
             percent(decode.starved_ns),
             percent(decode.ahead_ns)
-        )
+        );
+        Evidence::share(Measure::WorkersBusy, percent(decode.busy_ns) / 100.0, text)
+    }
+
+    fn map_batch(&self) -> Option<Evidence> {
+        let share = map_share(self.snapshot);
+        let text = || format!("`map_batch` took {:.0} % of the time that workers worked.", 100.0 * share);
+        (share > 0.0).then(|| Evidence::share(Measure::MapBatch, share, text()))
     }
 
     /// The lack of cores by the kernel's counts.
-    fn kernel(&self) -> Vec<String> {
+    fn kernel(&self) -> Vec<Evidence> {
         let Some(cpu) = &self.snapshot.cpu else { return Vec::new() };
         let mut all = Vec::new();
         if let Some(quota) = cpu.quota.filter(|_| cpu.periods > 0) {
             let (throttled, periods) = (cpu.throttled, cpu.periods);
-            all.push(format!("The CPU quota of {quota:.1} cores was used up in {throttled} of {periods} periods."));
+            let text = format!("The CPU quota of {quota:.1} cores was used up in {throttled} of {periods} periods.");
+            all.push(Evidence::share(Measure::QuotaUsedUp, throttled as f64 / periods as f64, text));
         }
         if self.loads.taken.is_some() {
             let (lost, used) = (100.0 * self.loads.lost.min(1.0), cpu.process_ns as f64 / self.loads.steady_ns);
-            all.push(format!(
+            let text = format!(
                 "The loader's threads stood ready without a core for {lost:.0} % of the time; the process had {used:.1} of {} cores.",
                 self.loads.cores
-            ));
+            );
+            all.push(Evidence::share(Measure::WithoutCore, self.loads.lost, text));
         }
         all
     }
 
-    fn cores(&self) -> Option<String> {
+    fn cores(&self) -> Option<Evidence> {
         if self.competes() {
             let wanted = self.loads.working * self.loads.on_cpu;
             let got = wanted * self.loads.cpu_share;
-            return Some(format!(
+            let text = format!(
                 "Of {wanted:.1} workers that could have run {got:.1} were on a core, on average; the process may use {} cores.",
                 self.loads.cores
-            ));
+            );
+            return Some(Evidence::share(Measure::OnCore, self.loads.cpu_share, text));
         }
         self.blocked().then(|| {
-            let percent = 100.0 * (1.0 - self.loads.on_cpu);
-            format!("For {percent:.0} % of the time that workers worked, what they did waited: not for a core.")
+            let blocked = 1.0 - self.loads.on_cpu;
+            let percent = 100.0 * blocked;
+            let text = format!("For {percent:.0} % of the time that workers worked, what they did waited: not for a core.");
+            Evidence::share(Measure::WorkBlocked, blocked, text)
         })
     }
 
-    fn reads(&self) -> String {
+    fn reads(&self) -> Evidence {
         let (loads, storage) = (self.loads, &self.snapshot.storage);
         if storage.counts.ops == 0 {
-            return format!(
-                "{:.2} GB came from the page cache, and nothing was read.",
-                storage.cached_bytes as f64 / 1e9
-            );
+            let cached = storage.cached_bytes as f64;
+            let text = format!("{:.2} GB came from the page cache, and nothing was read.", cached / 1e9);
+            return Evidence::new(Measure::CachedBytes, cached, Unit::Bytes, text);
         }
         let depth = f64::from(storage.depth.max(1));
         let mut text =
@@ -170,10 +184,10 @@ impl Case<'_> {
             text +=
                 &format!("; {:.0} % of the bytes came from the page cache", 100.0 * storage.cached_bytes as f64 / all);
         }
-        text + "."
+        Evidence::share(Measure::ReadsInFlight, loads.storage, text + ".")
     }
 
-    fn network(&self) -> Option<String> {
+    fn network(&self) -> Option<Evidence> {
         let network = self.snapshot.storage.network.as_ref().filter(|network| network.requests > 0)?;
         let steady = self.loads.steady_ns;
         let (half, most) = (time(network.first_byte.p50_ns), time(network.first_byte.p99_ns));
@@ -192,10 +206,11 @@ impl Case<'_> {
         if network.retries > 0 {
             text += &format!("; {} were repeated, {} throttled", network.retries, network.throttled);
         }
-        Some(text + ".")
+        let in_flight = network.in_flight_ns as f64 / steady;
+        Some(Evidence::new(Measure::RequestsInFlight, in_flight, Unit::Count, text + "."))
     }
 
-    fn local_cache(&self) -> Option<String> {
+    fn local_cache(&self) -> Option<Evidence> {
         let cache = self.snapshot.storage.local_cache.as_ref().filter(|cache| cache.hits + cache.misses > 0)?;
         let reads = cache.hits.saturating_add(cache.misses);
         let share = 100.0 * cache.hits as f64 / reads.max(1) as f64;
@@ -206,10 +221,10 @@ impl Case<'_> {
         if let (Some(why), 1..) = (&cache.why, cache.not_kept) {
             text += &format!("; {} times it kept nothing ({why})", cache.not_kept);
         }
-        Some(text + ".")
+        Some(Evidence::share(Measure::LocalCacheHits, share / 100.0, text + "."))
     }
 
-    fn slots(&self) -> String {
+    fn slots(&self) -> Evidence {
         let [free, filling, full, held] = self.loads.slots;
         let mut text = format!(
             "Of {} slots {free:.1} were free, {filling:.1} being filled, {full:.1} full and waiting, {held:.1} with the consumer, on \
@@ -220,14 +235,13 @@ impl Case<'_> {
         if self.loads.no_room >= 0.05 {
             text += &format!(", and no room for encoded bytes {:.0} %", 100.0 * self.loads.no_room);
         }
-        text + "."
+        Evidence::share(Measure::NoSlot, self.loads.no_slot, text + ".")
     }
 
-    fn planner(&self) -> String {
+    fn planner(&self) -> Evidence {
         let each = time(self.loads.order * self.loads.steady_ns / self.loads.batches);
-        format!(
-            "The planner's thread computed {:.0} % of the time, {each} for each batch.",
-            100.0 * self.loads.order.min(1.0)
-        )
+        let busy = self.loads.order.min(1.0);
+        let text = format!("The planner's thread computed {:.0} % of the time, {each} for each batch.", 100.0 * busy);
+        Evidence::share(Measure::PlannerBusy, busy, text)
     }
 }

@@ -41,10 +41,13 @@
 //! - Starvation is that of the steady time: first batches of iterators are reported apart.
 
 mod advice;
+mod codes;
 mod evidence;
 #[cfg(test)]
 #[path = "../../../tests/unit/verdict.rs"]
 mod tests;
+
+pub use codes::{Advice, Evidence, Measure, Remedy, Unit, Value};
 
 use super::depth::link_is_full;
 use super::load::{Cause, FILLED, Loads, StageLoad};
@@ -58,6 +61,9 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Verdict {
+    /// [`VERSION`](Self::VERSION) of its maker: goes up where a field or a code gets another meaning.
+    #[serde(default)]
+    pub version: u32,
     /// The limiting stage.
     pub cause: Cause,
     /// Another stage within 20 % of limiting.
@@ -67,10 +73,10 @@ pub struct Verdict {
     pub starved_share: f64,
     /// The confidence.
     pub strength: Strength,
-    /// The measurements, a sentence each.
-    pub evidence: Vec<String>,
-    /// Advice, the most promising first, in the names of [`LoaderBuilder`](crate::LoaderBuilder)'s settings.
-    pub advice: Vec<String>,
+    /// The measurements.
+    pub evidence: Vec<Evidence>,
+    /// Advice, the most promising first.
+    pub advice: Vec<Advice>,
     /// The stages with work, from the consumer upstream.
     pub stages: Vec<StageLoad>,
     /// Whether the consumer works between two batches. Without a demand the cause is the limit of the loader alone.
@@ -105,6 +111,8 @@ const NEAR: f64 = 0.8;
 const LACKS: f64 = 0.3;
 /// Handing over takes the time when the work of all stages, one after the other, is less than this share of it.
 const AT_WORK: f64 = 0.6;
+/// Decode is the caller's `map_batch` from this share of the workers' work on.
+const MOSTLY_MAPS: f64 = 0.5;
 /// Least evidence of a verdict that is more than a guess.
 const BATCHES_LEAST: f64 = 8.0;
 const STEADY_LEAST_NS: f64 = 0.5e9;
@@ -126,6 +134,9 @@ const HANDED_NS: f64 = 2e6;
 const PREPARED_LEAST: f64 = 0.5;
 
 impl Verdict {
+    /// The version of its fields and codes. New ones may come without a new version.
+    pub const VERSION: u32 = 1;
+
     /// The verdict on what was measured.
     pub fn of(snapshot: &Snapshot) -> Self {
         let Some((loads, model)) = Loads::of(snapshot).zip(WhatIf::from(snapshot)) else {
@@ -138,10 +149,15 @@ impl Verdict {
             (Cause::NotStarved, _) if first_share(snapshot, &loads) >= MOSTLY_FIRST => (Cause::Unknown, None),
             decided => decided,
         };
-        let in_memory = |cause| if cause == Cause::Storage && loads.from_memory { Cause::PageCache } else { cause };
-        let (cause, also) = (in_memory(cause), also.map(in_memory));
+        let precise = |cause| match cause {
+            Cause::Storage if loads.from_memory => Cause::PageCache,
+            Cause::Decode if map_share(snapshot) >= MOSTLY_MAPS => Cause::MapBatch,
+            cause => cause,
+        };
+        let (cause, also) = (precise(cause), also.map(precise));
         let case = Case { snapshot, loads: &loads, model, cause, also };
         Self {
+            version: Self::VERSION,
             cause,
             also,
             starved_share: loads.starved.unwrap_or(0.0),
@@ -161,6 +177,7 @@ impl Verdict {
         };
         let why = why.to_string();
         Self {
+            version: Self::VERSION,
             cause: Cause::Unknown,
             also: None,
             starved_share: 0.0,
@@ -200,6 +217,11 @@ impl Verdict {
             cause => cause.to_string(),
         }
     }
+}
+
+/// Share of the workers' work in `map_batch`.
+fn map_share(snapshot: &Snapshot) -> f64 {
+    (snapshot.decode.map_batch_ns as f64 / snapshot.decode.busy_ns.max(1) as f64).min(1.0)
 }
 
 fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
@@ -333,6 +355,7 @@ impl Case<'_> {
             }
             Cause::OtherPrograms | Cause::OwnThreads | Cause::CpuQuota => loads.lost >= 0.3,
             Cause::MemoryBudget => loads.lacks_room() >= 2.0 * LACKS && highest < NEAR && self.more_slots().is_some(),
+            Cause::MapBatch => loads.load(PipelineStage::Decode) >= 0.9,
             cause => cause.stage().is_some_and(|stage| loads.load(stage) >= 0.9),
         };
         if clear && self.also.is_none() { Strength::Strong } else { Strength::Fair }
