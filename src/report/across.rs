@@ -9,14 +9,17 @@
 //! The waits of the last steps are compared step by step, so that hiccups of all ranks by turns are not the fault of one. Ranks
 //! are held responsible where they cost at least [`COSTS`] of a step and are last in more steps than chance makes them.
 //!
+//! Where no waits tell, the time does that the consumers' threads stood ready without a core: a rank with a lower quota, fewer
+//! cores or busier ones is late with its own part of the step.
+//!
 //! # Limits
 //!
-//! - A rank with slow work of its own is not seen: the others wait for it within the step, not for a batch.
+//! - A rank with more work of its own is not seen: the others wait for it within the step, not for a batch.
 //! - On a GPU the host's waits are no waits of the stream. Means of the stream's waits are compared there, without a test of
 //!   chance.
 //! - Ranks of different steps (epoch and batch) share fewer than [`STEPS_LEAST`]: means are compared, too.
 
-use super::load::Cause;
+use super::load::{Cause, Loads};
 use super::verdict::Verdict;
 use super::words::{number, time};
 use crate::meter::{Snapshot, Timeline};
@@ -49,6 +52,10 @@ pub struct RankReport {
     pub samples: u64,
     /// Rows for which others stood in.
     pub bad_samples: u64,
+    /// Time of each batch that its consumer stood ready without a core, in nanoseconds.
+    pub without_core_ns: f64,
+    /// The takers of its cores, where they take much.
+    pub cores_taken_by: Option<Cause>,
     /// On a GPU, where the host's waits are no starvation.
     pub on_device: bool,
     /// The last waits, in microseconds: epoch, first batch, and the wait for each batch from there on.
@@ -61,6 +68,8 @@ const WAITS: usize = 256;
 const STEPS_LEAST: usize = 16;
 /// Ranks that cost less than this share of a step are not worth a word.
 const COSTS: f64 = 0.03;
+/// The same, for ranks whose batches were there.
+const LACKS_CORES: f64 = 0.1;
 /// Standard deviations above chance.
 const BEYOND_CHANCE: f64 = 4.0;
 
@@ -92,6 +101,8 @@ impl RankReport {
             starved_share: verdict.starved_share,
             cause: Some(verdict.cause),
             bad_samples: snapshot.consumer.substituted,
+            without_core_ns: each(snapshot.consumer.delay_ns.unwrap_or(0) as f64),
+            cores_taken_by: Loads::of(snapshot).and_then(|loads| loads.taken),
             on_device: snapshot.copy.is_some(),
             waits,
         }
@@ -135,6 +146,8 @@ pub struct Late {
     pub share: f64,
     /// The limit of most of their loaders.
     pub cause: Cause,
+    /// Their batches were there: their own threads stood ready without a core.
+    pub without_core: bool,
     /// The share of their samples that was bad, where the others had less than half of it.
     pub bad_share: Option<f64>,
 }
@@ -147,7 +160,13 @@ impl Across {
         let missing = (0..world).filter(|rank| !by_rank.contains_key(rank)).collect();
         let ranks: Vec<RankReport> = by_rank.into_values().collect();
         let (waits, steps) = compared(&ranks);
-        let late = late(&ranks, &waits);
+        let waits_of = |rank: &RankReport| rank.cause;
+        let taken = |rank: &RankReport| rank.cores_taken_by.or(Some(Cause::OtherPrograms));
+        let cores = || vec![ranks.iter().map(|rank| rank.without_core_ns).collect()];
+        let late = late(&ranks, &waits, COSTS, waits_of).or_else(|| {
+            let late = late(&ranks, &cores(), LACKS_CORES, taken)?;
+            Some(Late { without_core: true, ..late })
+        });
         Self { ranks, missing, steps, late }
     }
 }
@@ -165,7 +184,13 @@ fn compared(ranks: &[RankReport]) -> (Vec<Vec<f64>>, u64) {
     (steps, count)
 }
 
-fn late(ranks: &[RankReport], steps: &[Vec<f64>]) -> Option<Late> {
+/// The ranks that are last in most of these steps, where they cost at least the share `least` of a step.
+fn late(
+    ranks: &[RankReport],
+    steps: &[Vec<f64>],
+    least: f64,
+    cause: impl Fn(&RankReport) -> Option<Cause>,
+) -> Option<Late> {
     let count = steps.len() as f64;
     let step_ns = ranks.iter().map(|rank| rank.step_ns).fold(0.0, f64::max);
     if ranks.len() < 2 || step_ns <= 0.0 {
@@ -188,7 +213,7 @@ fn late(ranks: &[RankReport], steps: &[Vec<f64>]) -> Option<Late> {
     let (cost_ns, last) = sets[most - 1];
     let chance = most as f64 / ranks.len() as f64;
     let by_chance = count * chance + BEYOND_CHANCE * (count * chance * (1.0 - chance)).sqrt();
-    if cost_ns < COSTS * step_ns || (count > 1.0 && last <= by_chance.min(0.9 * count)) {
+    if cost_ns < least * step_ns || (count > 1.0 && last <= by_chance.min(0.9 * count)) {
         return None;
     }
     let bad = |of: &[(usize, f64)]| {
@@ -201,7 +226,7 @@ fn late(ranks: &[RankReport], steps: &[Vec<f64>]) -> Option<Late> {
     let host = &late[0].host;
     let of_host = ranks.iter().filter(|rank| rank.host == *host).count();
     let whole = late.iter().all(|rank| rank.host == *host) && of_host == late.len() && late.len() > 1;
-    let causes = late.iter().filter_map(|rank| rank.cause);
+    let causes = late.iter().filter_map(|rank| cause(rank));
     let mut counts = BTreeMap::<String, (usize, Cause)>::new();
     causes.for_each(|cause| counts.entry(format!("{cause:?}")).or_insert((0, cause)).0 += 1);
     let cause = counts.into_values().max_by_key(|(count, _)| *count).map_or(Cause::Unknown, |(_, cause)| cause);
@@ -211,6 +236,7 @@ fn late(ranks: &[RankReport], steps: &[Vec<f64>]) -> Option<Late> {
         cost_ns,
         share: cost_ns / step_ns,
         cause,
+        without_core: false,
         bad_share: (theirs > 2.0 * others).then_some(theirs),
     })
 }
@@ -228,7 +254,7 @@ impl fmt::Display for Across {
         if !self.missing.is_empty() {
             writeln!(f, "without a report: {}", list(&self.missing))?;
         }
-        let Some(Late { ranks, host, cost_ns, share, cause, bad_share }) = &self.late else {
+        let Some(Late { ranks, host, cost_ns, share, cause, without_core, bad_share }) = &self.late else {
             return f.write_str("No rank holds the others up.");
         };
         let who = match (host, &ranks[..]) {
@@ -238,6 +264,9 @@ impl fmt::Display for Across {
         };
         let (cost, percent) = (time(*cost_ns), 100.0 * share);
         write!(f, "{who} the others up by {cost} a step, {percent:.0} % of it, limited by {cause}")?;
+        if *without_core {
+            f.write_str(": not by its batches, its own threads stood ready without a core")?;
+        }
         match bad_share {
             Some(bad) => write!(f, ", with {:.1} % bad samples.", 100.0 * bad),
             None => f.write_str("."),

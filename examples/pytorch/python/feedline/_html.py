@@ -13,7 +13,7 @@ STYLE = "font:13px/1.5 system-ui,sans-serif;color:#1d2733;background:#fff;border
 def page(report: str, verdict: dict[str, Any], snapshot: dict[str, Any]) -> str:
     """The verdict, a bar for each stage, and the report."""
     bars = "".join(_bar(name, parts) for name, parts in _stages(snapshot))
-    hints = "".join(f"<li>{escape(advice["text"])}</li>" for advice in verdict["advice"])
+    hints = "".join(f"<li>{escape(text)}</li>" for text in (advice["text"] for advice in verdict["advice"]))
     return (
         f'<div style="{STYLE}"><div style="font-size:16px;margin:0 0 8px"><b>{escape(verdict["headline"])}</b></div>'
         f'<table style="border-collapse:collapse;width:100%;font:inherit">{bars}</table>'

@@ -22,20 +22,24 @@ from PIL import Image
 
 import feedline.torch
 
-PICTURES, BATCH = 2048, 8
+PICTURES = 4096
 
 
 def prepare(folder: Path) -> None:
-    """Small pictures; the same with two of three cut off; and records for direct reads."""
+    """Small pictures; the same with large, damaged ones among them; and records for direct reads."""
     noise = np.random.default_rng(0)
-    for name in ("whole/a", "cut/a"):
+    for name in ("whole/a", "damaged/a"):
         (folder / name).mkdir(parents=True)
+    bad = folder / "bad.jpg"
+    Image.fromarray(noise.integers(0, 255, (3200, 3200, 3), dtype=np.uint8)).save(bad, quality=90)
+    # Noise in the last part, which a decoder meets late.
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[: len(whole) * 9 // 10] + noise.integers(0, 255, len(whole) // 10, dtype=np.uint8).tobytes() + whole[-2:])
     for number in range(PICTURES):
         pixels = noise.integers(0, 255, (12, 12, 3), dtype=np.uint8)
-        path = folder / f"whole/a/{number:05}.jpg"
-        Image.fromarray(pixels).resize((160, 160)).save(path, quality=90)
-        whole = path.read_bytes()
-        (folder / f"cut/a/{number:05}.jpg").write_bytes(whole if number % 3 == 0 else whole[: len(whole) * 9 // 10])
+        name = f"a/{number:05}.jpg"
+        Image.fromarray(pixels).resize((512, 512)).save(folder / "whole" / name, quality=90)
+        os.link(bad if number % 2 else folder / "whole" / name, folder / "damaged" / name)
     noise.integers(0, 255, 256 << 20, dtype=np.uint8).tofile(folder / "records.bin")
 
 
@@ -74,8 +78,9 @@ def run(folder: Path, kind: str, slow: bool, steps: int) -> dict:
         source |= {"map_batch": late} if slow and kind == "map_batch" else {}
     else:
         if slow and kind == "cores":
-            place = group("cpu", cpu__cfs_quota_us="15000", cpu__cfs_period_us="100000")
-        source = {"source": "images", "path": folder / ("cut" if slow and kind == "bad" else "whole"), "batch_size": BATCH, "size": (64, 64)}
+            place = group("cpu", cpu__cfs_quota_us="10000", cpu__cfs_period_us="100000")
+        source = {"source": "images", "path": folder / ("damaged" if slow and kind == "bad" else "whole"), "batch_size": 4, "size": (64, 64)}
+        source |= {"batch_size": 32, "size": (448, 448)} if kind == "cores" else {}
         source |= {"substitute": 100_000} if kind == "bad" else {}
     grad = torch.zeros(1000)
     with place:
@@ -97,7 +102,7 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 if rank == 0 and not (folder / "records.bin").exists():
     shutil.rmtree(folder / "whole", ignore_errors=True)
-    shutil.rmtree(folder / "cut", ignore_errors=True)
+    shutil.rmtree(folder / "damaged", ignore_errors=True)
     prepare(folder)
 dist.barrier()
 chosen = random.Random(kind)
