@@ -45,6 +45,9 @@ pub struct Args {
     /// Stop after N epochs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = RUN)]
     pub epochs: Option<u64>,
+    /// Instead of a run: take batches without a step for some seconds [default: 3] of the first epoch, and estimate the run
+    #[arg(long, conflicts_with_all = ["batches", "epochs", "live", "trace", "html", "prometheus"], help_heading = RUN)]
+    pub before: bool,
     /// Generate data in this folder first, or reuse the data of an earlier run
     #[arg(long, value_name = "DIR", conflicts_with = "path", help_heading = RUN)]
     pub generate: Option<PathBuf>,
@@ -350,6 +353,7 @@ mod tests {
             ("--workload unet3d --accelerator h100 --generate dir --source tar", "leave out --source tar"),
             ("--source images --path data --decode", "--workload <WORKLOAD>"),
             ("--source images --path data --seconds 3 --batches 5", "cannot be used with"),
+            ("--source images --path data --before --html f", "cannot be used with"),
             ("--source images --path data --step-ms -1", "expected a number of milliseconds, 0 or more"),
             ("--source images --path data --batch -1", "invalid value '-1' for '--batch <BATCH>'"),
             ("--source images --path data --trace f --html f", "--trace and --html name the same file"),

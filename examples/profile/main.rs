@@ -4,6 +4,7 @@
 //! ```text
 //! cargo run --release --example profile -- --source images --path train/ --step-ms 120
 //! cargo run --release --example profile -- --source tar --path 'train-{0000..0127}.tar' --device cuda:0 --step-ms 85 --html page.html
+//! cargo run --release --example profile -- --source images --path train/ --step-ms 120 --before
 //! cargo run --release --example profile -- --workload resnet50 --accelerator h100 --generate /nvme/scratch/resnet50
 //! ```
 //!
@@ -52,6 +53,8 @@ use std::error::Error;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
 use step::{HostStep, Step};
 
 type Anyhow<T> = Result<T, Box<dyn Error>>;
@@ -87,6 +90,9 @@ fn run(mut given: Given) -> Anyhow<()> {
     let data = Data::of(&*dataset);
     if !given.args.json {
         say(&text::heading(&given, &dataset.describe(), &data))?;
+    }
+    if given.args.before {
+        return before(&given, dataset);
     }
     let (loader, step) = build(&given, dataset)?;
     if let Some(metrics) = &metrics {
@@ -155,6 +161,29 @@ fn largest(path: &std::path::Path) -> Option<usize> {
     let sizes = files.filter_map(|entry| entry.metadata().ok()).map(|data| data.len());
     let most = sizes.max().or_else(|| std::fs::metadata(path).ok().map(|data| data.len()))?;
     usize::try_from(most).ok()
+}
+
+/// Takes batches without a step, and prints the estimate of a run.
+fn before(given: &Given, dataset: Arc<dyn Dataset>) -> Anyhow<()> {
+    let loader = given.args.settings.loader(dataset, given.decode())?.build()?;
+    let (stop, seconds) = (stop()?, given.args.seconds.unwrap_or(3.0));
+    let probe = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+    let (mut batches, mut first) = (loader.epoch(0)?, None);
+    while !stop.requested() && first.is_none_or(|first: Instant| first.elapsed() < probe) {
+        match batches.next_within(measure::LOOK) {
+            Poll::Pending => continue,
+            Poll::Ready(None) => break,
+            Poll::Ready(Some(batch)) => drop(batch?),
+        }
+        first.get_or_insert_with(Instant::now);
+    }
+    let estimate =
+        loader.estimate(given.step).ok_or("an estimate takes two batches or more: a smaller --batch, or more data")?;
+    Ok(say(&if given.args.json {
+        format!("{}\n", serde_json::to_string(&estimate)?)
+    } else {
+        format!("{estimate}\n")
+    })?)
 }
 
 /// The loader, and the consumer of its batches.

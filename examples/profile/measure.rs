@@ -12,7 +12,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 /// Interval at which a wait for a batch checks for the end of the run.
-const LOOK: Duration = Duration::from_millis(50);
+pub const LOOK: Duration = Duration::from_millis(50);
 /// End of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {

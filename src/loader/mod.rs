@@ -33,7 +33,7 @@ use crate::order::{Batches, ChunkStarts, LastBatch, Order, Rank, Skips};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
 use crate::pipeline::{EpochJob, FieldRoute};
-use crate::report::{RankReport, Verdict};
+use crate::report::{EpochCost, Estimate, RankReport, Verdict};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
 use crate::storage::{self, Choice, PageCache};
@@ -431,6 +431,27 @@ impl Loader {
     pub fn rank_report(&self, process: u32, processes: u32) -> RankReport {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         RankReport::of(process, processes, host.trim(), &self.snapshot(), &self.timeline())
+    }
+
+    /// The rate and the limit of a run whose step takes `step`, and the cost of an epoch, from the batches so far: take them for
+    /// some seconds without work of your own. `None` without a batch behind the first.
+    ///
+    /// ```no_run
+    /// # use feedline::{Loader, dataset::Records};
+    /// # use std::time::{Duration, Instant};
+    /// let loader = Loader::builder(Records::builder(4096).open("records.bin")?).build()?;
+    /// let began = Instant::now();
+    /// for batch in loader.epoch(0)?.take_while(|_| began.elapsed() < Duration::from_secs(3)) {
+    ///     batch?;
+    /// }
+    /// println!("{}", loader.estimate(Duration::from_millis(80)).expect("some batches"));
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    pub fn estimate(&self, step: Duration) -> Option<Estimate> {
+        let samples = self.samples_per_epoch() / u64::from(self.rank().world());
+        let epoch = EpochCost { samples, batches: self.batches_per_epoch(), ..EpochCost::default() };
+        let (total, snapshot) = (self.report().total, self.snapshot());
+        Estimate::of(&total, &snapshot, step.as_nanos() as f64, self.plan().total() as u64, epoch)
     }
 
     /// A report on the run so far. Callable at any time.

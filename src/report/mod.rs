@@ -13,6 +13,7 @@
 
 mod across;
 mod depth;
+mod estimate;
 mod load;
 mod prometheus;
 pub(crate) mod spans;
@@ -22,6 +23,7 @@ mod whatif;
 mod words;
 
 pub use across::{Across, Late, RankReport};
+pub use estimate::{EpochCost, Estimate};
 pub use load::{Cause, StageLoad};
 pub use prometheus::prometheus;
 pub use trace::trace;

@@ -188,6 +188,20 @@ impl WhatIf {
         Prediction { items_per_s, at_least, at_most, bound_by, stages, caveats }
     }
 
+    /// The effect of a change on the loader without a consumer's work.
+    pub(super) fn alone(&self, change: &Change) -> Prediction {
+        self.with(&Change { consumer_factor: Some(1e6), ..change.clone() })
+    }
+
+    /// Samples per second of the loader beside a step of so many nanoseconds, and the loader's time of a batch.
+    pub(super) fn beside(&self, alone: &Prediction, step_ns: f64) -> (f64, f64) {
+        let samples = self.loads.samples_per_batch().max(1.0);
+        let loader_ns = ratio(samples * 1e9, alone.items_per_s);
+        let serial = SERIAL_LEAST / (self.slots - 1.0).max(1.0);
+        let batch_ns = loader_ns.max(step_ns) + serial * loader_ns.min(step_ns);
+        (finite(ratio(samples * 1e9, batch_ns)), loader_ns)
+    }
+
     /// Workers that can work at once.
     fn parallel(&self, workers: f64, slots: f64) -> f64 {
         // As many as work now can.

@@ -200,6 +200,15 @@ impl Loader {
         Ok((verdict.headline(), json))
     }
 
+    /// The estimate of a run with this step: text, and JSON; None without two batches.
+    fn _estimate(&self, py: Python<'_>, step_s: f64) -> PyResult<Option<(String, String)>> {
+        let step = Duration::try_from_secs_f64(step_s)
+            .map_err(|_| PyValueError::new_err(format!("step_s={step_s}: give the seconds of a step, 0 or more")))?;
+        let Some(estimate) = self.inner(py)?.estimate(step) else { return Ok(None) };
+        let json = serde_json::to_string(&estimate).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok(Some((estimate.to_string(), json)))
+    }
+
     /// What this process tells the others, as JSON.
     fn _rank_report(&self, py: Python<'_>, process: u32, processes: u32) -> PyResult<String> {
         serde_json::to_string(&self.inner(py)?.rank_report(process, processes))

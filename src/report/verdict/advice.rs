@@ -75,7 +75,8 @@ impl Case<'_> {
         }
         let most = self.rate(&faster);
         let next = self.next(&faster);
-        let text = format!("The consumer's own work takes the time; with less of it the loader would give {most}{next}.");
+        let text =
+            format!("The consumer's own work takes the time; with less of it the loader would give {most}{next}.");
         vec![Advice::new(Remedy::Consumer, text).predicting(&faster)]
     }
 
@@ -163,11 +164,16 @@ impl Case<'_> {
     fn fewer_bytes(&self, each: f64) -> Advice {
         if each < SMALL {
             let each = bytes(each);
-            let text = format!("Samples of {each} take longer for themselves than for their bytes: larger ones, several in one, cost less.");
+            let text = format!(
+                "Samples of {each} take longer for themselves than for their bytes: larger ones, several in one, cost less."
+            );
             return Advice::new(Remedy::Pack, text);
         }
         let keep = Setting::Keep.hint(|keep| format!(" ({keep})"));
-        let text = format!("Fewer bytes for each sample of {}: only the fields that are used{keep}, a smaller type.", bytes(each));
+        let text = format!(
+            "Fewer bytes for each sample of {}: only the fields that are used{keep}, a smaller type.",
+            bytes(each)
+        );
         Advice::new(Remedy::FewerBytes, text)
     }
 
@@ -246,7 +252,8 @@ impl Case<'_> {
         }
         if storage.direct_bytes > 0 && storage.cached_bytes == 0 {
             let (direct, reader) = (Setting::Direct, Setting::Reader);
-            let text = format!("Reads bypass the page cache: with memory to spare, {direct} and {reader} can go through it.");
+            let text =
+                format!("Reads bypass the page cache: with memory to spare, {direct} and {reader} can go through it.");
             all.push(Advice::new(Remedy::PageCache, text).valued(direct, Direct::Off));
         }
         let again = storage.counts.retries.saturating_add(storage.counts.short_reads);

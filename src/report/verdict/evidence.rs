@@ -32,7 +32,8 @@ impl Case<'_> {
         let of = format!("of {all} for {batches} batch{plural}, {rate} samples/s");
         let host = 100.0 * consumer.waited_ns as f64 / loads.steady_ns;
         let Some(starved) = loads.starved else {
-            let text = format!("The consumer waited {host:.1} % {of}. Whether the GPU had work meanwhile is not known.");
+            let text =
+                format!("The consumer waited {host:.1} % {of}. Whether the GPU had work meanwhile is not known.");
             return Evidence::share(Measure::HostWaits, host / 100.0, text);
         };
         let percent = 100.0 * starved;
@@ -150,7 +151,8 @@ impl Case<'_> {
         self.blocked().then(|| {
             let blocked = 1.0 - self.loads.on_cpu;
             let percent = 100.0 * blocked;
-            let text = format!("For {percent:.0} % of the time that workers worked, what they did waited: not for a core.");
+            let text =
+                format!("For {percent:.0} % of the time that workers worked, what they did waited: not for a core.");
             Evidence::share(Measure::WorkBlocked, blocked, text)
         })
     }

@@ -390,7 +390,10 @@ fn an_unknown_stream_has_no_cause() {
         assert_eq!((verdict.cause, verdict.also), (crate::report::Cause::Unknown, None), "{verdict}");
         let text = verdict.to_string();
         assert!(text.contains("the consumer's stream is not known"), "{text}");
-        assert!(verdict.advice[0].text.contains("`stream(…)`") && verdict.advice[0].text.contains("`batch.bind(…)`"), "{text}");
+        assert!(
+            verdict.advice[0].text.contains("`stream(…)`") && verdict.advice[0].text.contains("`batch.bind(…)`"),
+            "{text}"
+        );
         assert!(!text.contains("starved"), "{text}");
     }
 }

@@ -16,7 +16,7 @@ import os as _os
 
 from . import errors
 from ._code import BatchArrays, PythonCostWarning
-from ._loader import Epoch, Loader
+from ._loader import Epoch, Loader, estimate
 from ._native import Tensor, __version__, _enter, _leave, ramp
 from ._tensors import Batch, to_jax, to_numpy, to_torch
 
@@ -30,6 +30,7 @@ __all__ = [
     "Tensor",
     "__version__",
     "errors",
+    "estimate",
     "ramp",
     "to_jax",
     "to_numpy",

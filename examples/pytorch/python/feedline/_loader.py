@@ -393,6 +393,28 @@ class Samples:
         raise TypeError("feedline reads whole batches: loop over the loader, or set indices=[...] to choose samples")
 
 
+def estimate(loader: Loader[Any], step_s: float, seconds: float = 3.0) -> dict[str, Any]:
+    """Before a run: takes batches of the loader's next epoch for some seconds, without a step, and estimates the run.
+
+    `step_s` is the time of a training step. Build a loader for this: its batches count as handed out.
+
+    `items_per_s` of this rank and `bound_by`, the limit; `loader_ns`, the time of a batch of the loader alone, and `step_ns`;
+    `first_batch_ns`; `epoch`: its `samples`, `batches`, `ns`, `bytes` read and `requests` to stores; `cached`: the rate once all is
+    cached; `memory_bytes`; `workers_until_storage` and `ranks_until_storage`: how many until storage limits. `text` has all of it
+    in a table, with the source of each number.
+
+        print(feedline.estimate(fl.images("train/", size=224, batch_size=256), step_s=0.12)["text"])
+    """
+    ends = None
+    with loader.epoch() as batches:
+        for _ in batches:
+            now = time.monotonic()
+            ends = ends or now + seconds
+            if now >= ends:
+                break
+        return loader.estimate(step_s)
+
+
 if TYPE_CHECKING:
     _OnClass = classmethod
 else:
@@ -691,11 +713,23 @@ class Loader(_Native, Generic[Out]):
         """What limits the loader so far, for programs.
 
         `headline` in words, `cause` (such as `"storage"`, `"decode"`, `"not_starved"`) and `also`, a second one close to it or
-        None, `starved_share`, `strength` (`"strong"`, `"fair"`, or `{"thin": {"why": ...}}`), `evidence` and `advice` as lists of
-        sentences, and `stages`, each with `utilisation` and `ceiling_items_per_s`.
+        None, `starved_share`, `strength` (`"strong"`, `"fair"`, or `{"thin": {"why": ...}}`), and `stages`, each with `utilisation` and
+        `ceiling_items_per_s`. `advice`, the most promising first: dicts of `remedy` (such as `"workers"`), `setting` and `value`
+        where it is a setting of the loader, `prediction` (`items_per_s` and more) where there is one, and `text`. `evidence`:
+        dicts of `measure`, `value`, `unit` and `text`. `version` goes up where a code gets another meaning.
         """
         headline, verdict = self._verdict()
         return {"headline": headline, **json.loads(verdict)}
+
+    def estimate(self, step_s: float) -> dict[str, Any]:
+        """The rate and the limit of a run whose step takes `step_s` seconds, from the batches so far, taken without a step.
+
+        `feedline.estimate` takes them. `text` is a table with the source of each number; see there.
+        """
+        if (said := self._estimate(step_s)) is None:
+            raise RuntimeError("an estimate takes two batches or more: take some first, as feedline.estimate does")
+        text, estimate = said
+        return {"text": text, **json.loads(estimate)}
 
     def across(self, by: Any = None) -> dict[str, Any]:
         """One view of all ranks of a job: which ones hold the others up, by how much, and because of which stage.

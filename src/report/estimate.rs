@@ -1,0 +1,199 @@
+//! An estimate of a run from the batches of a short probe. Pure.
+//!
+//! ```text
+//! a probe: batches without a step ──► snapshot ──► time of a batch of the loader alone ─┐
+//! the caller's step ────────────────────────────────────────────────────────────────────┴► rate, limit
+//! order, plan of the memory ──► an epoch's samples, bytes, requests; memory
+//! ```
+//!
+//! # Limits
+//!
+//! - The data behind the probe is taken to be like that of the probe, and the machine as idle as during it.
+//! - Bytes that lay in memory during the probe are taken to lie there in the run.
+//! - A probe shorter than the loader's read-ahead tells less than the loader can do; `strength` is that of the verdict.
+//! - Other ranks on the same storage are not seen: `ranks_until_storage` divides what this process saw.
+
+use super::load::{Cause, StageLoad, ratio};
+use super::verdict::{Strength, Verdict};
+use super::whatif::{Change, Prediction, WhatIf};
+use super::words::{bytes, grouped, number, time};
+use crate::meter::{PipelineStage, Snapshot};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A run that a [`Loader`](crate::Loader) would give. `Display` is a table with the source of each number.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Estimate {
+    /// Samples per second of this rank.
+    pub items_per_s: f64,
+    /// The limiting stage.
+    pub bound_by: Cause,
+    /// The confidence in the limit.
+    pub strength: Strength,
+    /// The caller's step, in nanoseconds.
+    pub step_ns: f64,
+    /// Time of a batch of the loader alone, in nanoseconds.
+    pub loader_ns: f64,
+    /// The stages with work, at the rate of the loader alone.
+    pub stages: Vec<StageLoad>,
+    /// The wait for the first batch of the probe, in nanoseconds.
+    pub first_batch_ns: u64,
+    /// Samples of the probe.
+    pub probed_samples: u64,
+    /// Time of the probe behind its first batch, in nanoseconds.
+    pub probed_ns: u64,
+    /// Share of the probe's bytes that no device and no network read.
+    pub from_memory_share: Option<f64>,
+    /// An epoch of this rank.
+    pub epoch: EpochCost,
+    /// The rate with the same step once everything is cached: in memory, or objects on a local disk.
+    pub cached: Option<Prediction>,
+    /// Host memory that the loader plans, in bytes.
+    pub memory_bytes: u64,
+    /// Decode workers from which on storage limits. A lower bound where the probe did not fill storage.
+    pub workers_until_storage: Option<f64>,
+    /// Ranks like this one until the storage that the probe saw limits. A lower bound as well.
+    pub ranks_until_storage: Option<f64>,
+}
+
+/// The cost of an epoch.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct EpochCost {
+    /// Samples of this rank.
+    pub samples: u64,
+    /// Batches.
+    pub batches: u64,
+    /// Time, in nanoseconds.
+    pub ns: f64,
+    /// Bytes read, from storage or memory.
+    pub bytes: f64,
+    /// Requests to object stores; 0 with all of it in a local cache.
+    pub requests: f64,
+}
+
+impl Estimate {
+    /// `None` without a batch behind the first. `total`: counts since the loader was built; `snapshot`: of the steady time;
+    /// `epoch`: its samples and batches.
+    pub(crate) fn of(
+        total: &Snapshot,
+        snapshot: &Snapshot,
+        step_ns: f64,
+        memory_bytes: u64,
+        epoch: EpochCost,
+    ) -> Option<Self> {
+        let (model, verdict) = (WhatIf::from(snapshot)?, Verdict::of(snapshot));
+        let alone = model.alone(&Change::default());
+        let (items_per_s, loader_ns) = model.beside(&alone, step_ns);
+        let bound_by = match verdict.cause {
+            _ if step_ns >= loader_ns => Cause::Consumer,
+            Cause::Unknown | Cause::NotStarved | Cause::Consumer => alone.bound_by,
+            cause => cause,
+        };
+        let (storage, rows) = (&total.storage, total.decode.samples.max(total.consumer.samples));
+        let read = storage.counts.bytes_moved.saturating_add(storage.cached_bytes);
+        let each = |amount: u64| ratio(amount as f64, rows as f64) * epoch.samples as f64;
+        let requests = storage.network.as_ref().map_or(0, |network| network.requests);
+        let from_memory = storage.device_bytes.filter(|_| requests == 0 && read > 0).map(|device| {
+            let device = device.max(storage.direct_bytes);
+            1.0 - ratio(device as f64, read as f64).min(1.0)
+        });
+        // A few reads among bytes from memory tell nothing of storage.
+        let read_much = from_memory.is_none_or(|share| share < MOSTLY);
+        let limit = ceiling(&alone.stages, PipelineStage::Storage).filter(|_| read_much);
+        let change = Change { cached: requests == 0, local_cache: requests > 0, ..Change::default() };
+        let cached = limit.map(|_| {
+            let then = model.alone(&change);
+            Prediction { items_per_s: model.beside(&then, step_ns).0, ..then }
+        });
+        let workers = f64::from(total.decode.workers.max(1));
+        let decode = ceiling(&alone.stages, PipelineStage::Decode).map(|all| all / workers);
+        Some(Self {
+            items_per_s,
+            bound_by,
+            strength: verdict.strength,
+            step_ns,
+            loader_ns,
+            first_batch_ns: total.consumer.first_ns,
+            probed_samples: total.consumer.samples,
+            probed_ns: snapshot.steady_ns,
+            from_memory_share: from_memory,
+            epoch: EpochCost {
+                ns: ratio(epoch.samples as f64, items_per_s) * 1e9,
+                bytes: each(read),
+                requests: each(requests),
+                ..epoch
+            },
+            cached,
+            memory_bytes,
+            workers_until_storage: limit.zip(decode).map(|(limit, each)| ratio(limit, each)),
+            ranks_until_storage: limit.map(|limit| ratio(limit, items_per_s)),
+            stages: alone.stages,
+        })
+    }
+}
+
+/// From this share of bytes from memory on, storage was hardly seen.
+const MOSTLY: f64 = 0.5;
+
+fn ceiling(stages: &[StageLoad], stage: PipelineStage) -> Option<f64> {
+    stages.iter().find(|load| load.stage == stage).map(|load| load.ceiling_items_per_s)
+}
+
+impl fmt::Display for Estimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut row = |name: &str, value: String, source: &str| writeln!(f, "{name:<14}{value:<44}{source}");
+        let (step, loader) = (time(self.step_ns), time(self.loader_ns));
+        row(
+            "rate",
+            format!("{} samples/s", number(self.items_per_s)),
+            &format!("a batch takes the loader {loader}, your step {step}"),
+        )?;
+        let strength = match &self.strength {
+            Strength::Thin { why } => format!("thin evidence: {why}"),
+            Strength::Fair => "fair evidence".into(),
+            Strength::Strong => "strong evidence".into(),
+        };
+        row("limit", self.bound_by.to_string(), &strength)?;
+        let (samples, probed) = (grouped(&self.probed_samples.to_string()), time(self.probed_ns as f64));
+        let memory = self
+            .from_memory_share
+            .map_or(String::new(), |share| format!(", {:.0} % of the bytes from memory", 100.0 * share));
+        row("probe", format!("{samples} samples in {probed}"), &format!("the loader itself, without a step{memory}"))?;
+        row("first batch", time(self.first_batch_ns as f64), "the probe's")?;
+        let EpochCost { samples, batches, ns, bytes: read, requests } = &self.epoch;
+        let (samples, batches) = (grouped(&samples.to_string()), grouped(&batches.to_string()));
+        row(
+            "an epoch",
+            format!("{samples} samples, {batches} batches, {}", time(*ns)),
+            "of this rank: the order, at the rate",
+        )?;
+        row("", format!("{} read", bytes(*read)), "the probe's bytes for each sample")?;
+        if *requests >= 1.0 {
+            let count = number(*requests);
+            row(
+                "",
+                format!("{count} requests to stores"),
+                "the probe's for each sample; 0 once a local cache has all",
+            )?;
+        }
+        if let Some(cached) = &self.cached {
+            let (most, rate) = (if cached.at_most { "at most " } else { "" }, number(cached.items_per_s));
+            row("all cached", format!("{most}{rate} samples/s"), "the model without reads from storage")?;
+        }
+        row("memory", bytes(self.memory_bytes as f64), "the loader's plan")?;
+        let more = |least: f64| format!("{least:.1}");
+        if let Some(workers) = self.workers_until_storage {
+            row(
+                "workers",
+                format!("storage limits from {} on", more(workers)),
+                "ceilings of storage and of one worker",
+            )?;
+        }
+        if let Some(ranks) = self.ranks_until_storage {
+            row("ranks", format!("this storage feeds {}", more(ranks)), "its ceiling over the rate")?;
+        }
+        f.write_str("Assumed: the rest of the data is like the probe's, and the machine as idle.")
+    }
+}
