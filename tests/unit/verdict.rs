@@ -491,10 +491,32 @@ fn copies_and_the_planner_are_named_when_they_are_the_slowest() {
 }
 
 #[test]
+fn decode_that_is_mostly_map_batch_is_called_by_that_name() {
+    let mapping = |ns| said(move |s| s.decode.map_batch_ns = ns);
+    assert_said(Cause::MapBatch, "bound by `map_batch`", mapping(30_000_000_000));
+    assert_said(Cause::MapBatch, "Less work in `map_batch`", mapping(30_000_000_000));
+    assert_said(Cause::Decode, "`map_batch` took 25 % of the time that workers worked", mapping(9_900_000_000));
+}
+
+#[test]
+fn advice_names_a_setting_and_its_value_for_programs() {
+    let advice = &Verdict::of(&decoding()).advice[0];
+    assert_eq!((advice.remedy, advice.setting.as_deref()), (Remedy::Workers, Some("workers")));
+    assert_eq!(advice.value, Some(Value::Count(8)));
+    let predicted = advice.prediction.as_ref().unwrap();
+    assert!((1800.0..2000.0).contains(&predicted.items_per_s) && predicted.bound_by == Cause::Consumer);
+}
+
+#[test]
 fn a_verdict_survives_json() {
-    let verdict = Verdict::of(&decoding());
+    let mut verdict = Verdict::of(&decoding());
     let text = serde_json::to_string(&verdict).unwrap();
     assert!(text.contains(r#""cause":"decode""#) && text.contains(r#""strength":"strong""#), "{text}");
+    assert!(text.contains(r#""remedy":"workers","setting":"workers","value":8,"prediction":{"items_per_s":1899."#), "{text}");
+    assert!(text.contains(r#""measure":"workers_busy","value":0.99,"unit":"share""#), "{text}");
+    // Numbers of a model have more digits than JSON keeps.
+    verdict.advice[0].prediction = None;
+    let text = serde_json::to_string(&verdict).unwrap();
     assert_eq!(serde_json::from_str::<Verdict>(&text).unwrap(), verdict);
 }
 

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, Iterator, Literal, Mapping, Sequence, TypedDict, TypeVar
 
