@@ -77,7 +77,7 @@ def join_group():
 
 def absurd(name, answer):
     """Words that this situation refutes."""
-    advice = " ".join(answer["advice"])
+    advice = " ".join(advice["text"] for advice in answer["advice"])
     found = ["advice on pictures"] * ("pictures" not in name and "pictures" in advice)
     found += ["cores needed without a step"] * ("no step" in name and re.search(r"needs [\d.]+ cores", advice) is not None)
     found += ["slots for a lack of cores"] * ("programs" in name and "slots" in advice)

@@ -99,6 +99,7 @@ ARGUMENTS = {
     "lengths": ("record",),
     "resume": (b"{}",),
     "load_state_dict": ({},),
+    "estimate": (1.0,),
     "bind": (1,),
     "skip": (range(1),),
     "__exit__": (None, None, None),

@@ -5,6 +5,7 @@
 Frameworks that are not installed are skipped.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -85,7 +86,7 @@ def test_a_compiled_step_is_compiled_once(data):
 
 
 # Started by torchrun; others start their ranks themselves.
-BY_TORCHRUN = ("plain.py", "accelerate_loop.py", "transformers_loop.py", "every_step.py", "mesh.py")
+BY_TORCHRUN = ("plain.py", "accelerate_loop.py", "transformers_loop.py", "every_step.py", "mesh.py", "across.py")
 
 
 def run(script, *arguments, ranks=1):
@@ -156,6 +157,14 @@ def test_ranks_of_a_mesh_share_their_data(data, tmp_path):
     done = run("mesh.py", data, ranks=4)
     assert done.returncode == 0 and done.stdout.count("ok") == 4, done.stdout + done.stderr
     assert 'refused: the 4 processes of torch.distributed are a mesh of dp=2, tp=2' in done.stdout
+
+
+def test_the_view_over_ranks_compares_their_steps(tmp_path):
+    done = run("across.py", tmp_path, "nothing", 2, 60, ranks=3)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for view in map(json.loads, done.stdout.splitlines()):
+        # The first batch of an epoch is no step; three ranks have more than 60 batches of it.
+        assert view["steps"] == 59 and view["rate"] > 0 and view["text"].count("\n") == 4, view
 
 
 def test_lightning_has_all_its_stages_and_several_loaders(data, tmp_path):

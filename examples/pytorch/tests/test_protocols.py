@@ -159,6 +159,8 @@ def test_measurements_are_numbers_words_and_files(data):
     assert json.loads(loader.trace())["traceEvents"]
     verdict = loader.verdict()
     assert verdict["headline"] in loader.report() and verdict["cause"] and verdict["stages"][0]["ceiling_items_per_s"] > 0
+    assert verdict["version"] == 1 and {"measure", "value", "unit", "text"} == set(verdict["evidence"][0])
+    assert all({"remedy", "setting", "value", "prediction", "text"} == set(advice) for advice in verdict["advice"])
     page = loader._repr_html_()
     ElementTree.fromstring(page)
     assert "your loop" in page and "decode workers" in page and "records of 48 bytes" in page

@@ -3,6 +3,8 @@
     pytest examples/pytorch/tests/test_ranks.py
 """
 
+import json
+
 import numpy as np
 import pytest
 
@@ -247,3 +249,56 @@ def test_axes_that_share_data_are_known_by_their_names(axes, shared):
     from feedline import _ranks
 
     assert _ranks._shares(Mesh(**axes)) is shared
+
+
+def test_a_folder_carries_the_reports_of_ranks_and_names_missing_ones(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    views = []
+    for number in (0, 2):
+        monkeypatch.setenv("RANK", str(number))
+        own = loader(data)
+        rows(own)
+        views.append(own.across(tmp_path / "ranks"))
+    assert [view["missing"] for view in views] == [[1, 2], [1]]
+    assert [rank["rank"] for rank in views[1]["ranks"]] == [0, 2] and views[1]["late"] is None
+    assert "without a report: 1" in views[1]["text"]
+    # A process that died long ago left its report.
+    old = tmp_path / "ranks/rank-0.json"
+    report = json.loads(old.read_text())
+    old.write_text(json.dumps({**report, "at": report["at"] - 3600}))
+    assert own.across(tmp_path / "ranks")["missing"] == [0, 1]
+    (tmp_path / "ranks/rank-1.json").write_text("{}")
+    with pytest.raises(ValueError, match="rank-1.json: no report of a rank"):
+        own.across(tmp_path / "ranks")
+
+
+def test_a_communicator_carries_the_reports(data):
+    own, other = loader(data, shard=(0, 2)), loader(data, shard=(1, 2))
+    rows(own), rows(other)
+
+    class Communicator:
+        def Get_rank(self):
+            return 0
+
+        def Get_size(self):
+            return 2
+
+        def allgather(self, report):
+            return [report, other._rank_report(1, 2)]
+
+    view = own.across(Communicator())
+    assert [rank["rank"] for rank in view["ranks"]] == [0, 1] and view["missing"] == []
+    assert own.across()["missing"] == [], "a process alone"
+    with pytest.raises(feedline.errors.ConfigError, match="by=3: give a process group, a communicator of mpi4py, or a folder"):
+        own.across(3)
+
+
+def test_an_estimate_tells_the_cost_of_an_epoch(data):
+    made = feedline.estimate(loader(data), step_s=2.0)
+    assert made["bound_by"] == "consumer" and made["items_per_s"] == pytest.approx(BATCH / 2.0, rel=0.1)
+    assert made["epoch"]["samples"] == COUNT and made["epoch"]["batches"] == 7 and made["memory_bytes"] > 0
+    assert made["text"].startswith("rate ") and "101 samples, 7 batches" in made["text"]
+    with pytest.raises(RuntimeError, match="two batches or more"):
+        loader(data).estimate(1.0)
+    with pytest.raises(ValueError, match="step_s=-1.0: give the seconds of a step, 0 or more"):
+        feedline.estimate(loader(data), step_s=-1)

@@ -133,13 +133,22 @@ def reports(loader: Any, by: Any) -> list[str]:
 
 
 def _in_folder(loader: Any, folder: Path) -> list[str]:
-    number, count = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    rank, world = loader.shard
+    number, count = int(os.environ.get("RANK", rank)), int(os.environ.get("WORLD_SIZE", world))
     folder.mkdir(parents=True, exist_ok=True)
     own = folder / f"rank-{number}.json"
     # Renamed, so that nobody reads half of it.
     new = own.with_suffix(f".{os.getpid()}.new")
     new.write_text(json.dumps({"at": time.time(), "report": loader._rank_report(number, count)}))
     new.replace(own)
-    found = [json.loads(path.read_text()) for path in folder.glob("rank-*.json")]
-    newest = max(one["at"] for one in found)
-    return [one["report"] for one in found if one["at"] >= newest - _STALE]
+    found = [_report(path) for path in folder.glob("rank-*.json")]
+    newest = max(at for at, _ in found)
+    return [report for at, report in found if at >= newest - _STALE]
+
+
+def _report(path: Path) -> tuple[float, str]:
+    try:
+        read = json.loads(path.read_text())
+        return float(read["at"]), str(read["report"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path}: no report of a rank: remove it") from None

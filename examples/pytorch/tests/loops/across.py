@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -25,9 +24,11 @@ import feedline.torch
 PICTURES = 4096
 
 
-def prepare(folder: Path) -> None:
-    """Small pictures; the same with large, damaged ones among them; and records for direct reads."""
+def prepare(folder: Path, kind: str) -> None:
+    """Records for direct reads; or small pictures, and the same with large, damaged ones among them."""
     noise = np.random.default_rng(0)
+    if kind not in ("bad", "cores"):
+        return noise.integers(0, 255, 64 << 20, dtype=np.uint8).tofile(folder / "records.bin")
     for name in ("whole/a", "damaged/a"):
         (folder / name).mkdir(parents=True)
     bad = folder / "bad.jpg"
@@ -40,7 +41,6 @@ def prepare(folder: Path) -> None:
         name = f"a/{number:05}.jpg"
         Image.fromarray(pixels).resize((512, 512)).save(folder / "whole" / name, quality=90)
         os.link(bad if number % 2 else folder / "whole" / name, folder / "damaged" / name)
-    noise.integers(0, 255, 256 << 20, dtype=np.uint8).tofile(folder / "records.bin")
 
 
 @contextlib.contextmanager
@@ -100,15 +100,15 @@ folder, kind, runs, steps = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), in
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-if rank == 0 and not (folder / "records.bin").exists():
-    shutil.rmtree(folder / "whole", ignore_errors=True)
-    shutil.rmtree(folder / "damaged", ignore_errors=True)
-    prepare(folder)
+if rank == 0 and not (folder / ("whole" if kind in ("bad", "cores") else "records.bin")).exists():
+    prepare(folder, kind)
 dist.barrier()
 chosen = random.Random(kind)
 for number in range(runs):
     slow = chosen.randrange(dist.get_world_size())
     view = run(folder, kind, kind != "nothing" and rank == slow, steps)
     if rank == 0:
-        print(json.dumps({"run": number, "slow": slow, "late": view["late"], "steps": view["steps"], "text": view["text"]}), flush=True)
+        rate = min(one["items_per_s"] for one in view["ranks"])
+        line = {"run": number, "slow": slow, "late": view["late"], "steps": view["steps"], "rate": rate, "text": view["text"]}
+        print(json.dumps(line), flush=True)
 dist.destroy_process_group()
