@@ -171,6 +171,11 @@ impl Across {
     }
 }
 
+/// Whether a rank has too few waits for any comparison.
+fn too_few(ranks: &[RankReport]) -> bool {
+    ranks.iter().any(|rank| rank.waits.iter().map(|(_, _, waits)| waits.len()).sum::<usize>() < STEPS_LEAST)
+}
+
 /// The waits of all ranks for each common step, and the number of steps; one step of means where too few are common.
 fn compared(ranks: &[RankReport]) -> (Vec<Vec<f64>>, u64) {
     let all: Vec<_> = ranks.iter().map(RankReport::by_step).collect();
@@ -193,7 +198,7 @@ fn late(
 ) -> Option<Late> {
     let count = steps.len() as f64;
     let step_ns = ranks.iter().map(|rank| rank.step_ns).fold(0.0, f64::max);
-    if ranks.len() < 2 || step_ns <= 0.0 {
+    if ranks.len() < 2 || step_ns <= 0.0 || too_few(ranks) {
         return None;
     }
     let mean = |place: usize| steps.iter().map(|waits| waits[place]).sum::<f64>() / count;
@@ -255,7 +260,10 @@ impl fmt::Display for Across {
             writeln!(f, "without a report: {}", list(&self.missing))?;
         }
         let Some(Late { ranks, host, cost_ns, share, cause, without_core, bad_share }) = &self.late else {
-            return f.write_str("No rank holds the others up.");
+            return f.write_str(match too_few(&self.ranks) {
+                true => "Too few steps to compare the ranks.",
+                false => "No rank holds the others up.",
+            });
         };
         let who = match (host, &ranks[..]) {
             (Some(host), _) => format!("All ranks of {host}, {}, hold", list(ranks)),
@@ -351,6 +359,10 @@ mod tests {
         assert_eq!(view.missing, [2, 7]);
         assert!(view.to_string().contains("without a report: 2, 7"), "{view}");
         assert_eq!(Across::of([]), Across::default());
+        let mut short = job(|rank, _| if rank == 5 { 2000 } else { 0 });
+        short.iter_mut().for_each(|report| report.waits[0].2.truncate(STEPS_LEAST - 1));
+        let view = Across::of(short);
+        assert!(view.late.is_none() && view.to_string().ends_with("Too few steps to compare the ranks."), "{view}");
     }
 
     #[test]

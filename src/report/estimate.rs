@@ -197,3 +197,57 @@ impl fmt::Display for Estimate {
         f.write_str("Assumed: the rest of the data is like the probe's, and the machine as idle.")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::verdict::tests::decoding;
+    use super::*;
+
+    fn estimate(step_ns: f64, change: impl FnOnce(&mut Snapshot)) -> Estimate {
+        let mut snapshot = decoding();
+        change(&mut snapshot);
+        let epoch = EpochCost { samples: 1_000_000, batches: 10_000, ..EpochCost::default() };
+        Estimate::of(&snapshot, &snapshot, step_ns, 1 << 30, epoch).unwrap()
+    }
+
+    #[test]
+    fn the_slower_of_loader_and_step_is_the_limit() {
+        // Workers give 1,010 samples/s: 99 ms a batch.
+        for (step_ns, rate, limit) in
+            [(0.0, 1010.0, Cause::Decode), (50e6, 1000.0, Cause::Decode), (200e6, 500.0, Cause::Consumer)]
+        {
+            let made = estimate(step_ns, |_| ());
+            assert!((made.items_per_s / rate - 1.0).abs() < 0.05 && made.bound_by == limit, "{step_ns}: {made}");
+            assert!((made.loader_ns / 99e6 - 1.0).abs() < 0.05, "{made}");
+        }
+    }
+
+    #[test]
+    fn an_epoch_costs_what_the_samples_of_the_probe_did() {
+        let made = estimate(0.0, |s| {
+            s.storage.device_bytes = Some(s.storage.counts.bytes_moved);
+            s.storage.network = Some(crate::meter::Network { requests: 500, bytes: 1, ..Default::default() });
+        });
+        assert_eq!(
+            (made.epoch.bytes, made.epoch.requests),
+            (110e9, 50_000.0),
+            "110 kB and 0.05 requests for each sample"
+        );
+        assert!((made.epoch.ns / 1e12 - 0.99).abs() < 0.05 && made.first_batch_ns == 0);
+        let text = made.to_string();
+        for part in ["1,000,000 samples, 10,000 batches, ", "50,000 requests to stores", "the loader's plan"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn storage_limits_from_so_many_workers_and_ranks_on() {
+        let made = estimate(0.0, |s| s.storage.device_bytes = Some(s.storage.counts.bytes_moved));
+        // Storage gives 2,500 samples/s, a worker 252.
+        let (workers, ranks) = (made.workers_until_storage.unwrap(), made.ranks_until_storage.unwrap());
+        assert!((workers - 9.9).abs() < 0.2 && (ranks - 2.5).abs() < 0.1, "{workers} {ranks}");
+        let memory = estimate(0.0, |s| s.storage.device_bytes = Some(0));
+        assert_eq!((memory.workers_until_storage, memory.ranks_until_storage), (None, None), "storage was not seen");
+        assert_eq!(memory.from_memory_share, Some(1.0));
+    }
+}

@@ -3,9 +3,10 @@
 use super::*;
 use crate::meter::{CacheReads, Cpu, Effort, Network, ReaderInUse, ReaderKind};
 use crate::report::whatif::Change;
+use crate::report::{EpochCost, Estimate};
 
 /// Four of sixteen cores decode all the time; a batch of 100 each 0.1 s; the consumer needs 0.05 s of it.
-fn decoding() -> Snapshot {
+pub(in crate::report) fn decoding() -> Snapshot {
     let mut snapshot = Snapshot { at_ns: 11_000_000_000, steady_ns: 10_000_000_000, ..Snapshot::default() };
     let Snapshot { consumer, order, storage, decode, slots, .. } = &mut snapshot;
     (consumer.batches, consumer.samples, consumer.bytes) = (100, 10_000, 1_000_000_000);
@@ -512,7 +513,10 @@ fn a_verdict_survives_json() {
     let mut verdict = Verdict::of(&decoding());
     let text = serde_json::to_string(&verdict).unwrap();
     assert!(text.contains(r#""cause":"decode""#) && text.contains(r#""strength":"strong""#), "{text}");
-    assert!(text.contains(r#""remedy":"workers","setting":"workers","value":8,"prediction":{"items_per_s":1899."#), "{text}");
+    assert!(
+        text.contains(r#""remedy":"workers","setting":"workers","value":8,"prediction":{"items_per_s":1899."#),
+        "{text}"
+    );
     assert!(text.contains(r#""measure":"workers_busy","value":0.99,"unit":"share""#), "{text}");
     // Numbers of a model have more digits than JSON keeps.
     verdict.advice[0].prediction = None;
@@ -570,7 +574,13 @@ proptest::proptest! {
         assert_eq!(fed, verdict.cause == Cause::NotStarved, "{}", verdict);
         assert!(verdict.also != Some(verdict.cause), "{}", verdict);
         assert_eq!(serde_json::from_str::<Verdict>(&serde_json::to_string(&verdict).unwrap()).unwrap().cause, verdict.cause);
+        let values = verdict.evidence.iter().map(|evidence| evidence.value);
+        assert!(values.chain(verdict.advice.iter().flat_map(|advice| Some(advice.prediction.as_ref()?.items_per_s))).all(f64::is_finite));
         let Some(model) = WhatIf::from(&snapshot) else { return Ok(()) };
+        let epoch = EpochCost { samples: numbers[0], ..EpochCost::default() };
+        let made = Estimate::of(&snapshot, &snapshot, numbers[0] as f64, 0, epoch).unwrap();
+        let _ = made.to_string();
+        assert!([made.items_per_s, made.loader_ns, made.epoch.ns, made.epoch.bytes].iter().all(|value| value.is_finite()), "{made:?}");
         let by = Some(factor);
         for change in [
             Change::default(),

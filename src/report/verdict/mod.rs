@@ -45,7 +45,7 @@ mod codes;
 mod evidence;
 #[cfg(test)]
 #[path = "../../../tests/unit/verdict.rs"]
-mod tests;
+pub(super) mod tests;
 
 pub use codes::{Advice, Evidence, Measure, Remedy, Unit, Value};
 
