@@ -119,17 +119,17 @@ class Situations:
             for number in range(20_000):
                 (source / f"a/{number:06}.bin").write_bytes(os.urandom(2048))
         words = ["--batch", "256", "--workers", "2", "--cold"]
-        files = ["--source", "records", "--path", source, "--record-bytes", "2048", "--direct", "on"]
+        files = ["--source", "records", "--path", source / "a", "--record-bytes", "2048", "--direct", "on"]
 
         def after(_):
             packed = self.folder / "packed.bin"
             packed.write_bytes(b"".join(path.read_bytes() for path in sorted((source / "a").iterdir())))
             return asked("--source", "records", "--path", packed, "--record-bytes", "2048", "--direct", "on", *words)
 
-        return asked(*files, *words), "pack", after
+        return asked(*files, *words), ("pack", "storage"), after
 
     def a_small_memory_budget(self):
-        words = [*self.images, "--slots", "1", "--workers", "2"]
+        words = [*self.records, "--slots", "1", "--direct", "on", "--cold"]
         return asked(*words), ("slots", "memory_budget"), lambda advice: asked(*given(words, advice))
 
     def consumer_of_50_ms(self):

@@ -71,7 +71,7 @@ def main():
             if args.only not in name:
                 continue
             if "--generate" in words:
-                asked(*words, "--batches", "2")
+                asked(*words, "--epochs", "1")
             estimate, answer = asked(*words, "--before"), asked(*words, "--seconds", "8")
             ratio = estimate["items_per_s"] / answer["items_per_s"]
             count, close = count + 1, close + (0.8 <= ratio <= 1.2)

@@ -163,13 +163,18 @@ fn largest(path: &std::path::Path) -> Option<usize> {
     usize::try_from(most).ok()
 }
 
+/// Least time of a probe, over several epochs if they are short.
+const EPOCH_LEAST: Duration = Duration::from_secs(1);
+
 /// Takes batches without a step, and prints the estimate of a run.
 fn before(given: &Given, dataset: Arc<dyn Dataset>) -> Anyhow<()> {
     let loader = given.args.settings.loader(dataset, given.decode())?.build()?;
     let (stop, seconds) = (stop()?, given.args.seconds.unwrap_or(3.0));
     let probe = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-    let (mut batches, mut first) = (loader.epoch(0)?, None);
-    while !stop.requested() && first.is_none_or(|first: Instant| first.elapsed() < probe) {
+    let (mut batches, mut first) = (loader.epochs(0..)?, None);
+    // A whole epoch is enough, unless it is over at once: a second one may find in memory what the first one read.
+    let least = || if loader.next_epoch() == 0 { probe } else { probe.min(EPOCH_LEAST) };
+    while !stop.requested() && first.is_none_or(|first: Instant| first.elapsed() < least()) {
         match batches.next_within(measure::LOOK) {
             Poll::Pending => continue,
             Poll::Ready(None) => break,

@@ -66,6 +66,8 @@ pub struct RankReport {
 const WAITS: usize = 256;
 /// Fewer common steps are compared by their means.
 const STEPS_LEAST: usize = 16;
+/// Ranks that are last in fewer steps may be so by chance.
+const LAST_LEAST: f64 = 5.0;
 /// Ranks that cost less than this share of a step are not worth a word.
 const COSTS: f64 = 0.03;
 /// The same, for ranks whose batches were there.
@@ -182,11 +184,20 @@ fn compared(ranks: &[RankReport]) -> (Vec<Vec<f64>>, u64) {
     let common: BTreeSet<(u64, u64)> = all.first().into_iter().flat_map(|first| first.keys().copied()).collect();
     let common = common.into_iter().filter(|step| all.iter().all(|waits| waits.contains_key(step)));
     let steps: Vec<Vec<f64>> = common.map(|step| all.iter().map(|waits| waits[&step]).collect()).collect();
+    let count = steps.len() as u64;
     if steps.len() < STEPS_LEAST || ranks.iter().any(|rank| rank.on_device) {
         return (vec![ranks.iter().map(|rank| rank.starved_share * rank.step_ns).collect()], 0);
     }
-    let count = steps.len() as u64;
-    (steps, count)
+    (without_pauses(steps), count)
+}
+
+/// Waits no longer than most steps' longest: a pause of one rank may be longer than all waits of the slow one.
+fn without_pauses(mut steps: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
+    let mut longest: Vec<f64> = steps.iter().map(|waits| waits.iter().copied().fold(0.0, f64::max)).collect();
+    longest.sort_by(f64::total_cmp);
+    let most = longest.get(longest.len() * 19 / 20).copied().unwrap_or(0.0);
+    steps.iter_mut().flatten().for_each(|wait| *wait = wait.min(most));
+    steps
 }
 
 /// The ranks that are last in most of these steps, where they cost at least the share `least` of a step.
@@ -216,9 +227,11 @@ fn late(
     let best = sets.iter().map(|set| set.0).fold(0.0, f64::max);
     let most = 1 + sets.iter().position(|set| set.0 >= 0.8 * best)?;
     let (cost_ns, last) = sets[most - 1];
+    // Of the steps in which any rank waited.
+    let waited = steps.iter().filter(|waits| waits.iter().any(|wait| *wait > 0.01 * step_ns)).count() as f64;
     let chance = most as f64 / ranks.len() as f64;
-    let by_chance = count * chance + BEYOND_CHANCE * (count * chance * (1.0 - chance)).sqrt();
-    if cost_ns < least * step_ns || (count > 1.0 && last <= by_chance.min(0.9 * count)) {
+    let by_chance = waited * chance + BEYOND_CHANCE * (waited * chance * (1.0 - chance)).sqrt();
+    if cost_ns < least * step_ns || (count > 1.0 && (last < LAST_LEAST || last <= by_chance.min(0.9 * waited))) {
         return None;
     }
     let bad = |of: &[(usize, f64)]| {
@@ -325,8 +338,11 @@ mod tests {
     fn ranks_that_are_late_by_turns_are_not_blamed() {
         let view = Across::of(job(|rank, step| noise(rank, step) * 3));
         assert_eq!(view.late, None, "{view}");
-        let view = Across::of(job(|rank, step| if rank == 2 && step == 50 { 900_000 } else { noise(rank, step) }));
+        let pause = |rank, step| if rank == 2 && step == 50 { 900_000 } else { noise(rank, step) };
+        let view = Across::of(job(pause));
         assert_eq!(view.late, None, "one pause: {view}");
+        let view = Across::of(job(|rank, step| pause(rank, step) + if rank == 5 { 2000 } else { 0 }));
+        assert_eq!(view.late.map(|late| late.ranks), Some(vec![5]), "a pause of another rank");
     }
 
     #[test]
@@ -337,6 +353,15 @@ mod tests {
         let view = Across::of(job(|rank, _| if [1, 6].contains(&rank) { 2000 } else { 0 }));
         assert_eq!(view.late.map(|late| (late.ranks, late.host)), Some((vec![1, 6], None)));
         assert_eq!(Across::of(job(|_, _| 5000)).late, None, "all wait alike");
+    }
+
+    #[test]
+    fn a_rank_that_stops_now_and_then_is_named() {
+        let stops = |every| {
+            move |rank, step: u64| noise(rank, step) / 20 + if rank == 5 && step % every == 0 { 40_000 } else { 0 }
+        };
+        assert_eq!(Across::of(job(stops(10))).late.map(|late| late.ranks), Some(vec![5]));
+        assert_eq!(Across::of(job(stops(30))).late, None, "four stops are too few");
     }
 
     #[test]

@@ -11,6 +11,8 @@ use crate::storage::{Direct, Mode};
 
 /// Smaller samples cost more by their number than by their bytes.
 const SMALL: f64 = 4096.0;
+/// With more of the depth filled, more slots promise less than other changes.
+const MUCH_FILLED: f64 = 0.8;
 
 impl Case<'_> {
     pub(super) fn advice(&self) -> Vec<Advice> {
@@ -77,7 +79,8 @@ impl Case<'_> {
         let next = self.next(&faster);
         let text =
             format!("The consumer's own work takes the time; with less of it the loader would give {most}{next}.");
-        vec![Advice::new(Remedy::Consumer, text).predicting(&faster)]
+        // The consumer keeps some work.
+        vec![Advice::new(Remedy::Consumer, text).predicting(&Prediction { at_most: true, ..faster })]
     }
 
     fn decode_advice(&self, cause: Cause) -> Vec<Advice> {
@@ -126,6 +129,10 @@ impl Case<'_> {
             }
         }
         all.push(self.less_work(cause));
+        // Copies are bound by their number or bytes: cores come second.
+        if all.len() == 2 && all[0].remedy == Remedy::Cores && decode.effort <= Effort::Light {
+            all.swap(0, 1);
+        }
         all
     }
 
@@ -216,22 +223,13 @@ impl Case<'_> {
 
     fn storage_advice(&self) -> Vec<Advice> {
         let (loads, storage) = (self.loads, &self.snapshot.storage);
-        let depth = storage.depth.max(1);
         let mut all = Vec::new();
         let filled = loads.depth_filled >= FILLED && !link_is_full(storage);
         all.extend(self.other_reader());
         if loads.no_room >= LACKS {
             all.push(more_room());
-        } else if slots_bound_reads(loads, self.snapshot) {
-            let reads = loads.depth_filled * f64::from(depth);
-            let rest = format!(
-                " or a larger {} (with the {} for it): slots allowed {reads:.0} reads in flight of {depth}. If storage has more \
-                 to give, up to {:.1} times as much.",
-                Setting::BatchSize,
-                Setting::MemoryBudget,
-                (1.0 / loads.depth_filled.clamp(0.01, 1.0)).min(2.0)
-            );
-            all.extend(Advice::set(Remedy::Slots, Setting::Slots, twice(self.snapshot.slots.count), rest));
+        } else if slots_bound_reads(loads, self.snapshot) && loads.depth_filled <= MUCH_FILLED {
+            all.extend(self.slots_for_reads());
         } else if filled && loads.headroom == Headroom::Left {
             all.extend(self.deeper("and took hardly longer than the fastest"));
         }
@@ -246,6 +244,9 @@ impl Case<'_> {
             let how = "Faster storage (local NVMe), fewer bytes for each sample, or memory for the page cache";
             let advice = || Advice::new(Remedy::Storage, self.all_cached(how, &cached)).predicting(&cached);
             all.extend(self.gains(&cached).then(advice));
+        }
+        if slots_bound_reads(loads, self.snapshot) && loads.depth_filled > MUCH_FILLED {
+            all.extend(self.slots_for_reads());
         }
         if filled && loads.headroom == Headroom::Unknown {
             all.extend(self.deeper("which helps unless the device is at its limit, and latencies do not tell"));
@@ -263,6 +264,20 @@ impl Case<'_> {
             all.push(Advice::new(Remedy::Repeated, text));
         }
         all
+    }
+
+    /// More slots where they keep reads from being in flight.
+    fn slots_for_reads(&self) -> Option<Advice> {
+        let (filled, depth) = (self.loads.depth_filled, self.snapshot.storage.depth.max(1));
+        let rest = format!(
+            " or a larger {} (with the {} for it): slots allowed {:.0} reads in flight of {depth}. If storage has more to give, up to \
+             {:.1} times as much.",
+            Setting::BatchSize,
+            Setting::MemoryBudget,
+            filled * f64::from(depth),
+            (1.0 / filled.clamp(0.01, 1.0)).min(2.0)
+        );
+        Advice::set(Remedy::Slots, Setting::Slots, twice(self.snapshot.slots.count), rest)
     }
 
     fn network_advice(&self) -> Vec<Advice> {

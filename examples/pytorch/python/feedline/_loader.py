@@ -406,14 +406,16 @@ def estimate(loader: Loader[Any], step_s: float, seconds: float = 3.0) -> dict[s
 
         print(feedline.estimate(fl.images("train/", size=224, batch_size=256), step_s=0.12)["text"])
     """
-    ends = None
-    with loader.epoch() as batches:
-        for _ in batches:
-            now = time.monotonic()
-            ends = ends or now + seconds
-            if now >= ends:
-                break
-        return loader.estimate(step_s)
+    began = None
+    while True:
+        with loader.epoch() as batches:
+            for _ in batches:
+                began = began or time.monotonic()
+                if time.monotonic() - began >= seconds:
+                    return loader.estimate(step_s)
+        # A whole epoch is enough, unless it is over at once: a second one may find in memory what the first one read.
+        if began is None or loader._stopped or time.monotonic() - began >= min(seconds, 1.0):
+            return loader.estimate(step_s)
 
 
 if TYPE_CHECKING:
