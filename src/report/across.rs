@@ -358,7 +358,9 @@ mod tests {
     #[test]
     fn a_rank_that_stops_now_and_then_is_named() {
         let stops = |every| {
-            move |rank, step: u64| noise(rank, step) / 20 + if rank == 5 && step % every == 0 { 40_000 } else { 0 }
+            move |rank, step: u64| {
+                noise(rank, step) / 20 + if rank == 5 && step.is_multiple_of(every) { 40_000 } else { 0 }
+            }
         };
         assert_eq!(Across::of(job(stops(10))).late.map(|late| late.ranks), Some(vec![5]));
         assert_eq!(Across::of(job(stops(30))).late, None, "four stops are too few");
