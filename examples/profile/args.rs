@@ -45,7 +45,7 @@ pub struct Args {
     /// Stop after N epochs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = RUN)]
     pub epochs: Option<u64>,
-    /// Instead of a run: take batches without a step for some seconds [default: 3] of the first epoch, and estimate the run
+    /// Instead of a run: take batches of the first epoch without a step, for --seconds [default: 3], and estimate the run
     #[arg(long, conflicts_with_all = ["batches", "epochs", "live", "trace", "html", "prometheus"], help_heading = RUN)]
     pub before: bool,
     /// Generate data in this folder first, or reuse the data of an earlier run

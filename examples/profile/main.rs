@@ -182,8 +182,9 @@ fn before(given: &Given, dataset: Arc<dyn Dataset>) -> Anyhow<()> {
         }
         first.get_or_insert_with(Instant::now);
     }
-    let estimate =
-        loader.estimate(given.step).ok_or("an estimate takes two batches or more: a smaller --batch, or more data")?;
+    let estimate = loader
+        .estimate(given.step)
+        .ok_or("no batch behind the first one of an epoch: a smaller --batch, more data, or more --seconds")?;
     Ok(say(&if given.args.json {
         format!("{}\n", serde_json::to_string(&estimate)?)
     } else {

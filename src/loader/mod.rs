@@ -450,8 +450,9 @@ impl Loader {
     pub fn estimate(&self, step: Duration) -> Option<Estimate> {
         let samples = self.samples_per_epoch() / u64::from(self.rank().world());
         let epoch = EpochCost { samples, batches: self.batches_per_epoch(), ..EpochCost::default() };
-        let (total, snapshot) = (self.report().total, self.snapshot());
-        Estimate::of(&total, &snapshot, step.as_nanos() as f64, self.plan().total() as u64, epoch)
+        let (report, snapshot) = (self.report(), self.snapshot());
+        let memory = self.plan().total() as u64;
+        Estimate::of(&report.total, &snapshot, step.as_nanos() as f64, epoch, report.origin.from_memory(), memory)
     }
 
     /// A report on the run so far. Callable at any time.

@@ -15,9 +15,10 @@
 //! # Limits
 //!
 //! - A rank with more work of its own is not seen: the others wait for it within the step, not for a batch.
-//! - On a GPU the host's waits are no waits of the stream. Means of the stream's waits are compared there, without a test of
-//!   chance.
-//! - Ranks of different steps (epoch and batch) share fewer than [`STEPS_LEAST`]: means are compared, too.
+//! - On a GPU the host's waits are no waits of the stream. Means of the stream's waits in the whole run are compared there, without
+//!   a test of chance. So they are for ranks of different steps (epoch and batch), that share fewer than [`STEPS_LEAST`].
+//! - Causes are those of each rank's whole run.
+//! - Slow ranks that are more than half of all are not named: the table shows them.
 
 use super::load::{Cause, Loads};
 use super::verdict::Verdict;
@@ -42,7 +43,7 @@ pub struct RankReport {
     pub batches: u64,
     /// Samples per second.
     pub items_per_s: f64,
-    /// Mean time from batch to batch, in nanoseconds.
+    /// Time from batch to batch, the median of the last ones, in nanoseconds.
     pub step_ns: f64,
     /// Share of the time without a ready batch.
     pub starved_share: f64,
@@ -58,7 +59,7 @@ pub struct RankReport {
     pub cores_taken_by: Option<Cause>,
     /// On a GPU, where the host's waits are no starvation.
     pub on_device: bool,
-    /// The last waits, in microseconds: epoch, first batch, and the wait for each batch from there on.
+    /// The last waits, in microseconds: epoch, first batch, and the wait for each batch from there on. Empty in an [`Across`].
     pub waits: Vec<(u64, u64, Vec<u32>)>,
 }
 
@@ -66,8 +67,16 @@ pub struct RankReport {
 const WAITS: usize = 256;
 /// Fewer common steps are compared by their means.
 const STEPS_LEAST: usize = 16;
-/// Ranks that are last in fewer steps may be so by chance.
-const LAST_LEAST: f64 = 5.0;
+/// Ranks that are last in fewer steps of a half may be so by chance.
+const LAST_LEAST: f64 = 3.0;
+/// So many steps have the longest waits of pauses.
+const PAUSES: usize = 5;
+/// Ranks without a report that are named.
+const MISSING_MOST: usize = 1 << 16;
+/// Rows of the table; those with the longest starvation are shown.
+const ROWS_MOST: usize = 64;
+/// Runs of waits in a report: those of short epochs are many.
+const RUNS: usize = 64;
 /// Ranks that cost less than this share of a step are not worth a word.
 const COSTS: f64 = 0.03;
 /// The same, for ranks whose batches were there.
@@ -80,7 +89,7 @@ impl RankReport {
     pub fn of(rank: u32, world: u32, host: &str, snapshot: &Snapshot, timeline: &Timeline) -> Self {
         let (verdict, handed) = (Verdict::of(snapshot), snapshot.consumer.handed());
         let each = |amount: f64| if handed.batches > 0 { amount / handed.batches as f64 } else { 0.0 };
-        let step_ns = each(snapshot.steady_ns as f64);
+        let mean_ns = each(snapshot.steady_ns as f64);
         let mut waits: Vec<(u64, u64, Vec<u32>)> = Vec::new();
         let steady = timeline.batches.iter().filter(|record| !record.first);
         for record in steady.rev().take(WAITS).collect::<Vec<_>>().into_iter().rev() {
@@ -92,14 +101,15 @@ impl RankReport {
                 _ => waits.push((record.epoch, record.batch, vec![us])),
             }
         }
+        waits.drain(..waits.len().saturating_sub(RUNS));
         Self {
             rank,
             world,
             host: host.chars().take(255).collect(),
             batches: snapshot.consumer.batches,
             samples: snapshot.consumer.samples,
-            items_per_s: if step_ns > 0.0 { each(handed.samples as f64) / step_ns * 1e9 } else { 0.0 },
-            step_ns,
+            items_per_s: if mean_ns > 0.0 { each(handed.samples as f64) / mean_ns * 1e9 } else { 0.0 },
+            step_ns: median_step(timeline).unwrap_or(mean_ns),
             starved_share: verdict.starved_share,
             cause: Some(verdict.cause),
             bad_samples: snapshot.consumer.substituted,
@@ -120,6 +130,15 @@ impl RankReport {
     }
 }
 
+/// The median time between the last batches of an iterator, in nanoseconds.
+fn median_step(timeline: &Timeline) -> Option<f64> {
+    let last = timeline.batches.iter().rev().take(WAITS + 1).collect::<Vec<_>>();
+    let follow = last.windows(2).filter(|pair| !pair[0].first);
+    let mut steps: Vec<u64> = follow.map(|pair| pair[0].got_ns.saturating_sub(pair[1].got_ns)).collect();
+    steps.sort_unstable();
+    steps.get(steps.len() / 2).map(|ns| *ns as f64)
+}
+
 /// All ranks in one view. `Display` is a table and a sentence.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -130,6 +149,8 @@ pub struct Across {
     pub missing: Vec<u32>,
     /// Steps that were compared; 0 where means were.
     pub steps: u64,
+    /// Whether the reports were enough to compare the ranks.
+    pub compared: bool,
     /// The ranks that hold the others up.
     pub late: Option<Late>,
 }
@@ -159,27 +180,31 @@ impl Across {
     pub fn of(reports: impl IntoIterator<Item = RankReport>) -> Self {
         let by_rank: BTreeMap<u32, RankReport> = reports.into_iter().map(|report| (report.rank, report)).collect();
         let world = by_rank.values().map(|report| report.world).max().unwrap_or(0);
-        let missing = (0..world).filter(|rank| !by_rank.contains_key(rank)).collect();
-        let ranks: Vec<RankReport> = by_rank.into_values().collect();
-        let (waits, steps) = compared(&ranks);
-        let waits_of = |rank: &RankReport| rank.cause;
-        let taken = |rank: &RankReport| rank.cores_taken_by.or(Some(Cause::OtherPrograms));
-        let cores = || vec![ranks.iter().map(|rank| rank.without_core_ns).collect()];
-        let late = late(&ranks, &waits, COSTS, waits_of).or_else(|| {
-            let late = late(&ranks, &cores(), LACKS_CORES, taken)?;
-            Some(Late { without_core: true, ..late })
-        });
-        Self { ranks, missing, steps, late }
+        let missing = (0..world).filter(|rank| !by_rank.contains_key(rank)).take(MISSING_MOST).collect();
+        let mut ranks: Vec<RankReport> = by_rank.into_values().collect();
+        let compared = world == 1 || is_comparable(&ranks);
+        let (mut late, mut steps) = (None, 0);
+        if compared && ranks.len() > 1 {
+            let (waits, count) = waits(&ranks);
+            steps = count;
+            let limit =
+                |rank: &RankReport| rank.cause.filter(|cause| !matches!(cause, Cause::NotStarved | Cause::Consumer));
+            late = by_waits(&ranks, &waits, COSTS, limit).or_else(|| by_cores(&ranks));
+        }
+        ranks.iter_mut().for_each(|rank| rank.waits.clear());
+        Self { ranks, missing, steps, compared, late }
     }
 }
 
-/// Whether a rank has too few waits for any comparison.
-fn too_few(ranks: &[RankReport]) -> bool {
-    ranks.iter().any(|rank| rank.waits.iter().map(|(_, _, waits)| waits.len()).sum::<usize>() < STEPS_LEAST)
+/// Whether the reports have enough of each rank: several ranks, some steps, on a GPU its idle time.
+fn is_comparable(ranks: &[RankReport]) -> bool {
+    let waits = |rank: &RankReport| rank.waits.iter().map(|(_, _, waits)| waits.len()).sum::<usize>();
+    let known = |rank: &RankReport| !rank.on_device || rank.cause != Some(Cause::Unknown);
+    ranks.len() > 1 && ranks.iter().all(|rank| waits(rank) >= STEPS_LEAST && known(rank))
 }
 
 /// The waits of all ranks for each common step, and the number of steps; one step of means where too few are common.
-fn compared(ranks: &[RankReport]) -> (Vec<Vec<f64>>, u64) {
+fn waits(ranks: &[RankReport]) -> (Vec<Vec<f64>>, u64) {
     let all: Vec<_> = ranks.iter().map(RankReport::by_step).collect();
     let common: BTreeSet<(u64, u64)> = all.first().into_iter().flat_map(|first| first.keys().copied()).collect();
     let common = common.into_iter().filter(|step| all.iter().all(|waits| waits.contains_key(step)));
@@ -191,51 +216,91 @@ fn compared(ranks: &[RankReport]) -> (Vec<Vec<f64>>, u64) {
     (without_pauses(steps), count)
 }
 
-/// Waits no longer than most steps' longest: a pause of one rank may be longer than all waits of the slow one.
+/// Waits without the longest of few steps: a pause of one rank may be longer than all waits of the slow one.
 fn without_pauses(mut steps: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
     let mut longest: Vec<f64> = steps.iter().map(|waits| waits.iter().copied().fold(0.0, f64::max)).collect();
     longest.sort_by(f64::total_cmp);
-    let most = longest.get(longest.len() * 19 / 20).copied().unwrap_or(0.0);
+    let most = longest.get(longest.len().saturating_sub(PAUSES)).copied().unwrap_or(0.0);
     steps.iter_mut().flatten().for_each(|wait| *wait = wait.min(most));
     steps
 }
 
-/// The ranks that are last in most of these steps, where they cost at least the share `least` of a step.
-fn late(
+/// Ranks whose batches were there, and whose threads lacked cores. On a GPU threads run ahead of the stream.
+fn by_cores(ranks: &[RankReport]) -> Option<Late> {
+    let lack = |rank: &RankReport| if rank.on_device { 0.0 } else { rank.without_core_ns };
+    let means = [ranks.iter().map(lack).collect()];
+    let late = by_waits(ranks, &means, LACKS_CORES, |rank| rank.cores_taken_by)?;
+    Some(Late { without_core: true, ..late })
+}
+
+/// The ranks that are last in more of these steps than by chance, where they cost at least the share `least` of a step.
+fn by_waits(
     ranks: &[RankReport],
     steps: &[Vec<f64>],
     least: f64,
     cause: impl Fn(&RankReport) -> Option<Cause>,
 ) -> Option<Late> {
-    let count = steps.len() as f64;
     let step_ns = ranks.iter().map(|rank| rank.step_ns).fold(0.0, f64::max);
-    if ranks.len() < 2 || step_ns <= 0.0 || too_few(ranks) {
+    if step_ns <= 0.0 {
         return None;
     }
-    let mean = |place: usize| steps.iter().map(|waits| waits[place]).sum::<f64>() / count;
-    let mut order: Vec<(usize, f64)> = (0..ranks.len()).map(|place| (place, mean(place))).collect();
-    order.sort_by(|a, b| b.1.total_cmp(&a.1));
-    // What the first `most` of them cost, and in how many steps.
-    let cost = |most: usize| {
-        let longest =
-            |waits: &[f64], of: &[(usize, f64)]| of.iter().map(|(place, _)| waits[*place]).fold(0.0, f64::max);
-        let gap = |waits: &Vec<f64>| (longest(waits, &order[..most]) - longest(waits, &order[most..])).max(0.0);
-        let last = steps.iter().filter(|waits| gap(waits) > 0.01 * step_ns).count() as f64;
-        (steps.iter().map(gap).sum::<f64>() / count, last)
+    // One half of the steps chooses the ranks, the other one tests them: of many ranks some were always last by chance. The halves
+    // have no period.
+    let half = |place: usize| (place as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 63 == 0;
+    let part =
+        |first: bool| steps.iter().enumerate().filter(move |(place, _)| half(*place) == first).map(|(_, waits)| waits);
+    let (chooses, tests): (Vec<_>, Vec<_>) = match steps.len() {
+        1 => (steps.iter().collect(), steps.iter().collect()),
+        _ => (part(true).collect(), part(false).collect()),
     };
-    let sets: Vec<(f64, f64)> = (1..=ranks.len() / 2).map(cost).collect();
+    let mut order: Vec<(usize, f64)> =
+        (0..ranks.len()).map(|place| (place, chooses.iter().map(|waits| waits[place]).sum())).collect();
+    order.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let sets = costs(&order, &chooses, step_ns);
     let best = sets.iter().map(|set| set.0).fold(0.0, f64::max);
     let most = 1 + sets.iter().position(|set| set.0 >= 0.8 * best)?;
-    let (cost_ns, last) = sets[most - 1];
+    let (cost_ns, last) = costs(&order, &tests, step_ns)[most - 1];
     // Of the steps in which any rank waited.
-    let waited = steps.iter().filter(|waits| waits.iter().any(|wait| *wait > 0.01 * step_ns)).count() as f64;
+    let waited = tests.iter().filter(|waits| waits.iter().any(|wait| *wait > 0.01 * step_ns)).count() as f64;
     let chance = most as f64 / ranks.len() as f64;
     let by_chance = waited * chance + BEYOND_CHANCE * (waited * chance * (1.0 - chance)).sqrt();
-    if cost_ns < least * step_ns || (count > 1.0 && (last < LAST_LEAST || last <= by_chance.min(0.9 * waited))) {
+    let by_luck = steps.len() > 1 && (last < LAST_LEAST || last <= by_chance.min(0.9 * waited));
+    if cost_ns < least * step_ns || by_luck {
         return None;
     }
+    Some(Late { cost_ns, share: cost_ns / step_ns, ..named(ranks, &order, most, cause) })
+}
+
+/// For the first one, two … half of the ranks of this order: their mean cost of a step, and the steps in which they are last.
+fn costs(order: &[(usize, f64)], steps: &[&Vec<f64>], step_ns: f64) -> Vec<(f64, f64)> {
+    let mut sets = vec![(0.0, 0.0); order.len() / 2];
+    let mut others = vec![0.0; order.len() + 1];
+    for waits in steps {
+        for (at, (place, _)) in order.iter().enumerate().rev() {
+            others[at] = waits[*place].max(others[at + 1]);
+        }
+        let mut theirs = 0.0_f64;
+        for (at, set) in sets.iter_mut().enumerate() {
+            theirs = theirs.max(waits[order[at].0]);
+            let gap = (theirs - others[at + 1]).max(0.0);
+            set.0 += gap / steps.len() as f64;
+            set.1 += f64::from(u8::from(gap > 0.01 * step_ns));
+        }
+    }
+    sets
+}
+
+/// The first `most` ranks of the order, without a cost.
+fn named(
+    ranks: &[RankReport],
+    order: &[(usize, f64)],
+    most: usize,
+    cause: impl Fn(&RankReport) -> Option<Cause>,
+) -> Late {
     let bad = |of: &[(usize, f64)]| {
-        let sum = |count: fn(&RankReport) -> u64| of.iter().map(|(place, _)| count(&ranks[*place])).sum::<u64>();
+        let sum = |count: fn(&RankReport) -> u64| {
+            of.iter().fold(0_u64, |sum, (place, _)| sum.saturating_add(count(&ranks[*place])))
+        };
         sum(|rank| rank.bad_samples) as f64 / sum(|rank| rank.samples).max(1) as f64
     };
     let (theirs, others) = (bad(&order[..most]), bad(&order[most..]));
@@ -244,25 +309,28 @@ fn late(
     let host = &late[0].host;
     let of_host = ranks.iter().filter(|rank| rank.host == *host).count();
     let whole = late.iter().all(|rank| rank.host == *host) && of_host == late.len() && late.len() > 1;
-    let causes = late.iter().filter_map(|rank| cause(rank));
     let mut counts = BTreeMap::<String, (usize, Cause)>::new();
+    let causes = late.iter().filter_map(|rank| cause(rank));
     causes.for_each(|cause| counts.entry(format!("{cause:?}")).or_insert((0, cause)).0 += 1);
-    let cause = counts.into_values().max_by_key(|(count, _)| *count).map_or(Cause::Unknown, |(_, cause)| cause);
-    Some(Late {
+    Late {
         ranks: late.iter().map(|rank| rank.rank).collect(),
         host: whole.then(|| host.clone()),
-        cost_ns,
-        share: cost_ns / step_ns,
-        cause,
+        cost_ns: 0.0,
+        share: 0.0,
+        cause: counts.into_values().max_by_key(|(count, _)| *count).map_or(Cause::Unknown, |(_, cause)| cause),
         without_core: false,
         bad_share: (theirs > 2.0 * others).then_some(theirs),
-    })
+    }
 }
 
 impl fmt::Display for Across {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "rank  host              samples/s  batch to batch  starved  bad  limited by")?;
-        for rank in &self.ranks {
+        let mut shown: Vec<&RankReport> = self.ranks.iter().collect();
+        shown.sort_by(|a, b| b.starved_share.total_cmp(&a.starved_share));
+        shown.truncate(ROWS_MOST);
+        shown.sort_by_key(|rank| rank.rank);
+        for rank in shown {
             let (rate, step, starved) = (number(rank.items_per_s), time(rank.step_ns), 100.0 * rank.starved_share);
             let cause = rank.cause.map_or_else(|| "?".into(), |cause| cause.to_string());
             let late = self.late.as_ref().is_some_and(|late| late.ranks.contains(&rank.rank));
@@ -273,9 +341,9 @@ impl fmt::Display for Across {
             writeln!(f, "without a report: {}", list(&self.missing))?;
         }
         let Some(Late { ranks, host, cost_ns, share, cause, without_core, bad_share }) = &self.late else {
-            return f.write_str(match too_few(&self.ranks) {
-                true => "Too few steps to compare the ranks.",
-                false => "No rank holds the others up.",
+            return f.write_str(match self.compared {
+                true => "No rank holds the others up.",
+                false => "Too little was measured to compare the ranks: some steps of each, on a GPU with the loader's stream.",
             });
         };
         let who = match (host, &ranks[..]) {
@@ -296,8 +364,9 @@ impl fmt::Display for Across {
 }
 
 fn list(ranks: &[u32]) -> String {
-    let all: Vec<String> = ranks.iter().map(u32::to_string).collect();
-    all.join(", ")
+    let all: Vec<String> = ranks.iter().take(ROWS_MOST).map(u32::to_string).collect();
+    let more = ranks.len().saturating_sub(ROWS_MOST);
+    all.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
 }
 
 #[cfg(test)]
@@ -346,6 +415,31 @@ mod tests {
     }
 
     #[test]
+    fn of_many_ranks_none_is_blamed_by_chance() {
+        for ranks in [32, 64, 256] {
+            let stalls = |rank: u32, step: u64| u64::from(noise(7, step)) % u64::from(ranks) == u64::from(rank);
+            let report = |rank| RankReport {
+                waits: vec![(0, 0, (0..256).map(|step| if stalls(rank, step) { 10_000 } else { 0 }).collect())],
+                ..RankReport { rank, world: ranks, step_ns: 10e6, ..RankReport::default() }
+            };
+            assert_eq!(Across::of((0..ranks).map(report)).late, None, "{ranks}");
+        }
+    }
+
+    #[test]
+    fn a_gpu_without_a_measured_stream_is_not_compared() {
+        let mut reports = job(|_, _| 0);
+        for report in &mut reports {
+            (report.on_device, report.cause) = (true, Some(Cause::Unknown));
+        }
+        let view = Across::of(reports);
+        assert!(
+            !view.compared && view.late.is_none() && view.to_string().contains("Too little was measured"),
+            "{view}"
+        );
+    }
+
+    #[test]
     fn a_slow_machine_is_told_from_slow_ranks() {
         let view = Across::of(job(|rank, step| noise(rank, step) + if rank >= 4 { 2000 } else { 0 }));
         let late = view.late.clone().unwrap();
@@ -389,7 +483,10 @@ mod tests {
         let mut short = job(|rank, _| if rank == 5 { 2000 } else { 0 });
         short.iter_mut().for_each(|report| report.waits[0].2.truncate(STEPS_LEAST - 1));
         let view = Across::of(short);
-        assert!(view.late.is_none() && view.to_string().ends_with("Too few steps to compare the ranks."), "{view}");
+        assert!(
+            view.late.is_none() && view.to_string().contains("Too little was measured to compare the ranks"),
+            "{view}"
+        );
     }
 
     #[test]

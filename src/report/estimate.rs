@@ -11,6 +11,7 @@
 //! - The data behind the probe is taken to be like that of the probe, and the machine as idle as during it.
 //! - Bytes that lay in memory during the probe are taken to lie there in the run.
 //! - A probe shorter than the loader's read-ahead tells less than the loader can do; `strength` is that of the verdict.
+//! - Operations of the loader on the device take time of the step there; here they run beside it.
 //! - Other ranks on the same storage are not seen: `ranks_until_storage` divides what this process saw.
 
 use super::load::{Cause, StageLoad, ratio};
@@ -37,7 +38,7 @@ pub struct Estimate {
     pub loader_ns: f64,
     /// The stages with work, at the rate of the loader alone.
     pub stages: Vec<StageLoad>,
-    /// The wait for the first batch of the probe, in nanoseconds.
+    /// The wait for the first batch of an epoch, on average, in nanoseconds.
     pub first_batch_ns: u64,
     /// Samples of the probe.
     pub probed_samples: u64,
@@ -65,7 +66,7 @@ pub struct EpochCost {
     pub samples: u64,
     /// Batches.
     pub batches: u64,
-    /// Time, in nanoseconds.
+    /// Time with the first batch, in nanoseconds.
     pub ns: f64,
     /// Bytes read, from storage or memory.
     pub bytes: f64,
@@ -75,60 +76,70 @@ pub struct EpochCost {
 
 impl Estimate {
     /// `None` without a batch behind the first. `total`: counts since the loader was built; `snapshot`: of the steady time;
-    /// `epoch`: its samples and batches.
+    /// `epoch`: its samples and batches; `from_memory_share` and `memory_bytes` as there.
     pub(crate) fn of(
         total: &Snapshot,
         snapshot: &Snapshot,
         step_ns: f64,
-        memory_bytes: u64,
         epoch: EpochCost,
+        from_memory_share: Option<f64>,
+        memory_bytes: u64,
     ) -> Option<Self> {
         let (model, verdict) = (WhatIf::from(snapshot)?, Verdict::of(snapshot));
+        let consumer = &total.consumer;
+        let firsts = consumer.batches.saturating_sub(snapshot.consumer.handed().batches).max(1);
+        let first_ns = consumer.first_ns / firsts;
+        // Batches that were ready before the first one tell only with the time that they took before it.
+        let whole_ns = ratio((consumer.first_ns as f64) + snapshot.steady_ns as f64, consumer.batches as f64);
+        let least_ns = if model.is_short() { whole_ns } else { 0.0 };
+        let rows = ratio(epoch.samples as f64, epoch.batches as f64);
+        let beside = |alone: &Prediction| model.beside(alone, rows, step_ns, least_ns);
         let alone = model.alone(&Change::default());
-        let (items_per_s, loader_ns) = model.beside(&alone, step_ns);
+        let (items_per_s, loader_ns) = beside(&alone);
         let bound_by = match verdict.cause {
             _ if step_ns >= loader_ns => Cause::Consumer,
             Cause::Unknown | Cause::NotStarved | Cause::Consumer => alone.bound_by,
             cause => cause,
         };
-        let (storage, rows) = (&total.storage, total.decode.samples.max(total.consumer.samples));
+        let (storage, decode) = (&total.storage, &total.decode);
+        let rows = decode.samples.saturating_add(storage.in_place).max(consumer.samples);
         let read = storage.counts.bytes_moved.saturating_add(storage.cached_bytes);
         let each = |amount: u64| ratio(amount as f64, rows as f64) * epoch.samples as f64;
         let requests = storage.network.as_ref().map_or(0, |network| network.requests);
-        let from_memory = storage.device_bytes.filter(|_| requests == 0 && read > 0).map(|device| {
-            let device = device.max(storage.direct_bytes);
-            1.0 - ratio(device as f64, read as f64).min(1.0)
-        });
+        let from_memory_share = from_memory_share.filter(|_| requests == 0);
         // A few reads among bytes from memory tell nothing of storage.
-        let read_much = from_memory.is_none_or(|share| share < MOSTLY);
-        let limit = ceiling(&alone.stages, PipelineStage::Storage).filter(|_| read_much);
+        let is_seen = requests > 0 || from_memory_share.is_some_and(|share| share < MOSTLY);
+        let limit = ceiling(&alone.stages, PipelineStage::Storage).filter(|_| is_seen);
         let change = Change { cached: requests == 0, local_cache: requests > 0, ..Change::default() };
         let cached = limit.map(|_| {
             let then = model.alone(&change);
-            Prediction { items_per_s: model.beside(&then, step_ns).0, ..then }
+            Prediction { items_per_s: beside(&then).0, ..then }
         });
-        let workers = f64::from(total.decode.workers.max(1));
-        let decode = ceiling(&alone.stages, PipelineStage::Decode).map(|all| all / workers);
+        let thin = matches!(verdict.strength, Strength::Thin { .. });
+        let counts = limit.filter(|_| !thin);
+        let works = decode.samples > 0;
+        let each_worker = ceiling(&alone.stages, PipelineStage::Decode).filter(|_| works);
+        let each_worker = each_worker.map(|all| all / f64::from(decode.workers.max(1)));
         Some(Self {
             items_per_s,
             bound_by,
             strength: verdict.strength,
             step_ns,
             loader_ns,
-            first_batch_ns: total.consumer.first_ns,
+            first_batch_ns: first_ns,
             probed_samples: total.consumer.samples,
             probed_ns: snapshot.steady_ns,
-            from_memory_share: from_memory,
+            from_memory_share,
             epoch: EpochCost {
-                ns: ratio(epoch.samples as f64, items_per_s) * 1e9,
+                ns: ratio(epoch.samples as f64, items_per_s) * 1e9 + first_ns as f64,
                 bytes: each(read),
                 requests: each(requests),
                 ..epoch
             },
             cached,
             memory_bytes,
-            workers_until_storage: limit.zip(decode).map(|(limit, each)| ratio(limit, each)),
-            ranks_until_storage: limit.map(|limit| ratio(limit, items_per_s)),
+            workers_until_storage: counts.zip(each_worker).map(|(limit, each)| ratio(limit, each)),
+            ranks_until_storage: counts.map(|limit| ratio(limit, items_per_s)),
             stages: alone.stages,
         })
     }
@@ -161,7 +172,7 @@ impl fmt::Display for Estimate {
             .from_memory_share
             .map_or(String::new(), |share| format!(", {:.0} % of the bytes from memory", 100.0 * share));
         row("probe", format!("{samples} samples in {probed}"), &format!("the loader itself, without a step{memory}"))?;
-        row("first batch", time(self.first_batch_ns as f64), "the probe's")?;
+        row("first batch", time(self.first_batch_ns as f64), "the probe's, on average of epochs")?;
         let EpochCost { samples, batches, ns, bytes: read, requests } = &self.epoch;
         let (samples, batches) = (grouped(&samples.to_string()), grouped(&batches.to_string()));
         row(
@@ -182,8 +193,10 @@ impl fmt::Display for Estimate {
             let (most, rate) = (if cached.at_most { "at most " } else { "" }, number(cached.items_per_s));
             row("all cached", format!("{most}{rate} samples/s"), "the model without reads from storage")?;
         }
-        row("memory", bytes(self.memory_bytes as f64), "the loader's plan")?;
-        let more = |least: f64| format!("{least:.1}");
+        row("memory", bytes(self.memory_bytes as f64), "the loader's plan, at most")?;
+        let storage = self.stages.iter().find(|load| load.stage == PipelineStage::Storage);
+        let or_more = if storage.is_some_and(|load| load.at_least) { " or more" } else { "" };
+        let more = |least: f64| format!("{least:.1}{or_more}");
         if let Some(workers) = self.workers_until_storage {
             row(
                 "workers",
@@ -203,11 +216,11 @@ mod tests {
     use super::super::verdict::tests::decoding;
     use super::*;
 
-    fn estimate(step_ns: f64, change: impl FnOnce(&mut Snapshot)) -> Estimate {
+    fn estimate(step_ns: f64, memory: f64, change: impl FnOnce(&mut Snapshot)) -> Estimate {
         let mut snapshot = decoding();
         change(&mut snapshot);
         let epoch = EpochCost { samples: 1_000_000, batches: 10_000, ..EpochCost::default() };
-        Estimate::of(&snapshot, &snapshot, step_ns, 1 << 30, epoch).unwrap()
+        Estimate::of(&snapshot, &snapshot, step_ns, epoch, Some(memory), 1 << 30).unwrap()
     }
 
     #[test]
@@ -216,7 +229,7 @@ mod tests {
         for (step_ns, rate, limit) in
             [(0.0, 1010.0, Cause::Decode), (50e6, 1000.0, Cause::Decode), (200e6, 500.0, Cause::Consumer)]
         {
-            let made = estimate(step_ns, |_| ());
+            let made = estimate(step_ns, 0.0, |_| ());
             assert!((made.items_per_s / rate - 1.0).abs() < 0.05 && made.bound_by == limit, "{step_ns}: {made}");
             assert!((made.loader_ns / 99e6 - 1.0).abs() < 0.05, "{made}");
         }
@@ -224,8 +237,10 @@ mod tests {
 
     #[test]
     fn an_epoch_costs_what_the_samples_of_the_probe_did() {
-        let made = estimate(0.0, |s| {
-            s.storage.device_bytes = Some(s.storage.counts.bytes_moved);
+        let made = estimate(0.0, 0.0, |s| {
+            (s.consumer.batches, s.consumer.steady) =
+                (104, Some(crate::meter::Handed { batches: 100, samples: 10_000 }));
+            s.consumer.first_ns = 400_000_000;
             s.storage.network = Some(crate::meter::Network { requests: 500, bytes: 1, ..Default::default() });
         });
         assert_eq!(
@@ -233,7 +248,7 @@ mod tests {
             (110e9, 50_000.0),
             "110 kB and 0.05 requests for each sample"
         );
-        assert!((made.epoch.ns / 1e12 - 0.99).abs() < 0.05 && made.first_batch_ns == 0);
+        assert!((made.epoch.ns / 1e12 - 0.99).abs() < 0.05 && made.first_batch_ns == 100_000_000, "of four epochs");
         let text = made.to_string();
         for part in ["1,000,000 samples, 10,000 batches, ", "50,000 requests to stores", "the loader's plan"] {
             assert!(text.contains(part), "{part}: {text}");
@@ -242,12 +257,11 @@ mod tests {
 
     #[test]
     fn storage_limits_from_so_many_workers_and_ranks_on() {
-        let made = estimate(0.0, |s| s.storage.device_bytes = Some(s.storage.counts.bytes_moved));
+        let made = estimate(0.0, 0.1, |_| ());
         // Storage gives 2,500 samples/s, a worker 252.
         let (workers, ranks) = (made.workers_until_storage.unwrap(), made.ranks_until_storage.unwrap());
         assert!((workers - 9.9).abs() < 0.2 && (ranks - 2.5).abs() < 0.1, "{workers} {ranks}");
-        let memory = estimate(0.0, |s| s.storage.device_bytes = Some(0));
+        let memory = estimate(0.0, 1.0, |_| ());
         assert_eq!((memory.workers_until_storage, memory.ranks_until_storage), (None, None), "storage was not seen");
-        assert_eq!(memory.from_memory_share, Some(1.0));
     }
 }

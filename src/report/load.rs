@@ -288,13 +288,15 @@ impl Loads {
     }
 }
 
+/// Samples prepared in the steady time, of those handed out in it.
+pub(super) const PREPARED_LEAST: f64 = 0.5;
 /// Reads count as filling the depth from this share of it on.
 pub(super) const FILLED: f64 = 0.9;
 
 /// A consumer with less own work for each batch only measures the loader.
 const STEP_LEAST_NS: f64 = 0.5e6;
 /// The lack of cores is the cause from this share of the time on, and others are if they took this share of the cores.
-const LOST: f64 = 0.15;
+pub(super) const LOST: f64 = 0.15;
 /// A process uses the cores by itself from this share of them on; only where the time of others is not known.
 const ALL_CORES: f64 = 0.8;
 /// Threads that are not the loader's take the cores from this share of the process's CPU time on.

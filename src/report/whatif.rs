@@ -25,7 +25,7 @@
 //!   each worker, or one or two slots, stages wait for the last row of each batch. A caveat says so where slots are few.
 
 use super::depth::{Headroom, network_share};
-use super::load::{Cause, FILLED, Loads, StageLoad, ratio};
+use super::load::{Cause, FILLED, Loads, PREPARED_LEAST, StageLoad, ratio};
 use crate::meter::{Latency, PipelineStage, Snapshot};
 use crate::setting::Setting;
 use serde::{Deserialize, Serialize};
@@ -193,13 +193,19 @@ impl WhatIf {
         self.with(&Change { consumer_factor: Some(1e6), ..change.clone() })
     }
 
-    /// Samples per second of the loader beside a step of so many nanoseconds, and the loader's time of a batch.
-    pub(super) fn beside(&self, alone: &Prediction, step_ns: f64) -> (f64, f64) {
-        let samples = self.loads.samples_per_batch().max(1.0);
-        let loader_ns = ratio(samples * 1e9, alone.items_per_s);
-        let serial = SERIAL_LEAST / (self.slots - 1.0).max(1.0);
+    /// Whether most samples were ready before the first batch of their epoch.
+    pub(super) fn is_short(&self) -> bool {
+        self.loads.prepared < PREPARED_LEAST
+    }
+
+    /// Samples per second of the loader beside a step of so many nanoseconds, and the loader's time of a batch of so many rows, at
+    /// least `least_ns`.
+    pub(super) fn beside(&self, alone: &Prediction, rows: f64, step_ns: f64, least_ns: f64) -> (f64, f64) {
+        let loader_ns = ratio(rows * 1e9, alone.items_per_s).max(least_ns);
+        // With one slot the stages work in turn.
+        let serial = if self.slots < 2.0 { 1.0 } else { SERIAL_LEAST / (self.slots - 1.0) };
         let batch_ns = loader_ns.max(step_ns) + serial * loader_ns.min(step_ns);
-        (finite(ratio(samples * 1e9, batch_ns)), loader_ns)
+        (finite(ratio(rows * 1e9, batch_ns)), finite(loader_ns))
     }
 
     /// Workers that can work at once.

@@ -578,7 +578,7 @@ proptest::proptest! {
         assert!(values.chain(verdict.advice.iter().flat_map(|advice| Some(advice.prediction.as_ref()?.items_per_s))).all(f64::is_finite));
         let Some(model) = WhatIf::from(&snapshot) else { return Ok(()) };
         let epoch = EpochCost { samples: numbers[0], ..EpochCost::default() };
-        let made = Estimate::of(&snapshot, &snapshot, numbers[0] as f64, 0, epoch).unwrap();
+        let made = Estimate::of(&snapshot, &snapshot, numbers[0] as f64, epoch, None, 0).unwrap();
         let _ = made.to_string();
         assert!([made.items_per_s, made.loader_ns, made.epoch.ns, made.epoch.bytes].iter().all(|value| value.is_finite()), "{made:?}");
         let by = Some(factor);

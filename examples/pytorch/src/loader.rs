@@ -202,8 +202,7 @@ impl Loader {
 
     /// The estimate of a run with this step: text, and JSON; None without two batches.
     fn _estimate(&self, py: Python<'_>, step_s: f64) -> PyResult<Option<(String, String)>> {
-        let step = Duration::try_from_secs_f64(step_s)
-            .map_err(|_| PyValueError::new_err(format!("step_s={step_s}: give the seconds of a step, 0 or more")))?;
+        let step = Duration::try_from_secs_f64(step_s).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let Some(estimate) = self.inner(py)?.estimate(step) else { return Ok(None) };
         let json = serde_json::to_string(&estimate).map_err(|error| PyValueError::new_err(error.to_string()))?;
         Ok(Some((estimate.to_string(), json)))
@@ -215,11 +214,19 @@ impl Loader {
             .map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
+    /// The rank and world that the launcher of this process gives.
+    #[staticmethod]
+    fn _launched(py: Python<'_>) -> PyResult<(u32, u32)> {
+        let rank = Rank::from_env().map_err(|error| exception(py, &error))?;
+        Ok((rank.number(), rank.world()))
+    }
+
     /// The view of these reports: text, and JSON.
     #[staticmethod]
-    fn _across(reports: Vec<String>) -> PyResult<(String, String)> {
+    fn _across(py: Python<'_>, reports: Vec<String>) -> PyResult<(String, String)> {
         let reports: Result<Vec<RankReport>, _> = reports.iter().map(|report| serde_json::from_str(report)).collect();
-        let view = Across::of(reports.map_err(|error| PyValueError::new_err(format!("a report of a rank: {error}")))?);
+        let reports = reports.map_err(|error| PyValueError::new_err(format!("a report of a rank: {error}")))?;
+        let view = py.detach(|| Across::of(reports));
         let json = serde_json::to_string(&view).map_err(|error| PyValueError::new_err(error.to_string()))?;
         Ok((view.to_string(), json))
     }
@@ -240,7 +247,12 @@ impl Loader {
         Ok(prometheus(&[(names(&loader, name), &loader.snapshot())]))
     }
 
-    /// Scalars of the time since the last call, for a training log.
+    /// Scalars of the time since the last call, for a training log. Meant for every step.
+    ///
+    /// `seconds` in which an epoch was open, without pauses for an evaluation, `samples_per_s`, `starved_share` (time without a ready
+    /// batch; on a GPU of its stream), `host_late_share` (on a GPU: its stream ran dry because of this program), `wait_p99_s`,
+    /// `read_bytes_per_s`, `from_memory_share` (bytes that no device read), `decode_busy_share` and `bad_samples` (rows for which
+    /// others stood in). A value that was not measured is left out.
     #[pyo3(signature = (prefix="feedline/"))]
     fn log<'py>(&self, py: Python<'py>, prefix: &str) -> PyResult<Bound<'py, PyDict>> {
         let scalars = PyDict::new(py);

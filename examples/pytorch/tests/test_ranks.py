@@ -267,6 +267,9 @@ def test_a_folder_carries_the_reports_of_ranks_and_names_missing_ones(data, tmp_
     report = json.loads(old.read_text())
     old.write_text(json.dumps({**report, "at": report["at"] - 3600}))
     assert own.across(tmp_path / "ranks")["missing"] == [0, 1]
+    # So did a job of another size.
+    old.write_text(json.dumps({**report, "report": {**report["report"], "world": 8}}))
+    assert own.across(tmp_path / "ranks")["missing"] == [0, 1]
     (tmp_path / "ranks/rank-1.json").write_text("{}")
     with pytest.raises(ValueError, match="rank-1.json: no report of a rank"):
         own.across(tmp_path / "ranks")
@@ -295,10 +298,12 @@ def test_a_communicator_carries_the_reports(data):
 
 def test_an_estimate_tells_the_cost_of_an_epoch(data):
     made = feedline.estimate(loader(data), step_s=2.0)
-    assert made["bound_by"] == "consumer" and made["items_per_s"] == pytest.approx(7.1, abs=0.1), "14.2 rows a batch"
+    assert made["bound_by"] == "consumer" and made["items_per_s"] == pytest.approx(7.2, abs=0.1), "14.4 rows a batch"
     assert made["epoch"]["samples"] == COUNT and made["epoch"]["batches"] == 7 and made["memory_bytes"] > 0
     assert made["text"].startswith("rate ") and "101 samples, 7 batches" in made["text"]
-    with pytest.raises(RuntimeError, match="two batches or more"):
+    with pytest.raises(RuntimeError, match="no batch behind the first one of an epoch"):
         loader(data).estimate(1.0)
-    with pytest.raises(ValueError, match="step_s=-1.0: give the seconds of a step, 0 or more"):
+    with pytest.raises(ValueError, match="step_s=-1: give seconds from 0"):
         feedline.estimate(loader(data), step_s=-1)
+    with pytest.raises(ValueError, match="seconds=nan"):
+        feedline.estimate(loader(data), step_s=1, seconds=float("nan"))

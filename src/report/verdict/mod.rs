@@ -50,7 +50,7 @@ pub(super) mod tests;
 pub use codes::{Advice, Evidence, Measure, Remedy, Unit, Value};
 
 use super::depth::link_is_full;
-use super::load::{Cause, FILLED, Loads, StageLoad};
+use super::load::{Cause, FILLED, LOST, Loads, PREPARED_LEAST, StageLoad, ratio};
 use super::whatif::{COMPETES, WhatIf};
 use super::words::time;
 use crate::meter::{Effort, PipelineStage, Snapshot, Unmeasured};
@@ -130,8 +130,6 @@ const BLOCKED: f64 = 0.6;
 const MOSTLY_LOST: f64 = 0.5;
 /// Handing over takes no longer than this for a batch.
 const HANDED_NS: f64 = 2e6;
-/// Samples prepared in the steady time, of those handed out in it.
-const PREPARED_LEAST: f64 = 0.5;
 
 impl Verdict {
     /// The version of its fields and codes. New ones may come without a new version.
@@ -248,8 +246,11 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
     // The device measures its bus; the loads of threads and reads contain their wait for a core. A device that always reads is the
     // limit, unless most of the time is such a wait.
     let reads = (!loads.from_memory && loads.likely(Storage) >= SATURATED).then_some(Cause::Storage);
+    // The own loss of a saturated stage bounds the gain of more cores.
+    let (delay, busy) = (snapshot.decode.delay_ns.unwrap_or(0), snapshot.decode.busy_ns);
+    let decoding = loads.decode >= SATURATED && ratio(delay as f64, busy as f64) < 0.5 * LOST;
     if let Some(taken) =
-        loads.taken.filter(|_| loads.copy < SATURATED && (reads.is_none() || loads.lost >= MOSTLY_LOST))
+        loads.taken.filter(|_| !decoding && loads.copy < SATURATED && (reads.is_none() || loads.lost >= MOSTLY_LOST))
     {
         return (taken, reads);
     }

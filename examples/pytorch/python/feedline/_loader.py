@@ -394,10 +394,21 @@ class Samples:
         raise TypeError("feedline reads whole batches: loop over the loader, or set indices=[...] to choose samples")
 
 
-def estimate(loader: Loader[Any], step_s: float, seconds: float = 3.0) -> dict[str, Any]:
-    """Before a run: takes batches of the loader's next epoch for some seconds, without a step, and estimates the run.
+def _seconds(name: str, value: float) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}={value!r}: give a number of seconds") from None
+    # At most what a duration of the standard library of Rust holds.
+    if not 0 <= seconds < 1e9:
+        raise ValueError(f"{name}={value!r}: give seconds from 0 to 1e9")
+    return seconds
 
-    `step_s` is the time of a training step. Build a loader for this: its batches count as handed out.
+
+def estimate(loader: Loader[Any], step_s: float, seconds: float = 3.0) -> dict[str, Any]:
+    """Before a run: takes batches of the loader's next epoch for up to `seconds`, without a step, and estimates the run.
+
+    Epochs that are over within a second are repeated. `step_s` is the time of a training step. Build a loader for this: its batches count as handed out.
 
     `items_per_s` of this rank and `bound_by`, the limit; `loader_ns`, the time of a batch of the loader alone, and `step_ns`;
     `first_batch_ns`; `epoch`: its `samples`, `batches`, `ns`, `bytes` read and `requests` to stores; `cached`: the rate once all is
@@ -406,7 +417,7 @@ def estimate(loader: Loader[Any], step_s: float, seconds: float = 3.0) -> dict[s
 
         print(feedline.estimate(fl.images("train/", size=224, batch_size=256), step_s=0.12)["text"])
     """
-    began = None
+    began, seconds, step_s = None, _seconds("seconds", seconds), _seconds("step_s", step_s)
     while True:
         with loader.epoch() as batches:
             for _ in batches:
@@ -729,8 +740,9 @@ class Loader(_Native, Generic[Out]):
 
         `feedline.estimate` takes them. `text` is a table with the source of each number; see there.
         """
-        if (said := self._estimate(step_s)) is None:
-            raise RuntimeError("an estimate takes two batches or more: take some first, as feedline.estimate does")
+        if (said := self._estimate(_seconds("step_s", step_s))) is None:
+            advice = "a smaller batch_size, more data, or more seconds"
+            raise RuntimeError(f"no batch behind the first one of an epoch was taken: {advice}")
         text, estimate = said
         return {"text": text, **json.loads(estimate)}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import re
 import sys
@@ -112,43 +113,54 @@ def _advice(mesh: Any) -> str:
     return "shard=mesh[AXIS], shard=None where all processes read the same, or shard=(rank, world) of the data"
 
 
-# Seconds behind the newest report of a folder from which on one counts as that of a dead process.
+# Seconds behind the own report from which on one in a folder counts as that of a dead process.
 _STALE = 60.0
+# Reports of a folder from before belong to an earlier job.
+_STARTED = time.time()
 
 
 def reports(loader: Any, by: Any) -> list[str]:
     """The report of each process of the job, as JSON."""
     if isinstance(by, (str, os.PathLike)):
         return _in_folder(loader, Path(by))
-    if hasattr(by, "allgather"):
+    if hasattr(by, "Get_rank"):
         return list(by.allgather(loader._rank_report(by.Get_rank(), by.Get_size())))
     dist = _module("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
-        if by is None:
-            return [loader._rank_report(0, 1)]
-        raise ConfigError(f"across: by={by!r}: give a process group, a communicator of mpi4py, or a folder")
+        give = "give a process group, a communicator of mpi4py, or a folder"
+        if by is not None:
+            raise ConfigError(f"across: by={by!r}: {give}")
+        if (world := loader._launched()[1]) > 1:
+            raise ConfigError(f"across: the launcher started {world} processes, and torch.distributed is not initialised: {give}")
+        return [loader._rank_report(0, 1)]
+    if dist.get_rank(by) < 0:
+        raise ConfigError("across: this process is not in the group: call it in the processes of the group")
     gathered: list[Any] = [None] * dist.get_world_size(by)
     dist.all_gather_object(gathered, loader._rank_report(dist.get_rank(by), len(gathered)), group=by)
     return gathered
 
 
 def _in_folder(loader: Any, folder: Path) -> list[str]:
-    rank, world = loader.shard
-    number, count = int(os.environ.get("RANK", rank)), int(os.environ.get("WORLD_SIZE", world))
+    number, count = loader._launched()
     folder.mkdir(parents=True, exist_ok=True)
-    own = folder / f"rank-{number}.json"
+    own, now = folder / f"rank-{number}.json", time.time()
     # Renamed, so that nobody reads half of it.
     new = own.with_suffix(f".{os.getpid()}.new")
-    new.write_text(json.dumps({"at": time.time(), "report": loader._rank_report(number, count)}))
+    new.write_text(json.dumps({"at": now, "report": json.loads(loader._rank_report(number, count))}))
     new.replace(own)
     found = [_report(path) for path in folder.glob("rank-*.json")]
-    newest = max(at for at, _ in found)
-    return [report for at, report in found if at >= newest - _STALE]
+    oldest = max(now - _STALE, min(now, _STARTED))
+    return [json.dumps(report) for at, report in found if at >= oldest and report["world"] == count]
 
 
-def _report(path: Path) -> tuple[float, str]:
+def _report(path: Path) -> tuple[float, dict[str, Any]]:
     try:
         read = json.loads(path.read_text())
-        return float(read["at"]), str(read["report"])
+        at, report = float(read["at"]), read["report"]
+        report["world"]
+        return (at if math.isfinite(at) else 0.0), report
+    except OSError:
+        # Another process replaces it.
+        return 0.0, {"world": 0}
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path}: no report of a rank: remove it") from None
