@@ -751,10 +751,12 @@ class Loader(_Native, Generic[Out]):
 
         Called by all processes behind the same step. `by` carries a report of less than 4 KiB from each to all: None
         (torch.distributed's default group), a process group, a communicator of mpi4py, or a folder that all share. In a folder no
-        process waits for another: it reads what is there, and a report that is a minute older than the newest counts as missing.
+        process waits for another: it reads what is there. Reports that are a minute older than its own, from before its start, or of
+        a job with another number of processes do not count.
 
         `text` is a table and a sentence; `late` None or a dict of `ranks`, `host` (where they are all of a machine), `cost_ns` a
-        step, `share` of it and `cause`; `missing` lists the processes without a report; `ranks` has the reports.
+        step, `share` of it, `cause`, `without_core` (not batches: its threads lacked cores) and `bad_share`; `compared` whether the
+        reports were enough; `missing` lists the processes without a report; `ranks` has the reports.
         """
         text, view = self._across(_ranks.reports(self, by))
         return {"text": text, **json.loads(view)}
