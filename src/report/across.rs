@@ -9,8 +9,8 @@
 //! The waits of the last steps are compared step by step, so that hiccups of all ranks by turns are not the fault of one. Ranks
 //! are held responsible where they cost at least [`COSTS`] of a step and are last in more steps than chance makes them.
 //!
-//! Where no waits tell, the time does that the consumers' threads stood ready without a core: a rank with a lower quota, fewer
-//! cores or busier ones is late with its own part of the step.
+//! Where no waits tell, the time does that the consumers' threads stood ready without a core because of a CPU quota: such a rank is
+//! late with its own part of the step. Other programs take cores from all ranks by turns, so their means prove nothing.
 //!
 //! # Limits
 //!
@@ -225,9 +225,10 @@ fn without_pauses(mut steps: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
     steps
 }
 
-/// Ranks whose batches were there, and whose threads lacked cores. On a GPU threads run ahead of the stream.
+/// Ranks whose batches were there, and whose quota kept their threads from a core. On a GPU threads run ahead of the stream.
 fn by_cores(ranks: &[RankReport]) -> Option<Late> {
-    let lack = |rank: &RankReport| if rank.on_device { 0.0 } else { rank.without_core_ns };
+    let lacks = |rank: &RankReport| !rank.on_device && rank.cores_taken_by == Some(Cause::CpuQuota);
+    let lack = |rank: &RankReport| if lacks(rank) { rank.without_core_ns } else { 0.0 };
     let means = [ranks.iter().map(lack).collect()];
     let late = by_waits(ranks, &means, LACKS_CORES, |rank| rank.cores_taken_by)?;
     Some(Late { without_core: true, ..late })
@@ -412,6 +413,20 @@ mod tests {
         assert_eq!(view.late, None, "one pause: {view}");
         let view = Across::of(job(|rank, step| pause(rank, step) + if rank == 5 { 2000 } else { 0 }));
         assert_eq!(view.late.map(|late| late.ranks), Some(vec![5]), "a pause of another rank");
+    }
+
+    #[test]
+    fn a_rank_whose_quota_is_used_up_is_named_where_its_batches_are_there() {
+        let slow = |taker| {
+            let mut reports = job(|_, _| 0);
+            (reports[3].without_core_ns, reports[3].cores_taken_by) = (2e6, Some(taker));
+            Across::of(reports)
+        };
+        let view = slow(Cause::CpuQuota);
+        let late = view.late.clone().unwrap();
+        assert_eq!((late.ranks, late.cause, late.without_core), (vec![3], Cause::CpuQuota, true));
+        assert!(view.to_string().contains("limited by the CPU quota: not by its batches"), "{view}");
+        assert_eq!(slow(Cause::OtherPrograms).late, None);
     }
 
     #[test]
