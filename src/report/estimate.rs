@@ -171,7 +171,7 @@ impl fmt::Display for Estimate {
         let memory = self
             .from_memory_share
             .map_or(String::new(), |share| format!(", {:.0} % of the bytes from memory", 100.0 * share));
-        row("probe", format!("{samples} samples in {probed}"), &format!("the loader itself, without a step{memory}"))?;
+        row("probe", format!("{samples} samples in {probed}"), &format!("the batches so far{memory}"))?;
         row("first batch", time(self.first_batch_ns as f64), "the probe's, on average of epochs")?;
         let EpochCost { samples, batches, ns, bytes: read, requests } = &self.epoch;
         let (samples, batches) = (grouped(&samples.to_string()), grouped(&batches.to_string()));
