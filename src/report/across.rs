@@ -49,6 +49,8 @@ pub struct RankReport {
     pub starved_share: f64,
     /// The limit of its loader.
     pub cause: Option<Cause>,
+    /// The limit if no others took its cores.
+    pub stage: Option<Cause>,
     /// Samples handed out.
     pub samples: u64,
     /// Rows for which others stood in.
@@ -112,6 +114,7 @@ impl RankReport {
             step_ns: median_step(timeline).unwrap_or(mean_ns),
             starved_share: verdict.starved_share,
             cause: Some(verdict.cause),
+            stage: Some(Verdict::of(&Snapshot { cpu: None, ..snapshot.clone() }).cause),
             bad_samples: snapshot.consumer.substituted,
             without_core_ns: each(snapshot.consumer.delay_ns.unwrap_or(0) as f64),
             cores_taken_by: Loads::of(snapshot).and_then(|loads| loads.taken),
@@ -187,13 +190,24 @@ impl Across {
         if compared && ranks.len() > 1 {
             let (waits, count) = waits(&ranks);
             steps = count;
-            let limit =
-                |rank: &RankReport| rank.cause.filter(|cause| !matches!(cause, Cause::NotStarved | Cause::Consumer));
+            let mut delays: Vec<f64> = ranks.iter().map(|rank| rank.without_core_ns).collect();
+            delays.sort_by(f64::total_cmp);
+            let usual = delays[delays.len() / 2];
+            let limit = |rank: &RankReport| limit(rank, usual);
             late = by_waits(&ranks, &waits, COSTS, limit).or_else(|| by_cores(&ranks));
         }
         ranks.iter_mut().for_each(|rank| rank.waits.clear());
         Self { ranks, missing, steps, compared, late }
     }
+}
+
+/// The limit of a late rank. Cores that all ranks lack, by `usual` nanoseconds of a step, do not set it apart.
+fn limit(rank: &RankReport, usual: f64) -> Option<Cause> {
+    let cause = match rank.cause {
+        Some(Cause::OtherPrograms | Cause::OwnThreads) if rank.without_core_ns <= 2.0 * usual => rank.stage,
+        cause => cause,
+    };
+    cause.filter(|cause| !matches!(cause, Cause::NotStarved | Cause::Consumer))
 }
 
 /// Whether the reports have enough of each rank: several ranks, some steps, on a GPU its idle time.
@@ -427,6 +441,18 @@ mod tests {
         assert_eq!((late.ranks, late.cause, late.without_core), (vec![3], Cause::CpuQuota, true));
         assert!(view.to_string().contains("limited by the CPU quota: not by its batches"), "{view}");
         assert_eq!(slow(Cause::OtherPrograms).late, None);
+    }
+
+    #[test]
+    fn cores_that_all_ranks_lack_are_not_the_cause_of_one() {
+        let cause = |own| {
+            let mut reports = job(|rank, _| if rank == 5 { 2000 } else { 0 });
+            reports.iter_mut().for_each(|report| report.without_core_ns = 1e6);
+            let late = &mut reports[5];
+            (late.cause, late.stage, late.without_core_ns) = (Some(Cause::OtherPrograms), Some(Cause::MapBatch), own);
+            Across::of(reports).late.unwrap().cause
+        };
+        assert_eq!((cause(1.5e6), cause(3e6)), (Cause::MapBatch, Cause::OtherPrograms));
     }
 
     #[test]
