@@ -172,7 +172,7 @@ pub struct Late {
     pub share: f64,
     /// The limit of most of their loaders.
     pub cause: Cause,
-    /// Their batches were there: their own threads stood ready without a core.
+    /// A CPU quota kept their own threads from a core, too: their batches are not all of it.
     pub without_core: bool,
     /// The share of their samples that was bad, where the others had less than half of it.
     pub bad_share: Option<f64>,
@@ -239,10 +239,11 @@ fn without_pauses(mut steps: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
     steps
 }
 
-/// Ranks whose batches were there, and whose quota kept their threads from a core. On a GPU threads run ahead of the stream.
+/// Ranks whose quota kept their threads from a core, the loader's and their own. On a GPU threads run ahead of the stream.
 fn by_cores(ranks: &[RankReport]) -> Option<Late> {
     let lacks = |rank: &RankReport| !rank.on_device && rank.cores_taken_by == Some(Cause::CpuQuota);
-    let lack = |rank: &RankReport| if lacks(rank) { rank.without_core_ns } else { 0.0 };
+    let waits = |rank: &RankReport| rank.starved_share * rank.step_ns;
+    let lack = |rank: &RankReport| if lacks(rank) { rank.without_core_ns + waits(rank) } else { 0.0 };
     let means = [ranks.iter().map(lack).collect()];
     let late = by_waits(ranks, &means, LACKS_CORES, |rank| rank.cores_taken_by)?;
     Some(Late { without_core: true, ..late })
@@ -369,7 +370,7 @@ impl fmt::Display for Across {
         let (cost, percent) = (time(*cost_ns), 100.0 * share);
         write!(f, "{who} the others up by {cost} a step, {percent:.0} % of it, limited by {cause}")?;
         if *without_core {
-            f.write_str(": not by its batches, its own threads stood ready without a core")?;
+            f.write_str(", which also kept their own threads from a core")?;
         }
         match bad_share {
             Some(bad) => write!(f, ", with {:.1} % bad samples.", 100.0 * bad),
@@ -439,7 +440,7 @@ mod tests {
         let view = slow(Cause::CpuQuota);
         let late = view.late.clone().unwrap();
         assert_eq!((late.ranks, late.cause, late.without_core), (vec![3], Cause::CpuQuota, true));
-        assert!(view.to_string().contains("limited by the CPU quota: not by its batches"), "{view}");
+        assert!(view.to_string().contains("limited by the CPU quota, which also kept"), "{view}");
         assert_eq!(slow(Cause::OtherPrograms).late, None);
     }
 

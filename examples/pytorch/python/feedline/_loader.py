@@ -755,7 +755,7 @@ class Loader(_Native, Generic[Out]):
         a job with another number of processes do not count.
 
         `text` is a table and a sentence; `late` None or a dict of `ranks`, `host` (where they are all of a machine), `cost_ns` a
-        step, `share` of it, `cause`, `without_core` (not batches: its threads lacked cores) and `bad_share`; `compared` whether the
+        step, `share` of it, `cause`, `without_core` (a CPU quota kept their own threads from a core, too) and `bad_share`; `compared` whether the
         reports were enough; `missing` lists the processes without a report; `ranks` has the reports.
         """
         text, view = self._across(_ranks.reports(self, by))
