@@ -1,6 +1,6 @@
 """The first advice of a verdict, followed: rates before and after it, in situations of which each lacks something.
 
-    cargo build --release --features parquet,remote --example profile --example prepare
+    cargo build --release --features parquet,remote --example profile
     python benches/advice.py FOLDER [--only WORD]
 
 FOLDER gets some 600 MB of data. Run it on an idle machine, as root where disk and quota are to be limited (control groups of
@@ -20,7 +20,6 @@ from store import served
 from verdicts import PROFILE, beside
 
 HERE = pathlib.Path(__file__).parent
-PREPARE = PROFILE.with_name("prepare")
 GROUPS = pathlib.Path("/sys/fs/cgroup")
 RANKS = HERE.parent / "examples/pytorch/tests/loops/across.py"
 LOOP = '''
@@ -45,7 +44,10 @@ def group(controller, name, value):
     place = GROUPS / controller / "feedline-advice"
     place.mkdir(exist_ok=True)
     (place / name).write_text(value)
-    yield lambda: (place / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        yield lambda: (place / "cgroup.procs").write_text(str(os.getpid()))
+    finally:
+        place.rmdir()
 
 
 def asked(*words, seconds="4", **more):

@@ -62,7 +62,7 @@ def late(_batch):
     time.sleep(0.06)
 
 
-def run(folder: Path, kind: str, slow: bool, steps: int) -> dict:
+def run(folder: Path, kind: str, slow: bool, steps: int, by: dist.ProcessGroup | None) -> dict:
     place = contextlib.nullcontext()
     if kind == "disk":
         with open(folder / "records.bin") as file:
@@ -93,7 +93,7 @@ def run(folder: Path, kind: str, slow: bool, steps: int) -> dict:
                 done += 1
                 if done == steps:
                     break
-        return loader.across()
+        return loader.across(by)
 
 
 folder, kind, runs, steps = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -103,10 +103,11 @@ rank = dist.get_rank()
 if rank == 0 and not (folder / ("whole" if kind in ("bad", "cores") else "records.bin")).exists():
     prepare(folder, kind)
 dist.barrier()
-chosen = random.Random(kind)
+chosen, group_of_all = random.Random(kind), dist.new_group()
 for number in range(runs):
     slow = chosen.randrange(dist.get_world_size())
-    view = run(folder, kind, kind != "nothing" and rank == slow, steps)
+    # The default group and another one by turns.
+    view = run(folder, kind, kind != "nothing" and rank == slow, steps, group_of_all if number % 2 else None)
     if rank == 0:
         rate = min(one["items_per_s"] for one in view["ranks"])
         line = {"run": number, "slow": slow, "late": view["late"], "steps": view["steps"], "rate": rate, "text": view["text"]}
