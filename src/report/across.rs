@@ -325,15 +325,14 @@ fn named(
     let host = &late[0].host;
     let of_host = ranks.iter().filter(|rank| rank.host == *host).count();
     let whole = late.iter().all(|rank| rank.host == *host) && of_host == late.len() && late.len() > 1;
-    let mut counts = BTreeMap::<String, (usize, Cause)>::new();
-    let causes = late.iter().filter_map(|rank| cause(rank));
-    causes.for_each(|cause| counts.entry(format!("{cause:?}")).or_insert((0, cause)).0 += 1);
+    let causes: Vec<Cause> = late.iter().filter_map(|rank| cause(rank)).collect();
+    let count = |one: &Cause| causes.iter().filter(|cause| *cause == one).count();
     Late {
         ranks: late.iter().map(|rank| rank.rank).collect(),
         host: whole.then(|| host.clone()),
         cost_ns: 0.0,
         share: 0.0,
-        cause: counts.into_values().max_by_key(|(count, _)| *count).map_or(Cause::Unknown, |(_, cause)| cause),
+        cause: causes.iter().copied().max_by_key(count).unwrap_or(Cause::Unknown),
         without_core: false,
         bad_share: (theirs > 2.0 * others).then_some(theirs),
     }
@@ -370,7 +369,7 @@ impl fmt::Display for Across {
         let (cost, percent) = (time(*cost_ns), 100.0 * share);
         write!(f, "{who} the others up by {cost} a step, {percent:.0} % of it, limited by {cause}")?;
         if *without_core {
-            f.write_str(", which also kept their own threads from a core")?;
+            f.write_str(", which also kept threads of the step from a core")?;
         }
         match bad_share {
             Some(bad) => write!(f, ", with {:.1} % bad samples.", 100.0 * bad),

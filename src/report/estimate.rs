@@ -17,7 +17,7 @@
 use super::load::{Cause, StageLoad, ratio};
 use super::verdict::{Strength, Verdict};
 use super::whatif::{Change, Prediction, WhatIf};
-use super::words::{bytes, grouped, number, time};
+use super::words::{bytes, grouped, number, or_more, time};
 use crate::meter::{PipelineStage, Snapshot};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -161,12 +161,7 @@ impl fmt::Display for Estimate {
             format!("{} samples/s", number(self.items_per_s)),
             &format!("a batch takes the loader {loader}, your step {step}"),
         )?;
-        let strength = match &self.strength {
-            Strength::Thin { why } => format!("thin evidence: {why}"),
-            Strength::Fair => "fair evidence".into(),
-            Strength::Strong => "strong evidence".into(),
-        };
-        row("limit", self.bound_by.to_string(), &strength)?;
+        row("limit", self.bound_by.to_string(), &self.strength.to_string())?;
         let (samples, probed) = (grouped(&self.probed_samples.to_string()), time(self.probed_ns as f64));
         let memory = self
             .from_memory_share
@@ -195,8 +190,8 @@ impl fmt::Display for Estimate {
         }
         row("memory", bytes(self.memory_bytes as f64), "the loader's plan, at most")?;
         let storage = self.stages.iter().find(|load| load.stage == PipelineStage::Storage);
-        let or_more = if storage.is_some_and(|load| load.at_least) { " or more" } else { "" };
-        let more = |least: f64| format!("{least:.1}{or_more}");
+        let at_least = storage.is_some_and(|load| load.at_least);
+        let more = |least: f64| format!("{least:.1}{}", or_more(at_least));
         if let Some(workers) = self.workers_until_storage {
             row(
                 "workers",

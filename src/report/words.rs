@@ -41,6 +41,11 @@ pub(super) fn bytes(count: f64) -> String {
     }
 }
 
+/// Behind a number that is a lower bound.
+pub(super) fn or_more(at_least: bool) -> &'static str {
+    if at_least { " or more" } else { "" }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

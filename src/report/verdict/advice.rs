@@ -5,7 +5,7 @@ use crate::meter::{CacheReads, Effort, ReaderKind};
 use crate::report::depth::{Headroom, link_is_full, network_share, on_network_mount};
 use crate::report::load::{Cause, FILLED, StageLoad};
 use crate::report::whatif::{Change, Prediction, WhatIf, least};
-use crate::report::words::{bytes, number, time};
+use crate::report::words::{bytes, number, or_more, time};
 use crate::setting::{Dialect, Setting};
 use crate::storage::{Direct, Mode};
 
@@ -452,9 +452,4 @@ fn more_room() -> Advice {
 /// Twice as many slots, or reads, up to the most allowed.
 fn twice(count: u32) -> u32 {
     count.max(1).saturating_mul(2).min(4096)
-}
-
-/// Behind a number that is a lower bound.
-fn or_more(at_least: bool) -> &'static str {
-    if at_least { " or more" } else { "" }
 }

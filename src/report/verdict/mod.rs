@@ -101,6 +101,16 @@ pub enum Strength {
     Strong,
 }
 
+impl fmt::Display for Strength {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Thin { why } => write!(f, "thin evidence: {why}"),
+            Self::Fair => f.write_str("fair evidence"),
+            Self::Strong => f.write_str("strong evidence"),
+        }
+    }
+}
+
 /// Below this share of starvation the consumer is fed.
 const FED: f64 = 0.02;
 /// Stages are saturated from this load on.
@@ -201,11 +211,7 @@ impl Verdict {
         if let Some(also) = self.also {
             line += &format!(", or {}: too close to tell", self.name(also));
         }
-        line + &match &self.strength {
-            Strength::Thin { why } => format!(" (thin evidence: {why})"),
-            Strength::Fair => " (fair evidence)".into(),
-            Strength::Strong => " (strong evidence)".into(),
-        }
+        format!("{line} ({})", self.strength)
     }
 
     /// The name of a cause, for this loader.
