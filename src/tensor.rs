@@ -169,13 +169,7 @@ impl Field {
 
     /// A field of at most `max` rows of the shape `row`, such as 80 mel bands of each of a clip's frames.
     pub fn rows_up_to(name: impl Into<String>, dtype: DType, max: usize, row: impl Into<Vec<usize>>) -> Self {
-        Self {
-            name: name.into(),
-            dtype,
-            shape: Shape::UpTo { max, inner: row.into() },
-            packed: None,
-            of_groups: Vec::new(),
-        }
+        Self { shape: Shape::UpTo { max, inner: row.into() }, ..Self::fixed(name, dtype, []) }
     }
 
     /// A `u8` field of byte strings with at most `max` bytes, side by side in the batch without padding.
@@ -410,13 +404,9 @@ impl EncodedField {
     /// The batch field of raw bytes.
     pub fn as_raw(&self) -> Option<Field> {
         match &self.encoding {
-            Encoding::Raw { dtype, shape } => Some(Field {
-                name: self.name.clone(),
-                dtype: *dtype,
-                shape: shape.clone(),
-                packed: None,
-                of_groups: Vec::new(),
-            }),
+            Encoding::Raw { dtype, shape } => {
+                Some(Field { shape: shape.clone(), ..Field::fixed(&self.name, *dtype, []) })
+            }
             _ => None,
         }
     }

@@ -240,29 +240,6 @@ mod tests {
             drop(alive);
             prop_assert_eq!(budget.free(), bytes);
         }
-
-        #[test]
-        fn every_later_loader_can_have_an_equal_share(
-            bytes in 0_usize..100_000, wants in prop::collection::vec(0_usize..200_000, 1..12)
-        ) {
-            let budget = Budget::new(bytes, wants.len());
-            let share = bytes / wants.len();
-            let built: Vec<_> = wants.iter().map(|want| build(&budget, share.min(*want), *want).unwrap()).collect();
-            prop_assert!(built.iter().zip(&wants).all(|((bytes, _), want)| *bytes >= share.min(*want)));
-        }
-
-        #[test]
-        fn a_replacement_can_have_its_predecessors_bytes(
-            bytes in 1_usize..100_000, wants in prop::collection::vec(0_usize..50_000, 1..8), gone in prop::collection::vec(any::<prop::sample::Index>(), 1..8)
-        ) {
-            let budget = Budget::new(bytes, wants.len());
-            let mut alive: Vec<_> = wants.iter().map(|want| build(&budget, 0, *want).unwrap()).collect();
-            for which in gone {
-                let (had, lease) = alive.swap_remove(which.index(alive.len()));
-                drop(lease);
-                alive.push(build(&budget, had, had).unwrap());
-            }
-        }
     }
 
     #[test]

@@ -116,18 +116,6 @@ impl Permutation {
         Self { n, method }
     }
 
-    /// The number of entries, `n`.
-    #[cfg(feature = "unstable")]
-    pub fn len(&self) -> u64 {
-        self.n
-    }
-
-    /// Whether `n` is 0.
-    #[cfg(feature = "unstable")]
-    pub fn is_empty(&self) -> bool {
-        self.n == 0
-    }
-
     /// Bytes of memory, heap included: at most some 2.3 kB, for any `n`.
     #[cfg(any(test, feature = "unstable"))]
     pub fn bytes(&self) -> usize {
@@ -514,15 +502,6 @@ mod tests {
         assert_eq!(draws.range_f64(2.0, f64::NAN), 2.0);
         assert!((0..1000).all(|_| (0.0..1.0).contains(&draws.next_f64())));
         assert!((0..1000).all(|_| draws.bool(1.0) && !draws.bool(0.0) && !draws.bool(f64::NAN)));
-    }
-
-    #[test]
-    fn a_clone_of_draws_continues_alike_and_independently() {
-        let mut draws = Draws::new(1, 2, 3, "x");
-        draws.next_u64();
-        let mut twin = draws.clone();
-        let numbers: Vec<u64> = (0..10).map(|_| draws.next_u64()).collect();
-        assert_eq!(numbers, (0..10).map(|_| twin.next_u64()).collect::<Vec<u64>>());
     }
 
     #[test]

@@ -57,6 +57,8 @@ pub struct RankReport {
     pub bad_samples: u64,
     /// Time of each batch that its consumer stood ready without a core, in nanoseconds.
     pub without_core_ns: f64,
+    /// CPU time of its decode workers for each batch, in nanoseconds.
+    pub decode_cpu_ns: f64,
     /// The takers of its cores, where they take much.
     pub cores_taken_by: Option<Cause>,
     /// On a GPU, where the host's waits are no starvation.
@@ -117,6 +119,7 @@ impl RankReport {
             stage: Some(Verdict::of(&Snapshot { cpu: None, ..snapshot.clone() }).cause),
             bad_samples: snapshot.consumer.substituted,
             without_core_ns: each(snapshot.consumer.delay_ns.unwrap_or(0) as f64),
+            decode_cpu_ns: each(snapshot.decode.cpu_ns.unwrap_or(0) as f64),
             cores_taken_by: Loads::of(snapshot).and_then(|loads| loads.taken),
             on_device: snapshot.copy.is_some(),
             waits,
@@ -190,9 +193,7 @@ impl Across {
         if compared && ranks.len() > 1 {
             let (waits, count) = waits(&ranks);
             steps = count;
-            let mut delays: Vec<f64> = ranks.iter().map(|rank| rank.without_core_ns).collect();
-            delays.sort_by(f64::total_cmp);
-            let usual = delays[delays.len() / 2];
+            let usual = (median(&ranks, |rank| rank.without_core_ns), median(&ranks, |rank| rank.decode_cpu_ns));
             let limit = |rank: &RankReport| limit(rank, usual);
             late = by_waits(&ranks, &waits, COSTS, limit).or_else(|| by_cores(&ranks));
         }
@@ -201,10 +202,19 @@ impl Across {
     }
 }
 
-/// The limit of a late rank. Cores that all ranks lack, by `usual` nanoseconds of a step, do not set it apart.
-fn limit(rank: &RankReport, usual: f64) -> Option<Cause> {
+/// The median of a value of all ranks.
+fn median(ranks: &[RankReport], value: impl Fn(&RankReport) -> f64) -> f64 {
+    let mut values: Vec<f64> = ranks.iter().map(value).collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// The limit of a late rank. Of other programs it is late only where it lacks cores more than the others do, and its workers need
+/// no more CPU time than theirs: both medians are of a step.
+fn limit(rank: &RankReport, (without_core_ns, decode_cpu_ns): (f64, f64)) -> Option<Cause> {
+    let as_others = rank.without_core_ns <= 2.0 * without_core_ns || rank.decode_cpu_ns > 2.0 * decode_cpu_ns;
     let cause = match rank.cause {
-        Some(Cause::OtherPrograms | Cause::OwnThreads) if rank.without_core_ns <= 2.0 * usual => rank.stage,
+        Some(Cause::OtherPrograms | Cause::OwnThreads) if as_others => rank.stage,
         cause => cause,
     };
     cause.filter(|cause| !matches!(cause, Cause::NotStarved | Cause::Consumer))
@@ -445,14 +455,16 @@ mod tests {
 
     #[test]
     fn cores_that_all_ranks_lack_are_not_the_cause_of_one() {
-        let cause = |own| {
+        let cause = |own, decode| {
             let mut reports = job(|rank, _| if rank == 5 { 2000 } else { 0 });
-            reports.iter_mut().for_each(|report| report.without_core_ns = 1e6);
+            reports.iter_mut().for_each(|report| (report.without_core_ns, report.decode_cpu_ns) = (1e6, 1e5));
             let late = &mut reports[5];
-            (late.cause, late.stage, late.without_core_ns) = (Some(Cause::OtherPrograms), Some(Cause::MapBatch), own);
+            (late.cause, late.stage, late.without_core_ns) = (Some(Cause::OtherPrograms), Some(Cause::Decode), own);
+            late.decode_cpu_ns = decode;
             Across::of(reports).late.unwrap().cause
         };
-        assert_eq!((cause(1.5e6), cause(3e6)), (Cause::MapBatch, Cause::OtherPrograms));
+        assert_eq!((cause(1.5e6, 1e5), cause(3e6, 1e5)), (Cause::Decode, Cause::OtherPrograms));
+        assert_eq!(cause(3e6, 1e6), Cause::Decode, "its own work sets it apart");
     }
 
     #[test]

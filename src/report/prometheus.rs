@@ -160,6 +160,7 @@ const METRICS: &[Metric] = &[
     ("decode_workers", "Decode workers.", |s| Some(Count(s.decode.workers.into()))),
     ("decode_cores", "Cores that the process may use.", |s| Some(Count(s.decode.cores.into()))),
     ("decode_busy_seconds_total", "Workers worked, summed.", |s| Some(Ns(s.decode.busy_ns))),
+    ("decode_map_batch_seconds_total", "The part of it in `map_batch`.", |s| Some(Ns(s.decode.map_batch_ns))),
     ("decode_cpu_seconds_total", "CPU time of the workers.", |s| s.decode.cpu_ns.map(Ns)),
     ("decode_delay_seconds_total", "Workers were ready without a core, summed.", |s| s.decode.delay_ns.map(Ns)),
     ("decode_starved_seconds_total", "Workers waited for bytes while batches were being filled, summed.", |s| Some(Ns(s.decode.starved_ns))),
