@@ -304,7 +304,7 @@ impl Segment {
         let length = input.get(at + 2..at + 4).ok_or_else(cut)?;
         let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
         // libjpeg-turbo takes segments that it passes for empty ones.
-        let passed = matches!(marker, 0xE0..=0xEF | 0xFE);
+        let passed = matches!(marker, 0xDC | 0xE0..=0xEF | 0xFE);
         let length = if passed { length.max(2) } else { length };
         if length < 2 {
             return Err(Error::decode(format!("JPEG segment {marker:02x} of length {length}: it must be at least 2")));
