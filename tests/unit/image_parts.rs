@@ -639,6 +639,36 @@ mod turbo {
         assert!(shown > 150, "{shown}");
     }
 
+    /// Behind the start, before a scan and between two; of lengths that no body has, too.
+    #[test]
+    fn a_segment_that_libjpeg_turbo_takes_changes_no_pixel() {
+        let size = Size::new(40, 30);
+        let (pixels, mut taken) = (noise(3, size, true), 0);
+        for (progressive, strict) in [(false, true), (true, true), (true, false)] {
+            let good =
+                oracle::encoded(&pixels, (40, 30), Written { subsampling: 2, quality: 80, interval: 0, progressive });
+            let scans = memchr::memmem::find_iter(&good, b"\xFF\xDA").take(2);
+            let places: Vec<usize> = scans.chain([2]).collect();
+            let markers = (1..=0xFE).filter(|marker| *marker != 0xD9);
+            for (marker, length) in markers.flat_map(|marker| (0..6).map(move |length| (marker, length))) {
+                let segment = &[0xFF, marker, 0, length, 0, 0, 0][..2 + usize::from(length.max(2))];
+                for at in &places {
+                    let input = [&good[..*at], segment, &good[*at..]].concat();
+                    let right = match oracle::size(&input) {
+                        Some((40, 30)) if strict => oracle::pixels(&input, 1),
+                        Some((40, 30)) => oracle::shown(&input, 1),
+                        _ => None,
+                    };
+                    let Some((_, right)) = right else { continue };
+                    taken += 1;
+                    let found = cut(&input, Rect::of(size), 1, strict).unwrap();
+                    assert!(found == right, "{segment:02x?} at {at}, progressive: {progressive}, strict: {strict}");
+                }
+            }
+        }
+        assert!(taken > 500, "{taken}");
+    }
+
     /// All pixels at 1 / `scale` of the size, by the engine and by libjpeg-turbo; nothing of large pictures.
     fn scaled(input: &[u8], scale: u32) -> [Option<Vec<u8>>; 2] {
         let Ok(header) = Header::parse(input) else { return [None, None] };
