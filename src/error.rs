@@ -139,6 +139,11 @@ pub(crate) fn panicked(panic: Box<dyn std::any::Any + Send>, stage: Stage) -> Er
     Error::new(ErrorKind::Panicked, stage, message)
 }
 
+/// An error for an illegal setting.
+pub(crate) fn config(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Config, Stage::Build, message)
+}
+
 /// Of several errors the one with the lowest number, so that it does not depend on the threads' timing.
 #[derive(Default)]
 pub(crate) struct Lowest(Option<(u32, Error)>);

@@ -8,11 +8,11 @@ use super::device_stage::{DeviceStage, Routes};
 use super::origin::Before;
 use super::settings::{BatchSize, LoaderBuilder};
 use super::terms::{Encoded, STACK, scratch, slots, spare_room};
-use super::{Deadlines, Facts, JobMaker, Life, Loader, LoaderState, Place, config};
+use super::{Deadlines, Facts, JobMaker, Life, Loader, LoaderState, Place};
 use crate::batch::{BatchInfo, Contents};
 use crate::dataset::{Dataset, Sizes};
 use crate::device::{DeviceKind, IdleMeter};
-use crate::error::{Error, ErrorKind, Result, Stage, caught};
+use crate::error::{Error, ErrorKind, Result, Stage, caught, config};
 use crate::ledger::LedgerWriter;
 use crate::memory::plan::Limits;
 use crate::memory::{ByteRing, ChunkBuf, Filled, Lease, MemoryPlan, MemoryTerm, Pool, Process, Region};
@@ -164,7 +164,7 @@ impl LoaderBuilder {
     /// Maximum number of distinct bad samples.
     fn substitutes(&self) -> Result<u64> {
         match (self.faults.on_bad, &self.faults.ledger) {
-            (OnBadSample::Fail, Some(_)) => Err(config(&format!(
+            (OnBadSample::Fail, Some(_)) => Err(config(format!(
                 "a ledger is set, but bad samples have no substitutes: set {}, or omit the ledger",
                 Setting::Substitute
             ))),
@@ -178,12 +178,12 @@ impl LoaderBuilder {
         let run = &self.run;
         let of_ranks = |rows: usize| (rows as u64).checked_mul(u64::from(run.rank.world()));
         match (run.batch, &run.resume) {
-            (Some(BatchSize::Global(0)), _) => Err(config(&format!("{} is 0; set at least 1", Setting::GlobalBatch))),
-            (Some(BatchSize::Rank(0)), _) => Err(config(&format!("{} is 0; set at least 1", Setting::BatchSize))),
+            (Some(BatchSize::Global(0)), _) => Err(config(format!("{} is 0; set at least 1", Setting::GlobalBatch))),
+            (Some(BatchSize::Rank(0)), _) => Err(config(format!("{} is 0; set at least 1", Setting::BatchSize))),
             (Some(BatchSize::Global(rows)), _) => Ok(rows),
             (Some(BatchSize::Rank(rows)), _) => {
                 let too_large = || format!("{} is too large: the global batch exceeds 64 bits", Setting::BatchSize);
-                of_ranks(rows).ok_or_else(|| config(&too_large()))
+                of_ranks(rows).ok_or_else(|| config(too_large()))
             }
             (None, Some(state)) => Ok(state.global_batch()),
             (None, None) => {
@@ -200,19 +200,19 @@ impl LoaderBuilder {
         self.device.streams.iter().try_for_each(|stream| backend.check_stream(stream))?;
         let (deadline, memory) = (self.faults.stall_deadline, &self.memory);
         if deadline < STALL_LEAST {
-            return Err(config(&format!("{} is {deadline:?}; set at least {STALL_LEAST:?}", Setting::StallDeadline)));
+            return Err(config(format!("{} is {deadline:?}; set at least {STALL_LEAST:?}", Setting::StallDeadline)));
         }
         if memory.workers == Some(0) {
-            return Err(config(&format!("{} is 0; set at least 1", Setting::Workers)));
+            return Err(config(format!("{} is 0; set at least 1", Setting::Workers)));
         }
         if let Some(workers) = memory.workers.filter(|workers| *workers > WORKERS_MAX) {
-            return Err(config(&format!("{} is {workers}; set at most {WORKERS_MAX}", Setting::Workers)));
+            return Err(config(format!("{} is {workers}; set at most {WORKERS_MAX}", Setting::Workers)));
         }
         if let Some(batches) = self.device.batches.filter(|batches| !(2..=SLOTS_MAX).contains(batches)) {
-            return Err(config(&format!("{} is {batches}; set 2 to {SLOTS_MAX}", Setting::DeviceBatches)));
+            return Err(config(format!("{} is {batches}; set 2 to {SLOTS_MAX}", Setting::DeviceBatches)));
         }
         if let Some(slots) = memory.slots.filter(|slots| !(1..=SLOTS_MAX).contains(slots)) {
-            return Err(config(&format!("{} is {slots}; set 1 to {SLOTS_MAX}", Setting::Slots)));
+            return Err(config(format!("{} is {slots}; set 1 to {SLOTS_MAX}", Setting::Slots)));
         }
         let Sizes { sample_bytes_max: largest, appended_max, .. } = self.dataset.sizes();
         if appended_max > APPENDED_MAX {
@@ -256,7 +256,7 @@ impl LoaderBuilder {
         let run = &self.run;
         let last = run.last.or(run.resume.as_ref().map(|state| state.checkpoint().last)).unwrap_or_default();
         if run.batch.is_some() && run.order.sizes_batches() {
-            return Err(config(&format!(
+            return Err(config(format!(
                 "{} is set, and the groups of the order have batch sizes of their own: omit one of them",
                 if matches!(run.batch, Some(BatchSize::Rank(_))) { Setting::BatchSize } else { Setting::GlobalBatch }
             )));

@@ -6,10 +6,10 @@
 //! ```
 
 use super::Report;
-use super::{Life, Live, Place, config};
+use super::{Life, Live, Place};
 use crate::batch::{Batch, BatchInfo, Contents, Reorder};
 use crate::dataset::member;
-use crate::error::{Error, ErrorKind, Result, Stage, caught};
+use crate::error::{Error, ErrorKind, Result, Stage, caught, config};
 use crate::memory::{MemoryTerm, Ticket};
 use crate::meter::Consuming;
 use crate::order::Batches;
@@ -69,12 +69,12 @@ pub(super) enum From {
 impl From {
     fn cursor(self, &Place { cursor, resumed, .. }: &Place) -> Result<Cursor> {
         match self {
-            Self::Epoch(u64::MAX) => Err(config(&format!("epoch {} cannot be used", u64::MAX))),
+            Self::Epoch(u64::MAX) => Err(config(format!("epoch {} cannot be used", u64::MAX))),
             Self::Here => Ok(cursor),
             Self::Epoch(epoch) if resumed && epoch == cursor.epoch => Ok(cursor),
             Self::Epoch(epoch) if resumed => {
                 let next = Setting::NextEpoch.hint(|next| format!(": continue with {next}"));
-                Err(config(&format!("the resumed state is in epoch {}, not {epoch}{next}", cursor.epoch)))
+                Err(config(format!("the resumed state is in epoch {}, not {epoch}{next}", cursor.epoch)))
             }
             Self::Epoch(epoch) => Ok(Cursor { epoch, position: 0, batch: 0, steps: cursor.steps }),
         }
@@ -133,7 +133,7 @@ impl Epoch {
         let mut left = epoch.total;
         let next = Box::new(move || {
             left = left.saturating_sub(skips.stop(&whole, &at) - at.batch);
-            let last = || config(&format!("epoch {} cannot be used", u64::MAX));
+            let last = || config(format!("epoch {} cannot be used", u64::MAX));
             at = skips.after(&whole, &at).ok_or_else(last)?;
             jobs.job(&at, skips.stop(&whole, &at), left, (generation, &current))
         });

@@ -45,10 +45,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-fn config(message: &str) -> Error {
-    Error::new(ErrorKind::Config, Stage::Build, message)
-}
-
 /// The run that a job belongs to, and that which the iterator currently wants.
 type Run<'a> = (u64, &'a Arc<AtomicU64>);
 

@@ -13,7 +13,7 @@
 //! before each block. An epoch adds 2 KiB per group at most.
 
 use super::{Draws, Key, LastBatch, Permutation, Rank};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, config};
 use std::fmt;
 use std::sync::Arc;
 
@@ -65,10 +65,6 @@ enum Sizes {
     Budget(u64),
 }
 
-fn bad(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, Stage::Build, message)
-}
-
 impl Groups {
     /// Groups by a number that is known of each sample, such as its length, one per sample of the dataset. Group *i* has the
     /// lengths up to `bounds[i]` that exceed `bounds[i - 1]`.
@@ -77,10 +73,10 @@ impl Groups {
     /// bound, naming the sample; [`ErrorKind::Limit`] for more than 2^32 samples.
     pub fn by(lengths: impl IntoIterator<Item = u64>, bounds: &[u64]) -> Result<Self> {
         if bounds.is_empty() || bounds.len() > GROUPS_MAX {
-            return Err(bad(format!("{} bounds of groups; give 1 to {GROUPS_MAX}", bounds.len())));
+            return Err(config(format!("{} bounds of groups; give 1 to {GROUPS_MAX}", bounds.len())));
         }
         if let Some(pair) = bounds.windows(2).find(|pair| pair[0] >= pair[1]) {
-            return Err(bad(format!("the bounds of groups must ascend, not go from {} to {}", pair[0], pair[1])));
+            return Err(config(format!("the bounds of groups must ascend, not go from {} to {}", pair[0], pair[1])));
         }
         let group = |(sample, length): (usize, u64)| match bounds.partition_point(|bound| *bound < length) {
             group if group < bounds.len() => Ok(group as u8),
@@ -89,7 +85,7 @@ impl Groups {
                 let message = format!(
                     "the sample has length {length}, the last bound of the groups is {last}: raise it, or cut the lengths"
                 );
-                Err(bad(message).with_sample(sample as u64))
+                Err(config(message).with_sample(sample as u64))
             }
         };
         let numbers = lengths.into_iter().enumerate().map(group).collect::<Result<Box<_>>>()?;
@@ -104,7 +100,7 @@ impl Groups {
     /// Errors: [`ErrorKind::Config`] for a count that is not 1 to 256; [`ErrorKind::Limit`] for more than 2^32 samples.
     pub fn by_length(lengths: &[u64], count: usize) -> Result<Self> {
         if !(1..=GROUPS_MAX).contains(&count) {
-            return Err(bad(format!("{count} groups of lengths; give 1 to {GROUPS_MAX}")));
+            return Err(config(format!("{count} groups of lengths; give 1 to {GROUPS_MAX}")));
         }
         Self::by(lengths.iter().copied(), &best_bounds(lengths, count))
     }
@@ -192,25 +188,25 @@ impl Groups {
         let count = self.table.sizes.len();
         match (&self.sizes, &self.bounds) {
             (Sizes::Loader | Sizes::Rows(_), _) if self.multiple != 1 => {
-                Err(bad("a multiple of rows is for batches by a budget"))
+                Err(config("a multiple of rows is for batches by a budget"))
             }
             (Sizes::Loader, _) => Ok(vec![global; count].into()),
             (Sizes::Rows(rows), bounds) if rows.len() < count || (bounds.is_some() && rows.len() > count) => {
-                Err(bad(format!("{} batch sizes for {count} groups; give one for each", rows.len())))
+                Err(config(format!("{} batch sizes for {count} groups; give one for each", rows.len())))
             }
             (Sizes::Rows(rows), _) => Ok(rows[..count].into()),
             (Sizes::Budget(_), None) => {
-                Err(bad("a budget needs lengths: make the groups by lengths, or give batch sizes"))
+                Err(config("a budget needs lengths: make the groups by lengths, or give batch sizes"))
             }
             (Sizes::Budget(_), _) if self.multiple == 0 => {
-                Err(bad("batch sizes must be a multiple of 1 or more, not of 0"))
+                Err(config("batch sizes must be a multiple of 1 or more, not of 0"))
             }
             (Sizes::Budget(most), Some(bounds)) => {
                 let rows = |bound: &u64| most / (*bound).max(1) / self.multiple * self.multiple;
                 let lacks = |(group, bound): &(usize, &u64)| rows(bound) == 0 && self.table.sizes[*group] > 0;
                 if let Some((group, bound)) = bounds.iter().enumerate().find(lacks) {
                     let (least, multiple) = (u128::from(*bound) * u128::from(self.multiple), self.multiple);
-                    return Err(bad(format!(
+                    return Err(config(format!(
                         "a budget of {most} has no room for {multiple} rows of up to {bound} (group {group}): give {least} or \
                          more"
                     )));
@@ -225,13 +221,13 @@ impl Groups {
     pub(crate) fn plan(&self, dataset_len: u64, global: u64, last: LastBatch, rank: Rank) -> Result<Arc<Plan>> {
         let table = self.table.clone();
         if table.of.len() as u64 != dataset_len {
-            return Err(bad(format!("the groups have {} samples, the dataset has {dataset_len}", table.of.len())));
+            return Err(config(format!("the groups have {} samples, the dataset has {dataset_len}", table.of.len())));
         }
         let rows = self.rows(global)?;
         let world = u64::from(rank.world());
         let small = |(group, rows): &(usize, &u64)| **rows < world && table.sizes[*group] > 0;
         if let Some((group, rows)) = rows.iter().enumerate().find(small) {
-            return Err(bad(format!(
+            return Err(config(format!(
                 "the batches of group {group} have {rows} rows for {world} ranks: some would have none; make them larger, or \
                  take fewer ranks"
             )));
@@ -251,7 +247,7 @@ impl Groups {
         let largest = made.map(|(rows, _)| *rows).max().unwrap_or(world);
         let batches = ends.last().copied().unwrap_or(0);
         if batches.checked_mul(largest).and_then(|all| all.checked_add(dataset_len)).is_none() {
-            return Err(bad(format!("batches of {largest} rows are too large for groups")));
+            return Err(config(format!("batches of {largest} rows are too large for groups")));
         }
         let delivered = table.sizes.iter().zip(&rows).map(|(samples, rows)| match last {
             LastBatch::Drop if *samples > 0 => samples - samples % rows,

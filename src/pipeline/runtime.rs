@@ -3,7 +3,7 @@
 use super::Core;
 use super::planner::Planner;
 use super::workers::Workers;
-use crate::error::{Error, ErrorKind, Result, Stage, caught};
+use crate::error::{Error, ErrorKind, Result, Stage, caught, config};
 use crate::meter::{Meters, PipelineStage};
 use crate::setting::Setting;
 use crate::sync::Hold;
@@ -107,10 +107,7 @@ fn pool_by(
             Ok(())
         })
         .build()
-        .map_err(|source| {
-            Error::new(ErrorKind::Config, Stage::Build, format!("cannot start {workers} decode workers"))
-                .with_source(source)
-        })?;
+        .map_err(|source| config(format!("cannot start {workers} decode workers")).with_source(source))?;
     let threads = std::mem::take(&mut handles.hold().threads);
     Ok((pool, Handles { threads, workers: None }))
 }

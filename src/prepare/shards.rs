@@ -1,6 +1,6 @@
 //! Settings of shards, and the names of the files in their folder.
 
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Result, config};
 use serde::{Deserialize, Serialize};
 
 pub(super) const MANIFEST: &str = "manifest.tsv";
@@ -80,13 +80,9 @@ impl Settings {
             "tar" => Ok(Format::Tar),
             #[cfg(feature = "parquet")]
             "parquet" => Ok(Format::Parquet),
-            other => Err(bad(format!("the plan writes {other}; this program was built without it"))),
+            other => Err(config(format!("the plan writes {other}; this program was built without it"))),
         }
     }
-}
-
-fn bad(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, Stage::Build, message)
 }
 
 /// Limit of a shard.
@@ -164,7 +160,7 @@ impl Shards {
             Size::Bytes(each) => (bytes, each),
         };
         if each == 0 {
-            return Err(bad("a shard of at most 0 samples or bytes: allow at least 1"));
+            return Err(config("a shard of at most 0 samples or bytes: allow at least 1"));
         }
         Ok(all.div_ceil(each).clamp(1, samples.max(1)))
     }

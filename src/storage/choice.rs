@@ -11,7 +11,7 @@ use super::router::{Route, Router, plan_routes};
 use super::threads::{BlockingRead, Threaded};
 use super::uring::{Uring, refusal};
 use super::{Again, DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX, Waker};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, config};
 use crate::memory::available;
 use crate::meter::{CacheReads, Network, ReaderInUse, ReaderKind};
 use crate::order::Locality;
@@ -291,10 +291,6 @@ impl<'a> Facts<'a> {
     }
 }
 
-fn config(message: String) -> Error {
-    Error::new(ErrorKind::Config, Stage::Build, message)
-}
-
 fn unsupported(message: String) -> Error {
     Error::new(ErrorKind::Unsupported, Stage::Build, message)
 }
@@ -308,7 +304,7 @@ fn check_limits(options: &ReaderOptions) -> Result<()> {
         return Err(config(format!("{threads} reader threads; use at most {THREADS_MAX}")));
     }
     if options.mode == Mode::Mmap && options.direct == Direct::On {
-        return Err(config("mmap cannot use O_DIRECT: it reads through the page cache; use another reader".into()));
+        return Err(config("mmap cannot use O_DIRECT: it reads through the page cache; use another reader"));
     }
     Ok(())
 }

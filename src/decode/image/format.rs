@@ -20,7 +20,7 @@ impl Format {
             [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Ok(Self::WebP),
             [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => Ok(Self::Gif),
             [b'B', b'M', ..] => Ok(Self::Bmp),
-            [] => Err(bad("no bytes at all")),
+            [] => Err(Error::decode("no bytes at all")),
             _ => Err(unknown(input)),
         }
     }
@@ -53,9 +53,5 @@ fn unknown(input: &[u8]) -> Error {
         start.join(" "),
         input.len()
     );
-    bad(message)
-}
-
-pub(super) fn bad(message: impl Into<String>) -> Error {
     Error::decode(message)
 }

@@ -1,6 +1,6 @@
 //! PNG, WebP, BMP and GIF: decoded by the `image` crate into the worker's buffer, then converted to RGB in place.
 
-use super::format::{Format, bad};
+use super::format::Format;
 use super::geometry::Size;
 use super::limits::{Room, over};
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ pub(super) fn decode(format: Format, input: &[u8], room: &mut Room<'_>) -> Resul
     let refused = |error| refused(format, error);
     match format {
         Format::Png if input.get(12..16) == Some(b"CgBI") => {
-            Err(bad("PNG of an unsupported kind (Apple's CgBI): re-save it as a plain PNG"))
+            Err(Error::decode("PNG of an unsupported kind (Apple's CgBI): re-save it as a plain PNG"))
         }
         Format::Png => {
             // The decoder may inflate colour profiles and texts before it reports the size.
@@ -24,7 +24,7 @@ pub(super) fn decode(format: Format, input: &[u8], room: &mut Room<'_>) -> Resul
         Format::WebP => webp(input, room),
         // The decoder trusts the place of the pixels. (Older headers have no number of bits here.)
         _ if u32_at(input, 14) >= 40 && matches!(input.get(28), Some(1..=8)) && u32_at(input, 10) <= 54 => {
-            Err(bad("damaged BMP: its pixels begin within its palette"))
+            Err(Error::decode("damaged BMP: its pixels begin within its palette"))
         }
         _ => read(format, BmpDecoder::new(reader).map_err(refused)?, room, 0),
     }
@@ -40,7 +40,7 @@ fn u32_at(input: &[u8], at: usize) -> u32 {
 fn webp(input: &[u8], room: &mut Room<'_>) -> Result<Size> {
     let whole = 8 + u64::from(u32_at(input, 4));
     if whole > input.len() as u64 {
-        return Err(bad(format!("damaged WebP: {} of {whole} bytes: the file is cut", input.len())));
+        return Err(Error::decode(format!("damaged WebP: {} of {whole} bytes: the file is cut", input.len())));
     }
     let open = |input| WebPDecoder::new(Cursor::new(input)).map_err(|error| refused(Format::WebP, error));
     let decoder = open(input)?;
@@ -49,12 +49,12 @@ fn webp(input: &[u8], room: &mut Room<'_>) -> Result<Size> {
     }
     let ((width, height), frame) = (decoder.dimensions(), first_frame(input));
     let canvas = Size::new(width, height);
-    let (left, top, still) = frame.ok_or_else(|| bad("damaged WebP: an animation without a frame"))?;
+    let (left, top, still) = frame.ok_or_else(|| Error::decode("damaged WebP: an animation without a frame"))?;
     room.admit(canvas)?;
     room.encoded += still.len();
     let size = read(Format::WebP, open(&still)?, room, 3 * canvas.pixels())?;
     if left + size.width > canvas.width || top + size.height > canvas.height {
-        return Err(bad("damaged WebP: a frame beyond its canvas"));
+        return Err(Error::decode("damaged WebP: a frame beyond its canvas"));
     }
     let (from, to, start) = (3 * size.width as usize, 3 * canvas.width as usize, 3 * left as usize);
     // From the back, because rows grow.
@@ -86,19 +86,19 @@ fn first_frame(input: &[u8]) -> Option<(u32, u32, Vec<u8>)> {
 /// Decodes the first frame of a GIF. As in Pillow, the canvas grows to hold it, and has elsewhere the transparent colour,
 /// or the first one of the palette.
 fn gif(input: &[u8], room: &mut Room<'_>) -> Result<Size> {
-    let damaged = |error: gif::DecodingError| bad("damaged GIF").with_source(error.to_string());
+    let damaged = |error: gif::DecodingError| Error::decode("damaged GIF").with_source(error.to_string());
     let mut options = gif::DecodeOptions::new();
     options.allow_unknown_blocks(true);
     let mut decoder = options.read_info(input).map_err(damaged)?;
     let screen = Size::new(decoder.width().into(), decoder.height().into());
     check_blocks(input)?;
-    let frame = decoder.next_frame_info().map_err(damaged)?.ok_or_else(|| bad("GIF without a picture"))?;
+    let frame = decoder.next_frame_info().map_err(damaged)?.ok_or_else(|| Error::decode("GIF without a picture"))?;
     let (left, top, elsewhere) =
         (u32::from(frame.left), u32::from(frame.top), usize::from(frame.transparent.unwrap_or(0)));
     let own = Size::new(frame.width.into(), frame.height.into());
     let size = Size::new(screen.width.max(left + own.width), screen.height.max(top + own.height));
     if own.pixels() == 0 {
-        return Err(bad(format!("GIF of {}x{} pixels", own.width, own.height)));
+        return Err(Error::decode(format!("GIF of {}x{} pixels", own.width, own.height)));
     }
     // Colours beyond the palette are black.
     let mut palette = [[0; 3]; 256];
@@ -130,7 +130,7 @@ fn check_blocks(input: &[u8]) -> Result<()> {
     }
     match input.get(at) {
         Some(0x2C) => Ok(()),
-        _ => Err(bad(format!("damaged GIF: no picture behind its extensions, at byte {at} of the picture"))),
+        _ => Err(Error::decode(format!("damaged GIF: no picture behind its extensions, at byte {at} of the picture"))),
     }
 }
 
@@ -145,7 +145,7 @@ fn read(format: Format, mut decoder: impl ImageDecoder, room: &mut Room<'_>, lea
     let (width, height) = decoder.dimensions();
     let size = Size::new(width, height);
     if size.pixels() == 0 {
-        return Err(bad(format!("{} of {width}x{height} pixels", format.name())));
+        return Err(Error::decode(format!("{} of {width}x{height} pixels", format.name())));
     }
     let color = decoder.color_type();
     let native = size.pixels().saturating_mul(u64::from(color.bytes_per_pixel()));
@@ -180,7 +180,7 @@ fn to_rgb(color: ColorType, count: usize, pixels: &mut [u8]) -> Result<()> {
         ColorType::L8 => widen(count, pixels, |pixels, pixel| pixels[pixel]),
         ColorType::La8 => widen(count, pixels, |pixels, pixel| pixels[2 * pixel]),
         ColorType::L16 => widen(count, pixels, |pixels, pixel| high(pixels, 2 * pixel)),
-        other => return Err(bad(format!("pixels of type {other:?} are not supported"))),
+        other => return Err(Error::decode(format!("pixels of type {other:?} are not supported"))),
     }
     Ok(())
 }
@@ -205,8 +205,8 @@ fn refused(format: Format, error: ImageError) -> Error {
     let name = format.name();
     match error {
         ImageError::Limits(_) => over(format!("{name} needs more memory than its header declares")),
-        ImageError::Unsupported(_) => bad(format!("{name} of an unsupported kind")),
-        _ => bad(format!("damaged {name}")),
+        ImageError::Unsupported(_) => Error::decode(format!("{name} of an unsupported kind")),
+        _ => Error::decode(format!("damaged {name}")),
     }
     .with_source(error.to_string().trim_end().replace('\n', " "))
 }

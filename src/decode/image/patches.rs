@@ -25,10 +25,9 @@
 #[path = "../../../tests/unit/patches.rs"]
 mod tests;
 
-use super::format::bad;
 use super::geometry::Size;
 use super::resize::SIDE_MAX;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::Row;
 use crate::tensor::{DType, Field};
 
@@ -156,7 +155,7 @@ impl Patches {
         if matches!(self.rule, Rule::Merge { .. }) && u64::from(long) > RATIO_MAX * u64::from(short) {
             let Size { width, height } = picture;
             let ratio = "for merged patches, the longer side may be at most 200 times the shorter";
-            return Err(bad(format!("{width}x{height} pixels: {ratio}")));
+            return Err(Error::decode(format!("{width}x{height} pixels: {ratio}")));
         }
         let grid = tiles.grid();
         let count = grid.pixels() as usize;

@@ -101,18 +101,14 @@ impl Segment {
     }
 }
 
-fn bad(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Decode, Stage::Decode, message)
-}
-
 fn unread(error: ParquetError) -> Error {
     match error {
         // An error of this crate that came through the page reader.
         ParquetError::External(source) => match source.downcast::<Error>() {
             Ok(error) => *error,
-            Err(source) => bad("the column cannot be read").with_source(source),
+            Err(source) => Error::decode("the column cannot be read").with_source(source),
         },
-        error => bad("the column cannot be read").with_source(error),
+        error => Error::decode("the column cannot be read").with_source(error),
     }
 }
 
@@ -179,7 +175,7 @@ impl Column<'_> {
             Type::FIXED_LEN_BYTE_ARRAY => {
                 self.values::<FixedLenByteArrayType>(list, arena, |value, out| out.extend(value.data()))?;
             }
-            other => return Err(bad(format!("values of type {other} have no fixed width"))),
+            other => return Err(Error::decode(format!("values of type {other} have no fixed width"))),
         }
         Ok(vec![Segment { rows: self.len(), bytes: SegmentBytes::Arena(0..arena.len()) }])
     }
@@ -223,7 +219,7 @@ impl Column<'_> {
     }
 
     fn wrong_count(&self, rows: usize) -> Error {
-        bad(format!("the pages hold {rows} of the chunk's {} rows", self.len()))
+        Error::decode(format!("the pages hold {rows} of the chunk's {} rows", self.len()))
     }
 
     /// Calls `body` for every page up to the first that is not plain. Gives whether all are plain.
@@ -249,7 +245,9 @@ impl Column<'_> {
                     })?;
                     // The parquet crate panics on such a page.
                     if !dictionary && [PLAIN_DICTIONARY, RLE_DICTIONARY].contains(&page.header.encoding) {
-                        return Err(bad("a page refers to a dictionary, and the column chunk has none before it"));
+                        return Err(Error::decode(
+                            "a page refers to a dictionary, and the column chunk has none before it",
+                        ));
                     }
                 }
                 match page.header.kind {
@@ -385,7 +383,7 @@ impl Column<'_> {
     fn each_row_of<V>(&self, read: &Read<V>, mut row: impl FnMut(usize, Option<&[V]>) -> Result<()>) -> Result<()> {
         let (max_def, max_rep) = (self.descr.max_def_level(), self.descr.max_rep_level());
         if max_rep > 1 {
-            return Err(bad("lists of lists are not supported"));
+            return Err(Error::decode("lists of lists are not supported"));
         }
         let levels = if max_def > 0 { read.def.len() } else { read.rep.len().max(read.values.len()) };
         // Lowest definition level at which a list has an element.
@@ -401,7 +399,7 @@ impl Column<'_> {
                     // The element exists, but it or its selected part is null.
                     Some(def) if max_rep > 0 && *def >= element => {
                         let row = self.rows.start + number as u64;
-                        return Err(bad(format!("a null within the list of row {row}")));
+                        return Err(Error::decode(format!("a null within the list of row {row}")));
                     }
                     // An empty list.
                     Some(def) if max_rep > 0 && *def + 1 == element => there = true,
@@ -412,7 +410,7 @@ impl Column<'_> {
                     break;
                 }
             }
-            let values = read.values.get(start..value).ok_or_else(|| bad("fewer values than levels"))?;
+            let values = read.values.get(start..value).ok_or_else(|| Error::decode("fewer values than levels"))?;
             if missing && self.nulls == Nulls::Error {
                 return Err(self.missing(number));
             }
@@ -427,7 +425,7 @@ impl Column<'_> {
 
     fn missing(&self, row: usize) -> Error {
         let row = self.rows.start + row as u64;
-        bad(format!("row {row} of the row group is null ({} takes nulls as 0 or empty)", Setting::NullZero))
+        Error::decode(format!("row {row} of the row group is null ({} takes nulls as 0 or empty)", Setting::NullZero))
     }
 
     /// Writes all values with `put`: `list` per row, or one per row for a column without lists.
@@ -444,7 +442,7 @@ impl Column<'_> {
             let end = out.len() + row_bytes;
             values.iter().for_each(|value| put(value, out));
             if out.len() != end && !values.is_empty() {
-                return Err(bad(format!("a value is not of the column's {} bytes", self.width())));
+                return Err(Error::decode(format!("a value is not of the column's {} bytes", self.width())));
             }
             // Zeros in place of nulls.
             out.resize(end, 0);
@@ -491,7 +489,7 @@ impl Column<'_> {
                     row(&list)
                 })
             }
-            other => Err(bad(format!("lists of {other} are not supported"))),
+            other => Err(Error::decode(format!("lists of {other} are not supported"))),
         }
     }
 
@@ -518,7 +516,7 @@ impl Column<'_> {
             let value = match values.unwrap_or_default() {
                 [] => &[],
                 [value] => value.data(),
-                _ => return Err(bad("lists of byte arrays are not supported")),
+                _ => return Err(Error::decode("lists of byte arrays are not supported")),
             };
             // Values from dictionary pages are slices of the dictionary.
             match (value.as_ptr() as usize).checked_sub(dictionary.as_ptr() as usize) {
@@ -541,7 +539,7 @@ impl Column<'_> {
                 let value = values
                     .split_first_chunk::<4>()
                     .and_then(|(len, rest)| rest.split_at_checked(u32::from_le_bytes(*len) as usize));
-                let (value, rest) = value.ok_or_else(|| bad("a value is longer than its page"))?;
+                let (value, rest) = value.ok_or_else(|| Error::decode("a value is longer than its page"))?;
                 values = rest;
                 if number >= page.rows.start {
                     out.push(field, value)?;

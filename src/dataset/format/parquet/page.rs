@@ -53,10 +53,6 @@ pub(super) const RLE_DICTIONARY: i32 = 8;
 /// Maximum nesting of structures in a header; the format needs 4.
 const DEPTH_MAX: u32 = 16;
 
-fn bad(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Decode, Stage::Decode, message)
-}
-
 /// Reader for the part of thrift's compact protocol that headers and footers use.
 pub(super) struct Thrift<'a> {
     bytes: &'a [u8],
@@ -76,7 +72,7 @@ impl<'a> Thrift<'a> {
     }
 
     fn byte(&mut self) -> Result<u8> {
-        let byte = self.bytes.get(self.at).ok_or_else(|| bad("a page header is cut"))?;
+        let byte = self.bytes.get(self.at).ok_or_else(|| Error::decode("a page header is cut"))?;
         self.at += 1;
         Ok(*byte)
     }
@@ -90,7 +86,7 @@ impl<'a> Thrift<'a> {
                 return Ok(value);
             }
         }
-        Err(bad("a number in a page header is too long"))
+        Err(Error::decode("a number in a page header is too long"))
     }
 
     pub(super) fn zigzag(&mut self) -> Result<i64> {
@@ -101,7 +97,7 @@ impl<'a> Thrift<'a> {
     pub(super) fn skip(&mut self, len: u64) -> Result<()> {
         let left = (self.bytes.len() - self.at) as u64;
         if len > left {
-            return Err(bad("a page header is cut"));
+            return Err(Error::decode("a page header is cut"));
         }
         self.at += len as usize;
         Ok(())
@@ -110,7 +106,7 @@ impl<'a> Thrift<'a> {
     /// Calls `field` with the id and type of each field of a structure; it returns whether it read the value.
     fn fields(&mut self, depth: u32, mut field: impl FnMut(&mut Self, i64, u8) -> Result<bool>) -> Result<()> {
         if depth > DEPTH_MAX {
-            return Err(bad("a page header is nested too deeply"));
+            return Err(Error::decode("a page header is nested too deeply"));
         }
         let mut id = 0_i64;
         loop {
@@ -153,13 +149,13 @@ impl<'a> Thrift<'a> {
                 (0..len).try_for_each(|_| self.skip_element(kind, depth))
             }
             12 => self.fields(depth + 1, |_, _, _| Ok(false)),
-            _ => Err(bad(format!("type {kind} in a page header"))),
+            _ => Err(Error::decode(format!("type {kind} in a page header"))),
         }
     }
 
     fn skip_element(&mut self, kind: u8, depth: u32) -> Result<()> {
         if depth > DEPTH_MAX {
-            return Err(bad("a page header is nested too deeply"));
+            return Err(Error::decode("a page header is nested too deeply"));
         }
         match kind {
             1 | 2 => self.skip(1),
@@ -173,7 +169,7 @@ fn number(what: &str, value: i64) -> Result<usize> {
         .ok()
         .filter(|value| *value <= i32::MAX as u32)
         .map(|value| value as usize)
-        .ok_or_else(|| bad(format!("a page header says {value} {what}")))
+        .ok_or_else(|| Error::decode(format!("a page header says {value} {what}")))
 }
 
 impl Header {
@@ -195,7 +191,7 @@ impl Header {
             }
             Ok(true)
         })?;
-        let missing = |what: &str| bad(format!("a page header without {what}"));
+        let missing = |what: &str| Error::decode(format!("a page header without {what}"));
         let uncompressed = uncompressed.ok_or_else(|| missing("its unpacked size"))?;
         let compressed = compressed.ok_or_else(|| missing("its size"))?;
         let mut header = Self {
@@ -339,7 +335,7 @@ fn row_group(thrift: &mut Thrift<'_>, foreign: &mut Vec<Foreign>) -> Result<()> 
             }
             thrift.fields(2, |thrift, id, of| match (id, of) {
                 (3, 12) => column_metadata(thrift, foreign).map(|()| true),
-                (8, 12) => Err(bad("a column is encrypted, which is not supported")),
+                (8, 12) => Err(Error::decode("a column is encrypted, which is not supported")),
                 _ => Ok(false),
             })?;
         }
@@ -377,7 +373,8 @@ fn without(footer: &[u8], foreign: &[Foreign]) -> Result<Option<Vec<u8>>> {
         let next = footer.get(at).copied().unwrap_or(0);
         if next >> 4 != 0 {
             let step = (next >> 4).checked_add(longer).filter(|step| *step < 16);
-            let step = step.ok_or_else(|| bad("fields of column metadata have other types than the format's"))?;
+            let step =
+                step.ok_or_else(|| Error::decode("fields of column metadata have other types than the format's"))?;
             out.push(step << 4 | next & 0x0f);
             at += 1;
         }
@@ -394,7 +391,7 @@ fn schema(thrift: &mut Thrift<'_>, len: usize, kind: u8, annotated: &mut Vec<Ann
     for element in 0..len {
         let (mut children, mut before, mut fields, start) = (0, 0, Vec::new(), thrift.at);
         if kind != 12 {
-            return Err(bad("the schema has an element that is not a structure"));
+            return Err(Error::decode("the schema has an element that is not a structure"));
         }
         thrift.fields(1, |thrift, id, of| match (id, of, id.saturating_sub(std::mem::replace(&mut before, id))) {
             // Converted type, scale, precision, logical type.
@@ -410,7 +407,7 @@ fn schema(thrift: &mut Thrift<'_>, len: usize, kind: u8, annotated: &mut Vec<Ann
                 children = usize::try_from(said)
                     .ok()
                     .filter(|children| *children <= there)
-                    .ok_or_else(|| bad(format!("a group of {said} columns, the schema has {there} more")))?;
+                    .ok_or_else(|| Error::decode(format!("a group of {said} columns, the schema has {there} more")))?;
                 Ok(true)
             }
             _ => Ok(false),
@@ -495,7 +492,7 @@ impl Pages {
             && crc32fast::hash(&self.bytes[start..end]) != crc
         {
             let message = "a page does not match its checksum";
-            return Err(bad(message).with_range(self.base + start as u64, header.compressed as u64));
+            return Err(Error::decode(message).with_range(self.base + start as u64, header.compressed as u64));
         }
         (self.room, self.at) = (room, end);
         Ok(Some(Page { header, body: &self.bytes[start..end] }))

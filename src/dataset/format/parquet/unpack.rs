@@ -4,16 +4,12 @@
 //! with the footer before any allocation for it.
 
 use super::page::{Header, PageKind, Pages};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, Result};
 use bytes::Bytes;
 use parquet::basic::{Compression, Encoding};
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::errors::ParquetError;
 use std::io::Read;
-
-fn bad(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Decode, Stage::Decode, message)
-}
 
 /// Unpacks page bodies; keeps the codecs' state between pages.
 #[derive(Default)]
@@ -34,8 +30,9 @@ impl Codec {
             // Some writers omit the body of a page with only nulls.
             return Ok(());
         }
-        let wrong =
-            |error: Box<dyn std::error::Error + Send + Sync>| bad("a page cannot be unpacked").with_source(error);
+        let wrong = |error: Box<dyn std::error::Error + Send + Sync>| {
+            Error::decode("a page cannot be unpacked").with_source(error)
+        };
         let len = match compression {
             Compression::ZSTD(_) => {
                 if self.zstd.is_none() {
@@ -54,10 +51,10 @@ impl Codec {
                 None => lz4_flex::block::decompress_into(body, out).map_err(|error| wrong(error.into()))?,
             },
             Compression::GZIP(_) => gzip(body, out).map_err(|error| wrong(error.into()))?,
-            other => return Err(bad(format!("pages compressed by {other} are not supported"))),
+            other => return Err(Error::decode(format!("pages compressed by {other} are not supported"))),
         };
         if len != out.len() {
-            return Err(bad(format!("a page unpacks to {len} bytes, its header says {}", out.len())));
+            return Err(Error::decode(format!("a page unpacks to {len} bytes, its header says {}", out.len())));
         }
         Ok(())
     }
@@ -151,7 +148,7 @@ impl Unpacked {
         } else {
             let mut out = vec![0; header.uncompressed];
             let (Some((before, body)), true) = (body.split_at_checked(levels), levels <= out.len()) else {
-                return Err(bad(format!("levels of {levels} bytes in a page of {} bytes", out.len())));
+                return Err(Error::decode(format!("levels of {levels} bytes in a page of {} bytes", out.len())));
             };
             out[..levels].copy_from_slice(before);
             self.codec.unpack(self.compression, body, &mut out[levels..])?;
@@ -173,7 +170,7 @@ fn encoding(number: i32) -> Result<Encoding> {
         7 => Encoding::DELTA_BYTE_ARRAY,
         8 => Encoding::RLE_DICTIONARY,
         9 => Encoding::BYTE_STREAM_SPLIT,
-        other => return Err(bad(format!("encoding {other} is not supported"))),
+        other => return Err(Error::decode(format!("encoding {other} is not supported"))),
     })
 }
 
