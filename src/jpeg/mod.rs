@@ -48,6 +48,7 @@ mod walk;
 pub(crate) use header::Segment;
 pub(crate) use header::{Colours, DAMAGED, EXIF, Header, Input, Scan};
 pub(crate) use region::Region;
+pub(crate) use rows::{grow, sized};
 pub(crate) use seek::BYTES_MAX as POINTS_MAX;
 
 use crate::error::{Error, ErrorKind, Result, Stage};

@@ -149,13 +149,24 @@ impl Rows {
     }
 }
 
-/// Makes room for `len` bytes of any content.
-fn grow(bytes: &mut Vec<u8>, len: usize) {
-    if bytes.len() < len {
+/// Makes the list at least `len` long. What it holds is of no importance.
+pub(crate) fn grow<T: Copy + Default>(list: &mut Vec<T>, len: usize) {
+    if list.len() < len {
         // Freed first, because the old content is not needed.
-        *bytes = Vec::new();
-        *bytes = vec![0; len];
+        *list = Vec::new();
+        *list = vec![T::default(); len];
     }
+}
+
+/// The list with this length, of any content. It takes no more memory than the longest.
+pub(crate) fn sized<T: Clone>(list: &mut Vec<T>, len: usize, value: T) -> &mut [T] {
+    if list.capacity() < len {
+        // Freed first, because the old content is not needed.
+        *list = Vec::new();
+        list.reserve_exact(len);
+    }
+    list.resize(len, value);
+    list
 }
 
 /// An inverted ink on inverted black, of 255.

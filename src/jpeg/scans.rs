@@ -23,7 +23,7 @@ use super::header::{DAMAGED, Factors, Header, Input, at_offset};
 use super::huffman::{Ac, Band, CODE_MAX, Dc, Fault, ZIGZAG};
 use super::kernels::{self, Kernels};
 use super::region::{Layout, Region};
-use super::rows::Rows;
+use super::rows::{Rows, sized};
 use super::script::{AC_BYTES, BAND_BYTES, Coding, DC_BYTES, OneScan, Part, Script};
 use super::smooth::Smoothing;
 use super::walk::{KeptTable, ends_here};
@@ -103,8 +103,8 @@ impl Coefficients {
             store.padded = layout.mcus.0 * h;
             (store.across, store.down) = header.blocks(component);
             (store.factors, store.columns) = (plane.factors, plane.columns.clone());
-            resize(&mut store.blocks, store.columns.len() * v as usize, [0; 64]);
-            resize(&mut store.filled, (store.padded * v) as usize, 0);
+            sized(&mut store.blocks, store.columns.len() * v as usize, [0; 64]);
+            sized(&mut store.filled, (store.padded * v) as usize, 0);
         }
     }
 
@@ -194,16 +194,6 @@ impl PlaneRow {
             rows.store(component, (x, y), size, bytemuck::must_cast_ref(&samples[0]));
         }
     }
-}
-
-/// Makes `to` as long as given. What it holds is of no importance.
-fn resize<T: Clone>(to: &mut Vec<T>, len: usize, value: T) {
-    if to.capacity() < len {
-        // Freed first, because the old content is not needed.
-        *to = Vec::new();
-        to.reserve_exact(len);
-    }
-    to.resize(len, value);
 }
 
 /// Reads the DC coefficients of a whole picture; nothing if it is complete.

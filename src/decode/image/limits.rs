@@ -3,6 +3,7 @@
 use super::geometry::Size;
 use super::resize::{self, Resizer};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::jpeg::grow;
 use crate::setting::Setting;
 
 /// Limits for one picture, checked from its header before memory is allocated.
@@ -83,11 +84,7 @@ impl Room<'_> {
             *self.pixels = Vec::new();
             self.resizer.release();
         }
-        if self.pixels.len() < own as usize {
-            // Freed first, because the old pixels are not needed.
-            *self.pixels = Vec::new();
-            *self.pixels = vec![0; own as usize];
-        }
+        grow(self.pixels, own as usize);
         Ok(&mut self.pixels[..own as usize])
     }
 }

@@ -11,7 +11,7 @@ use super::settings::{Filter, Image, Op, PixelLayout};
 use super::{buckets, finish};
 use crate::decode::{Ctx, Decoder};
 use crate::error::{Error, ErrorKind, Result, Stage, guarded};
-use crate::jpeg::{self, Header};
+use crate::jpeg::{self, Header, sized};
 use crate::memory::Row;
 use crate::order::Draws;
 use crate::setting::Setting;
@@ -253,7 +253,7 @@ impl Workspace {
         if orientation.is_upright() {
             return &self.resized;
         }
-        orientation.turn(&self.resized, stored, sized(&mut self.upright, self.resized.len()));
+        orientation.turn(&self.resized, stored, sized(&mut self.upright, self.resized.len(), 0));
         &self.upright
     }
 
@@ -272,18 +272,7 @@ impl Workspace {
 
 /// The place of the crop's output: `row`, or `resized`.
 fn target<'a>(row: Option<&'a mut [u8]>, resized: &'a mut Vec<u8>, crop: &Crop) -> &'a mut [u8] {
-    row.unwrap_or_else(|| sized(resized, 3 * crop.window.size.pixels() as usize))
-}
-
-/// The list with this length, of any content. It takes no more memory than the longest.
-fn sized(list: &mut Vec<u8>, len: usize) -> &mut [u8] {
-    if list.capacity() < len {
-        // Freed first, because the old content is not needed.
-        *list = Vec::new();
-        list.reserve_exact(len);
-    }
-    list.resize(len, 0);
-    list
+    row.unwrap_or_else(|| sized(resized, 3 * crop.window.size.pixels() as usize, 0))
 }
 
 /// Maximum heap bytes for resizing: the resizer's, and the largest output before its last pass, as stored and turned

@@ -33,7 +33,7 @@ mod tests;
 
 use super::Filter;
 use super::geometry::{Crop, Part, Rect, Size};
-use crate::jpeg::RowSink;
+use crate::jpeg::{RowSink, grow};
 use axis::{Axis, Side};
 use kernels::{Kernels, Prepared, ROWS, padded};
 
@@ -147,6 +147,7 @@ pub(super) struct Resizer {
 }
 
 /// Both passes, and the rows between them.
+#[derive(Default)]
 struct Passes {
     kernels: Kernels,
     across: Axis,
@@ -168,12 +169,13 @@ struct Passes {
 }
 
 /// The work on a row.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Default, PartialEq)]
 enum RowWork {
     /// The output's pixels are adjacent source pixels.
     Copy,
     /// They are single source pixels.
     Pick,
+    #[default]
     Weigh,
 }
 
@@ -188,19 +190,15 @@ pub(super) struct Resizing<'a> {
     out: &'a mut [u8],
 }
 
-impl Default for Passes {
+impl Default for Kernels {
+    /// The kernels for this processor.
     fn default() -> Self {
-        Self::with(best())
+        #[cfg(target_arch = "x86_64")]
+        if let Some(kernels) = avx2::kernels() {
+            return kernels;
+        }
+        kernels::SCALAR
     }
-}
-
-/// The kernels for this processor.
-fn best() -> Kernels {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(kernels) = avx2::kernels() {
-        return kernels;
-    }
-    kernels::SCALAR
 }
 
 impl Resizer {
@@ -221,7 +219,7 @@ impl Resizer {
         let needed = plan.needed();
         pixels.check(needed);
         let reach = self.passes.start(plan, (pixels.there.left, needed.top), out);
-        grow(&mut self.band, ROWS * reach, 0);
+        grow(&mut self.band, ROWS * reach);
         for next in (needed.top..needed.bottom()).step_by(ROWS) {
             let from = sources(pixels, next, needed.bottom(), reach, &mut self.band);
             self.passes.step(next, from, out);
@@ -235,7 +233,7 @@ impl Resizer {
         let needed = plan.needed();
         let reach = self.passes.start(plan, (needed.left, needed.top), out);
         let len = ROWS * reach.max(3 * needed.size.width as usize);
-        grow(&mut self.band, len, 0);
+        grow(&mut self.band, len);
         Resizing { passes: &mut self.passes, band: &mut self.band[..len], came: 0, needed, out }
     }
 }
@@ -274,20 +272,7 @@ impl Resizing<'_> {
 
 impl Passes {
     fn with(kernels: Kernels) -> Self {
-        Self {
-            kernels,
-            across: Axis::default(),
-            down: Axis::default(),
-            prepared: Prepared::default(),
-            left: 0,
-            kind: RowWork::Weigh,
-            ring: Vec::new(),
-            rows: 0,
-            stride: 0,
-            slots: Vec::new(),
-            first: 0,
-            written: 0,
-        }
+        Self { kernels, ..Self::default() }
     }
 
     fn bytes(&self) -> usize {
@@ -318,7 +303,7 @@ impl Passes {
         }
         self.kind = RowWork::Weigh;
         (self.rows, self.stride) = (ring_rows(&down), padded(width as usize));
-        grow(&mut self.ring, self.rows * self.stride, 0);
+        grow(&mut self.ring, self.rows * self.stride);
         self.slots.clear();
         self.slots.reserve_exact(down.most_taps());
         self.prepared.reach
@@ -380,13 +365,4 @@ fn sources<'a>(pixels: Pixels<'a>, next: u32, end: u32, reach: usize, band: &'a 
             _ => row,
         }
     })
-}
-
-/// Makes the list at least `len` long, with `fill` where it grows.
-fn grow<T: Copy>(list: &mut Vec<T>, len: usize, fill: T) {
-    if list.len() < len {
-        // Freed first, because the old content is not needed.
-        *list = Vec::new();
-        *list = vec![fill; len];
-    }
 }
