@@ -159,6 +159,11 @@ pub(super) fn frames<D: Dataset + ?Sized>(dataset: &D) -> &dyn Framed {
     dataset.framed().unwrap_or(&Unframed)
 }
 
+/// The chunks of a dataset that has some.
+pub(super) fn chunks<D: Dataset + ?Sized>(dataset: &D) -> &dyn Chunked {
+    dataset.chunked().expect("asked only when the dataset has chunks")
+}
+
 struct Unframed;
 
 impl Framed for Unframed {

@@ -146,8 +146,8 @@ mod wrap;
 
 pub use crate::memory::ChunkBuf;
 pub use chunked::{ChunkBytes, Chunked};
-use contract::frames;
 pub use contract::{Dataset, Framed, Sizes};
+use contract::{chunks, frames};
 pub(crate) use contract::{field_bytes, knows_lengths, member};
 pub use damage::{Damage, DamageKind};
 pub(crate) use digest::Digest;

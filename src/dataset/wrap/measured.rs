@@ -13,7 +13,7 @@
 use crate::dataset::forward::{forward, frames_of, own};
 use crate::dataset::wrap::kept::{self, Origin};
 use crate::dataset::wrap::pass::{Rows, pass};
-use crate::dataset::{Chunked, Dataset, Framed, Sizes, frames, knows_lengths};
+use crate::dataset::{Chunked, Dataset, Framed, Sizes, chunks, frames, knows_lengths};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ChunkBuf;
@@ -99,10 +99,6 @@ impl<D: Dataset> Measured<D> {
         );
         Err(Error::new(ErrorKind::Changed, Stage::Decode, message).with_sample(sample))
     }
-
-    fn chunks(&self) -> &dyn Chunked {
-        self.inner.chunked().expect("asked only when the inner dataset has chunks")
-    }
 }
 
 fn too_long(name: &str, bytes: usize) -> Error {
@@ -156,10 +152,10 @@ impl<D: Dataset> Framed for Measured<D> {
 }
 
 impl<D: Dataset> Chunked for Measured<D> {
-    forward!(self => self.chunks(); starts is_whole inner chunk_extents chunk_bytes chunk_name);
+    forward!(self => chunks(&self.inner); starts is_whole inner chunk_extents chunk_bytes chunk_name);
 
     fn open_chunk(&self, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
-        self.chunks().open_chunk(chunk, pieces, scratch, out)?;
+        chunks(&self.inner).open_chunk(chunk, pieces, scratch, out)?;
         let first = self.starts()[chunk];
         let mut lens = vec![0_u32; out.rows() * self.width];
         self.file.fill(LENGTHS, self.at(first, 0), bytemuck::cast_slice_mut(&mut lens))?;

@@ -2,7 +2,7 @@
 
 use crate::dataset::digest::Digest;
 use crate::dataset::forward::{forward, frames_of, own};
-use crate::dataset::{Chunked, Dataset, DatasetExt, Framed, Parts, Sizes};
+use crate::dataset::{Chunked, Dataset, DatasetExt, Framed, Parts, Sizes, chunks};
 use crate::error::Result;
 use crate::order::Key;
 use crate::order::subset::{self, Part};
@@ -107,21 +107,15 @@ impl<D: Dataset> Framed for Subset<D> {
     }
 }
 
-impl<D: Dataset> Subset<D> {
-    fn chunks(&self) -> &dyn Chunked {
-        self.whole.chunked().expect("asked only when the whole has chunks")
-    }
-}
-
 /// The chunks of the whole; the subset uses some of their samples.
 impl<D: Dataset> Chunked for Subset<D> {
-    forward!(self => self.chunks(); starts chunk_extents chunk_bytes open_chunk chunk_name);
+    forward!(self => chunks(&self.whole); starts chunk_extents chunk_bytes open_chunk chunk_name);
 
     fn is_whole(&self) -> bool {
         false
     }
 
     fn inner(&self, sample: u64) -> u64 {
-        self.chunks().inner(self.origin(sample))
+        chunks(&self.whole).inner(self.origin(sample))
     }
 }

@@ -31,7 +31,7 @@ mod tests;
 use self::file::{Found, Head, Sums, hashes, load};
 use self::outline::Outline;
 use crate::dataset::forward::{forward, frames_of, own};
-use crate::dataset::{ChunkBuf, Chunked, Dataset, Framed, Parts, Sizes, frames};
+use crate::dataset::{ChunkBuf, Chunked, Dataset, Framed, Parts, Sizes, chunks, frames};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
@@ -181,23 +181,17 @@ impl<D: Dataset> Framed for Checked<D> {
     }
 }
 
-impl<D: Dataset> Checked<D> {
-    fn chunks(&self) -> &dyn Chunked {
-        self.inner.chunked().expect("asked only when the inner dataset has chunks")
-    }
-}
-
 impl<D: Dataset> Chunked for Checked<D> {
-    forward!(self => self.chunks(); starts is_whole inner chunk_extents chunk_bytes chunk_name);
+    forward!(self => chunks(&self.inner); starts is_whole inner chunk_extents chunk_bytes chunk_name);
 
     fn open_chunk(&self, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
         for (number, (piece, at)) in pieces.iter().zip(self.pieces[chunk]..self.pieces[chunk + 1]).enumerate() {
             if let Err(error) = self.sums.get(at).and_then(|expected| self.compare(expected, piece)) {
                 let mut extents = Vec::new();
-                self.chunks().chunk_extents(chunk, &mut extents)?;
+                chunks(&self.inner).chunk_extents(chunk, &mut extents)?;
                 return Err(self.inner.sources().at(error.within(self.chunk_name(chunk)), &extents[number]));
             }
         }
-        self.chunks().open_chunk(chunk, pieces, scratch, out)
+        chunks(&self.inner).open_chunk(chunk, pieces, scratch, out)
     }
 }
