@@ -94,15 +94,12 @@ impl Writer {
 
 /// The error of the operating system, if there is one, so that a full disk is named.
 fn failed(error: ParquetError, target: &std::path::Path) -> Error {
-    match error {
-        ParquetError::External(source) => match source.downcast::<std::io::Error>() {
-            Ok(source) => output::failed(*source, target),
-            Err(source) => {
-                Error::new(ErrorKind::Io, Stage::Write, "cannot write the output").with_source(source).with_path(target)
-            }
+    let source = match error {
+        ParquetError::External(source) => match source.downcast() {
+            Ok(source) => return output::failed(*source, target),
+            Err(source) => source,
         },
-        error => {
-            Error::new(ErrorKind::Io, Stage::Write, "cannot write the output").with_source(error).with_path(target)
-        }
-    }
+        error => error.into(),
+    };
+    Error::new(ErrorKind::Io, Stage::Write, "cannot write the output").with_source(source).with_path(target)
 }
