@@ -316,7 +316,7 @@ impl Samples {
             let error = error.in_stage(Stage::Decode);
             let error = if self.recipe.handlers.len() > 1 { error.with_field(&handler.name) } else { error };
             match &given.extent {
-                Some(extent) => self.at(placed(error, bytes, given.bytes, extent), extent),
+                Some(extent) => self.sources.at(placed(error, bytes, given.bytes, extent), extent),
                 None => error,
             }
         };
@@ -413,11 +413,6 @@ impl Samples {
 
 /// Errors with their place.
 impl Samples {
-    /// Adds the place of an extent to the error.
-    fn at(&self, error: Error, extent: &Extent) -> Error {
-        error.with_path(self.sources.path(extent.source)).with_range(extent.offset, extent.len)
-    }
-
     /// The number of the field that the error names.
     pub(crate) fn field_of(&self, error: &Error) -> Option<usize> {
         let name = error.site().field.as_ref()?;
@@ -428,7 +423,7 @@ impl Samples {
     pub(crate) fn named(&self, error: Error, sample: &Sample) -> Error {
         let Some(id) = sample.id else { return error };
         match sample.first_extent() {
-            Some(extent) if error.site().path.is_none() => self.at(error.with_sample(id), &extent),
+            Some(extent) if error.site().path.is_none() => self.sources.at(error.with_sample(id), &extent),
             Some(_) => error.with_sample(id),
             None => self.named_by_id(error, id),
         }
@@ -457,7 +452,7 @@ impl Samples {
             Ok(extents.find(|extent| extent.source.index() < self.sources.count() && !self.is_memory(extent)))
         });
         match first.ok().flatten() {
-            Some(extent) => self.at(error, &extent),
+            Some(extent) => self.sources.at(error, &extent),
             None => error,
         }
     }
@@ -474,7 +469,7 @@ impl Samples {
             Ok(first.map(|first| (first, chunks.chunk_name(chunk))))
         });
         match named.ok().flatten() {
-            Some((first, name)) => self.at(error, &first).within(name),
+            Some((first, name)) => self.sources.at(error, &first).within(name),
             None => error,
         }
     }

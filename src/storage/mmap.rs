@@ -11,6 +11,7 @@
 use super::fault_point::{Attempt, Call};
 use super::files::{File, Files};
 use super::progress::{Failure, Next, Progress, RETRIES_MAX, Step};
+use super::syscalls::IoVec;
 use super::threads::BlockingRead;
 use super::{Counters, Extent, Footprint, ReadStats, add};
 use crate::error::{Error, Result, Stage};
@@ -31,13 +32,6 @@ pub(super) struct Mmap {
     maps: Option<Box<[OnceLock<MmapRaw>]>>,
     /// `process_vm_readv` is refused (a seccomp filter), so `pread` is used instead.
     denied: AtomicBool,
-}
-
-/// `struct iovec`.
-#[repr(C)]
-struct IoVec {
-    base: *mut u8,
-    len: usize,
 }
 
 unsafe extern "C" {

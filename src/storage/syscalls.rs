@@ -17,6 +17,13 @@ unsafe extern "C" {
     fn fcntl(fd: c_int, command: c_int, ...) -> c_int;
 }
 
+/// `struct iovec`.
+#[repr(C)]
+pub(super) struct IoVec {
+    pub(super) base: *mut u8,
+    pub(super) len: usize,
+}
+
 /// `struct flock` of systems with 64 bits.
 #[repr(C)]
 struct Flock {

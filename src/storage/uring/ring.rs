@@ -13,6 +13,7 @@ use crate::storage::fault_hook::Injection;
 use crate::storage::files::File;
 use crate::storage::progress::{Next, READ_MAX};
 use crate::storage::resolve_beneath::RESOLVE;
+use crate::storage::syscalls::IoVec;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::OFlags;
@@ -95,13 +96,6 @@ struct Slot {
 struct Piece {
     region: u64,
     start: usize,
-    len: usize,
-}
-
-/// `struct iovec`.
-#[repr(C)]
-struct IoVec {
-    base: *mut u8,
     len: usize,
 }
 
