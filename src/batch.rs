@@ -88,32 +88,8 @@ impl Contents {
         on!(self, inner => inner.ticket())
     }
 
-    fn rows(&self) -> usize {
-        on!(self, inner => inner.rows())
-    }
-
-    fn valid(&self) -> usize {
-        on!(self, inner => inner.valid())
-    }
-
-    fn ids(&self) -> &[u64] {
-        on!(self, inner => inner.ids())
-    }
-
-    fn status(&self) -> &[u8] {
-        on!(self, inner => inner.status())
-    }
-
     fn row_bytes(&self, field: usize) -> usize {
         on!(self, inner => inner.row_bytes(field))
-    }
-
-    fn lens(&self, field: usize) -> Option<&[u64]> {
-        on!(self, inner => inner.lens(field))
-    }
-
-    fn offsets(&self, field: usize) -> Option<&[u64]> {
-        on!(self, inner => inner.offsets(field))
     }
 
     /// The consumer receives the batch. On a device, its slot is released separately.
@@ -184,7 +160,7 @@ impl Batch {
     /// [`valid`](Self::valid) rows hold samples; the others are padding.
     #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
     pub fn len(&self) -> usize {
-        self.contents().rows()
+        on!(self.contents(), inner => inner.rows())
     }
 
     /// Index of the batch in its epoch.
@@ -207,17 +183,17 @@ impl Batch {
     ///
     /// Less than [`len`](Self::len) only in the last batch of an epoch, or of a group.
     pub fn valid(&self) -> usize {
-        self.contents().valid()
+        on!(self.contents(), inner => inner.valid())
     }
 
     /// Sample ids, one per row: indices in the loader's dataset, `u64::MAX` for a blank row.
     pub fn ids(&self) -> &[u64] {
-        self.contents().ids()
+        on!(self.contents(), inner => inner.ids())
     }
 
     /// Validity of each row, as values of [`Status`](crate::Status).
     pub fn status(&self) -> &[u8] {
-        self.contents().status()
+        on!(self.contents(), inner => inner.status())
     }
 
     /// Device that holds the fields.
@@ -504,7 +480,7 @@ impl<'a> FieldView<'a> {
 
     /// True first dimension of each row of an `UpTo` field; `None` for fixed shapes.
     pub fn lens(&self) -> Option<&'a [u64]> {
-        self.contents.lens(self.kept.index).map(|lens| &lens[self.start..self.end])
+        on!(self.contents, inner => inner.lens(self.kept.index)).map(|lens| &lens[self.start..self.end])
     }
 
     /// Bounds of a packed field's rows: row `i` has the elements `offsets[i]..offsets[i + 1]` of the first dimension. `None` for
@@ -513,7 +489,7 @@ impl<'a> FieldView<'a> {
     /// One element more than rows. In a [part](Batch::micro) of a batch, subtract `offsets[0]`. The host keeps them,
     /// even for a batch on a device.
     pub fn offsets(&self) -> Option<&'a [u64]> {
-        self.contents.offsets(self.kept.index).map(|offsets| &offsets[self.start..=self.end])
+        on!(self.contents, inner => inner.offsets(self.kept.index)).map(|offsets| &offsets[self.start..=self.end])
     }
 
     /// All elements, row after row; booleans as `u8`.
