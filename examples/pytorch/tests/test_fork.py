@@ -352,6 +352,9 @@ def test_a_child_has_its_own_copy_of_the_arrays(records, reader, with_torch):
             untaken = next(batches, None)
 
             def work(step):
+                if with_torch:
+                    # A child has none of the threads that PyTorch started in other tests, and would wait for them.
+                    torch.set_num_threads(1)
                 for batch in held:
                     step("read")
                     assert right(batch, data)
