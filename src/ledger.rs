@@ -375,4 +375,18 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert!(text.contains("/data/\u{fffd}.jpg") && text.contains("\"sample\":1,"), "{text}");
     }
+
+    #[test]
+    fn an_unusable_ledger_is_an_error_and_a_full_disk_is_noted() {
+        let error = LedgerWriter::open(1, Some(Path::new("/nowhere/ledger"))).err().unwrap();
+        assert_eq!(
+            (error.kind(), error.site().path.as_deref()),
+            (ErrorKind::NotFound, Some(Path::new("/nowhere/ledger")))
+        );
+        assert!(LedgerWriter::open(1, Some(Path::new("/dev/null"))).is_err());
+        let mut writer = LedgerWriter::open(1, None).unwrap();
+        writer.file = Some(OpenOptions::new().append(true).open("/dev/full").unwrap());
+        writer.add(vec![bad(5, 0, Some(9))]).unwrap();
+        assert!(writer.ledger.not_written.as_ref().unwrap().contains("No space"), "{:?}", writer.ledger);
+    }
 }

@@ -299,6 +299,7 @@ impl Dataset for SafeTensors {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn file(header: &str, data: usize) -> Vec<u8> {
         let mut out = (header.len() as u64).to_le_bytes().to_vec();
@@ -385,5 +386,45 @@ mod tests {
         assert_eq!(claim(100_000_001).kind(), ErrorKind::Limit);
         assert_eq!(claim(u64::MAX).kind(), ErrorKind::Limit);
         assert_eq!(header(&Blob::memory(b"{}"[..].into())).unwrap_err().kind(), ErrorKind::Truncated);
+    }
+
+    /// The header as a general JSON reader parses it.
+    fn by_serde(text: &str) -> Option<Vec<(String, Vec<u64>)>> {
+        let value: serde_json::Value = serde_json::from_str(text).ok()?;
+        let tensors = value.as_object()?.iter().filter(|(name, _)| *name != "__metadata__");
+        let shape = |value: &serde_json::Value| {
+            value["shape"].as_array()?.iter().map(|dim| dim.as_u64()).collect::<Option<Vec<u64>>>()
+        };
+        tensors.map(|(name, value)| Some((name.clone(), shape(value)?))).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn no_header_makes_the_parser_panic(text in "[{}\\[\\]\":,a-z0-9_\\\\ .-]{0,60}", data in 0_usize..9) {
+            if let Ok(tensors) = of(&format!("{{{text}"), data) {
+                let mut own: Vec<_> = tensors.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
+                own.sort();
+                prop_assert_eq!(Some(own), by_serde(&format!("{{{text}")));
+            }
+        }
+
+        #[test]
+        fn headers_equal_a_general_readers_result(
+            names in prop::collection::btree_set("[a-z\"\\\\é\n]{0,6}", 0..5),
+            dims in prop::collection::vec(prop::collection::vec(0_u64..5, 0..4), 5),
+        ) {
+            let (mut end, mut parts) = (0, Vec::new());
+            for (name, dims) in names.iter().zip(&dims) {
+                let (start, bytes) = (end, dims.iter().product::<u64>() * 2);
+                end += bytes;
+                let name = serde_json::to_string(name).unwrap();
+                parts.push(format!(r#"{name}: {{"dtype": "BF16", "shape": {dims:?}, "data_offsets": [{start}, {end}]}}"#));
+            }
+            let text = format!("{{{}}}", parts.join(", "));
+            let mut own: Vec<_> =
+                of(&text, end as usize).unwrap().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
+            own.sort();
+            prop_assert_eq!(Some(own), by_serde(&text));
+        }
     }
 }
