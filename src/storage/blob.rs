@@ -132,7 +132,7 @@ impl Blob {
 
     fn of_fd(fd: Result<OwnedFd>, path: PathBuf) -> Result<Self> {
         match fd.and_then(|fd| Ok((check_regular(&fd, None)?, fd))) {
-            Ok((len, fd)) => Ok(Self { content: Content::File(fd.into()), path, len }),
+            Ok((stat, fd)) => Ok(Self { content: Content::File(fd.into()), path, len: stat.st_size as u64 }),
             Err(error) => Err(error.with_path(path)),
         }
     }

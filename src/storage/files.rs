@@ -5,8 +5,9 @@
 //! table, so reader and page cache together leave half of it to the program. The limit itself is never raised, because
 //! programs that use `select` rely on it.
 //!
-//! An opened file is a regular file of the indexed length; anything else is an error that says what it is. A name that
-//! came from a file is opened beneath its folder (`resolve_beneath`).
+//! An opened file is a regular file of the indexed length; anything else is an error that says what it is. When another
+//! table of the same reader opens it again, it must be the same file: its length was checked, and a read past its end is
+//! an error of that read. A name that came from a file is opened beneath its folder (`resolve_beneath`).
 
 use super::fault_hook::FaultHook;
 use super::fault_point::{Attempt, Call};
@@ -16,7 +17,7 @@ use super::{Extent, Footprint, SourceId, Sources, add, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::ffi::CStr;
@@ -119,15 +120,19 @@ impl Files {
         Self { nonblocking: true, ..self }
     }
 
-    fn check_identity(&self, id: SourceId, fd: &OwnedFd) -> Result<()> {
+    /// Checks an opened file: by its length at the first open, and by its identity at each later one.
+    fn check_opened(&self, id: SourceId, fd: &OwnedFd) -> Result<()> {
         // A cache never uses a name again.
-        let Some(seen) = self.seen.as_ref().filter(|_| !self.is_of_cache(id)) else { return Ok(()) };
-        let stat = rustix::fs::fstat(fd).map_err(|errno| Error::os(Stage::Open, "", errno.into()))?;
+        let seen = self.seen.as_ref().map(|seen| &seen[id.index()]).filter(|_| !self.is_of_cache(id));
+        let indexed = Some(self.sources.len_of(id)).filter(|_| seen.is_none_or(|seen| seen.get().is_none()));
+        let stat = check_regular(fd, indexed)?;
         let found = (stat.st_dev, stat.st_ino);
-        if *seen[id.index()].get_or_init(|| found) == found {
-            return Ok(());
+        match seen {
+            Some(seen) if *seen.get_or_init(|| found) != found => {
+                Err(Error::new(ErrorKind::Changed, Stage::Open, "the file was replaced since it was first opened"))
+            }
+            _ => Ok(()),
         }
-        Err(Error::new(ErrorKind::Changed, Stage::Open, "the file was replaced since it was first opened"))
     }
 
     /// Whether this table opens a cache's file for the source.
@@ -249,8 +254,7 @@ impl Files {
         add(&self.opens, 1);
         let site = |error: Error| error.with_path(self.sources.path(id));
         let failed = |errno: Errno| site(Error::os(Stage::Open, "", errno.into()));
-        check_regular(&fd, Some(self.sources.len_of(id))).map_err(site)?;
-        self.check_identity(id, &fd).map_err(site)?;
+        self.check_opened(id, &fd).map_err(site)?;
         let kept_flags = if self.align > 1 && !buffered { OFlags::DIRECT } else { OFlags::empty() };
         if !self.nonblocking {
             rustix::fs::fcntl_setfl(&fd, kept_flags).map_err(failed)?;
@@ -298,8 +302,8 @@ pub(crate) fn open(sources: &Sources, id: SourceId, flags: OFlags) -> Result<Own
     }
 }
 
-/// Length of an opened file, if it is a regular file of `indexed` bytes.
-pub(super) fn check_regular(fd: &OwnedFd, indexed: Option<u64>) -> Result<u64> {
+/// What the kernel says of an opened file, if it is a regular file of `indexed` bytes.
+pub(super) fn check_regular(fd: &OwnedFd, indexed: Option<u64>) -> Result<Stat> {
     let stat = rustix::fs::fstat(fd).map_err(|errno| Error::os(Stage::Open, "", errno.into()))?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     if kind != FileType::RegularFile {
@@ -307,7 +311,7 @@ pub(super) fn check_regular(fd: &OwnedFd, indexed: Option<u64>) -> Result<u64> {
     }
     let len = stat.st_size as u64;
     match indexed.filter(|indexed| *indexed != len) {
-        None => Ok(len),
+        None => Ok(stat),
         Some(indexed) => {
             let message = format!("{len} bytes now, {indexed} when it was indexed");
             Err(Error::new(ErrorKind::Changed, Stage::Open, message))
@@ -445,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_of_one_reader_refuse_a_replaced_file() {
+    fn tables_of_one_reader_refuse_a_replaced_file_and_take_a_cut_one() {
         let dir = std::env::temp_dir().join(format!("feedline-seen-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let path = dir.join("a.bin");
@@ -455,8 +459,16 @@ mod tests {
         let sources = Arc::new(sources);
         let shared = seen(&sources, None);
         let table = |budget| Files::new(sources.clone(), 1, Some(budget)).through(FaultHook::default(), shared.clone());
+        let cut = |len| std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(len).unwrap();
         let (first, second, each) = (table(1), table(1), table(0));
+        cut(50);
+        for _ in 0..2 {
+            assert_eq!(first.get(id).err().map(|error| error.kind()), Some(ErrorKind::Changed), "no first open yet");
+        }
+        cut(100);
         assert!(first.get(id).is_ok() && each.get(id).is_ok());
+        cut(50);
+        assert!(table(1).get(id).is_ok() && each.get(id).is_ok(), "reads past the end are errors of their own");
         std::fs::write(dir.join("b.bin"), [2; 100]).unwrap();
         std::fs::rename(dir.join("b.bin"), &path).unwrap();
         assert!(first.get(id).is_ok(), "it keeps the old one");
