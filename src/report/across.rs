@@ -149,7 +149,7 @@ fn median_step(timeline: &Timeline) -> Option<f64> {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Across {
-    /// The ranks that reported, in their order.
+    /// The ranks that reported, in their order. The cause of late ones is that beside the others.
     pub ranks: Vec<RankReport>,
     /// Ranks without a report.
     pub missing: Vec<u32>,
@@ -196,6 +196,8 @@ impl Across {
             let usual = (median(&ranks, |rank| rank.without_core_ns), median(&ranks, |rank| rank.decode_cpu_ns));
             let limit = |rank: &RankReport| limit(rank, usual);
             late = by_waits(&ranks, &waits, COSTS, limit).or_else(|| by_cores(&ranks));
+            let is_late = |rank: &&mut RankReport| late.iter().any(|late| late.ranks.contains(&rank.rank));
+            ranks.iter_mut().filter(is_late).for_each(|rank| rank.cause = limit(rank).or(rank.cause));
         }
         ranks.iter_mut().for_each(|rank| rank.waits.clear());
         Self { ranks, missing, steps, compared, late }
@@ -461,7 +463,10 @@ mod tests {
             let late = &mut reports[5];
             (late.cause, late.stage, late.without_core_ns) = (Some(Cause::OtherPrograms), Some(Cause::Decode), own);
             late.decode_cpu_ns = decode;
-            Across::of(reports).late.unwrap().cause
+            let view = Across::of(reports);
+            let late = view.late.unwrap();
+            assert_eq!(view.ranks[5].cause, Some(late.cause), "the table says what the sentence says");
+            late.cause
         };
         assert_eq!((cause(1.5e6, 1e5), cause(3e6, 1e5)), (Cause::Decode, Cause::OtherPrograms));
         assert_eq!(cause(3e6, 1e6), Cause::Decode, "its own work sets it apart");

@@ -57,6 +57,8 @@ impl Dir {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = format!("{prefix}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let path = folder.join(name);
+        // Left by a killed process that had this number.
+        let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }

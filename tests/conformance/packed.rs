@@ -388,8 +388,11 @@ fn impossible_bins_are_refused_by_name() {
     refused(builder(Documents::memory(&[0, 0]), 20).open(&place), ErrorKind::Empty, "2 documents without a token");
     let records = Records::builder(8).field("tokens", DType::U32, [2, 1]).open_bytes([0; 16]).unwrap();
     refused(records.packed("tokens", 8).open(&place), ErrorKind::Config, "u32 [2, 1]; packed are rows of numbers");
-    let checked = Documents::file(&dir.path("documents"), &[5]).checked(dir.path("sums")).unwrap();
-    refused(checked.packed("tokens", 20).open(&place), ErrorKind::Config, "has checksums");
+    let file = || Documents::file(&dir.path("documents"), &[5]);
+    let checked = || file().checked(dir.path("sums")).unwrap().packed("tokens", 20);
+    refused(checked().open(&place), ErrorKind::Config, "has checksums");
+    file().packed("tokens", 20).open(dir.path("kept")).unwrap();
+    refused(checked().open(dir.path("kept")), ErrorKind::Config, "has checksums");
     assert!(!place.exists());
     let packed = builder(documents(), 40).open(&place).unwrap();
     let error = packed.checked(dir.path("other")).err().unwrap();

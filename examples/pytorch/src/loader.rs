@@ -21,13 +21,14 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyTuple, PyType};
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-/// How often a wait for a batch looks at Python's signals.
+/// How often a wait looks at Python's signals.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The native part of `feedline.Loader`, which has the documentation.
@@ -64,13 +65,16 @@ impl Loader {
         let settings = Settings::of(&mut given, &code, &pictures)?;
         let found = given.take("ranks")?;
         given.finish()?;
-        let recipe = Recipe { source, pictures, settings, code, opened: OnceLock::new() };
         // A launcher's variables that contradict each other count when a rank is needed: until then there may be better ones.
-        let shard = recipe.settings.shard(found).or_else(|error| match recipe.settings.shard {
+        let shard = settings.shard(found).or_else(|error| match settings.shard {
             Some(ShardArg::From(ref launcher)) if launcher == "env" => Ok(Rank::single()),
             _ => Err(exception(py, &error)),
         })?;
-        // Opening may read much of the dataset, and building takes memory: other threads go on meanwhile.
+        let (seed, budget) = (settings.seed, settings.budget);
+        let open = move || source.open(seed, budget).map(|opened| (source, opened));
+        let (source, opened) = interruptible(py, open)?.map_err(|error| exception(py, &error))?;
+        let recipe = Recipe { source, opened, pictures, settings, code };
+        // Building takes memory: other threads go on meanwhile.
         let built = py.detach(|| recipe.build(shard)).map_err(|error| exception(py, &error))?;
         Ok(Self { recipe, process: Process::current(), built: Mutex::new(built) })
     }
@@ -166,10 +170,10 @@ impl Loader {
     }
 
     /// Lengths of a field of all samples of the source, as the bytes of 64-bit numbers.
-    fn _lengths<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyByteArray>> {
+    fn _lengths<'py>(&self, py: Python<'py>, name: String) -> PyResult<Bound<'py, PyByteArray>> {
         check(py, self.process)?;
-        let (dataset, _) = self.recipe.opened.get().expect("opened when the loader was built");
-        let lengths = py.detach(|| dataset.lengths(name)).map_err(|error| exception(py, &error))?;
+        let dataset = self.recipe.opened.0.clone();
+        let lengths = interruptible(py, move || dataset.lengths(&name))?.map_err(|error| exception(py, &error))?;
         let write = |bytes: &mut [u8]| {
             bytes.as_chunks_mut().0.iter_mut().zip(&lengths).for_each(|(place, len)| *place = len.to_ne_bytes());
             Ok(())
@@ -412,26 +416,40 @@ impl Drop for Loader {
 /// Everything that a loader is built of. The dataset is opened once.
 struct Recipe {
     source: Source,
+    opened: Opened,
     pictures: Pictures,
     settings: Settings,
     code: Arc<Code>,
-    opened: OnceLock<Opened>,
 }
 
 impl Recipe {
     fn build(&self, shard: Rank) -> Result<Built> {
         let settings = &self.settings;
-        if self.opened.get().is_none() {
-            let opened = self.source.open(settings.seed, settings.budget)?;
-            let _ = self.opened.set(opened);
-        }
-        let opened = self.opened.get().expect("it was just opened");
-        let builder = self.source.builder(opened, &self.pictures, settings.seed)?;
-        let (builder, device) = settings.apply(builder, opened.1.clone(), shard)?;
+        let builder = self.source.builder(&self.opened, &self.pictures, settings.seed)?;
+        let (builder, device) = settings.apply(builder, self.opened.1.clone(), shard)?;
         let loader = builder.build()?;
         no_doubled_names(&loader, settings.ids)?;
         Ok(Built { loader: Some(Arc::new(loader)), device, shard, told: false })
     }
+}
+
+/// Calls what may read much of a dataset, on a thread of its own. Ctrl-C ends the wait; the thread then ends unseen, and a file
+/// that it makes is whole or not there.
+fn interruptible<T: Send + 'static>(py: Python<'_>, read: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
+    let caller = std::thread::current();
+    let done = Arc::new(AtomicBool::new(false));
+    let ended = done.clone();
+    let thread = std::thread::Builder::new().name("feedline-open".into()).spawn(move || {
+        let out = read();
+        ended.store(true, Ordering::Release);
+        caller.unpark();
+        out
+    })?;
+    while !done.load(Ordering::Acquire) && !thread.is_finished() {
+        py.detach(|| std::thread::park_timeout(LOOK));
+        py.check_signals()?;
+    }
+    Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
 }
 
 /// Drops what may wait for workers, of which some may want the GIL.

@@ -62,7 +62,7 @@ pub struct Source {
 #[pyo3(from_item_all)]
 struct Packing {
     tokens: usize,
-    bins: PathBuf,
+    bins: Paths,
     #[pyo3(default)]
     field: Option<String>,
     #[pyo3(default)]
@@ -74,7 +74,7 @@ struct Packing {
     #[pyo3(default)]
     padding: Option<u64>,
     #[pyo3(default)]
-    rows: Option<PathBuf>,
+    rows: Option<Paths>,
 }
 
 impl Packing {
@@ -96,11 +96,26 @@ impl Packing {
         })
     }
 
-    fn open(&self, dataset: Arc<dyn Dataset>) -> Result<Arc<dyn Dataset>> {
+    /// Packs each dataset by itself, with its own files.
+    fn open(&self, datasets: Vec<Arc<dyn Dataset>>) -> Result<Vec<Arc<dyn Dataset>>> {
+        for (name, paths) in [("bins", Some(&self.bins)), ("rows", self.rows.as_ref())] {
+            if let Some(given) = paths.map(|paths| paths.all().len()).filter(|given| *given != datasets.len()) {
+                let message = format!(
+                    "packed: {given} {name}, and {} are needed: one file for each path of a mix, or for all paths without \
+                     weights or schedule",
+                    datasets.len()
+                );
+                return Err(config(message));
+            }
+        }
+        datasets.into_iter().enumerate().map(|(number, dataset)| self.open_one(dataset, number)).collect()
+    }
+
+    fn open_one(&self, dataset: Arc<dyn Dataset>, number: usize) -> Result<Arc<dyn Dataset>> {
         let builder = dataset.packed(self.field.as_deref().unwrap_or("tokens"), self.tokens);
         let builder = self.key.into_iter().fold(builder, |builder, key| builder.shuffled(key));
         let builder = self.documents_max.into_iter().fold(builder, |builder, most| builder.documents_max(most));
-        let builder = self.rows.iter().fold(builder, |builder, rows| builder.rows(rows));
+        let builder = self.rows.iter().fold(builder, |builder, rows| builder.rows(&rows.all()[number]));
         let builder = builder.padding(self.padding.unwrap_or(0));
         let builder = match self.longer.as_deref() {
             None => builder,
@@ -108,7 +123,7 @@ impl Packing {
             Some("cut") => builder.cut(),
             Some(other) => return Err(config(format!("packed: longer {other:?}; there are \"split\" and \"cut\""))),
         };
-        Ok(Arc::new(builder.open(&self.bins)?))
+        Ok(Arc::new(builder.open(&self.bins.all()[number])?))
     }
 }
 
@@ -180,14 +195,20 @@ pub fn ramp(py: Python<'_>, start: u64, end: u64, before: Vec<f64>, after: Vec<f
     Ok(Mix::ramp(start..end, &before, &after))
 }
 
+impl Paths {
+    fn all(&self) -> &[PathBuf] {
+        match self {
+            Self::One(path) => std::slice::from_ref(path),
+            Self::Several(paths) => paths,
+        }
+    }
+}
+
 impl Source {
     pub fn of(kind: String, paths: Paths, given: &mut Given<'_>, code: &Arc<Code>) -> PyResult<Self> {
         Ok(Self {
             kind,
-            paths: match paths {
-                Paths::One(path) => vec![path],
-                Paths::Several(paths) => paths,
-            },
+            paths: paths.all().to_vec(),
             weights: given.take("weights")?,
             schedule: given.take("schedule")?,
             epoch_len: given.take("epoch_len")?,
@@ -286,11 +307,6 @@ impl Source {
             (None, None, Some(split)) => part(split, false)?,
             _ => return Err(config("subset, take and leave choose samples: only one of them at a time")),
         };
-        if order.is_some() && self.packed.is_some() {
-            return Err(config(
-                "weights cannot mix packed documents of several paths: leave out packed, or the weights",
-            ));
-        }
         Ok((self.wrapped(chosen, budget)?, order))
     }
 
@@ -317,6 +333,9 @@ impl Source {
                 Ok([only]) => (only, None),
                 Err(parts) => (Arc::new(Concat::new(parts)?), None),
             });
+        }
+        if let Some(packed) = &self.packed {
+            parts = packed.open(parts)?;
         }
         let mix = self.mix(parts, seed)?;
         let mix = self.epoch_len.into_iter().try_fold(mix, Mix::epoch_len)?;
@@ -346,8 +365,9 @@ impl Source {
         if let Some(place) = &self.seek_points {
             dataset = Arc::new(dataset.seekable(place)?);
         }
-        if let Some(packed) = &self.packed {
-            dataset = packed.open(dataset)?;
+        // Those of a mix are packed before.
+        if let Some(packed) = self.packed.as_ref().filter(|_| !self.is_mixed()) {
+            dataset = packed.open(vec![dataset])?.remove(0);
         }
         Ok(if self.in_memory == Some(true) { Arc::new(dataset.in_memory_within(budget)?) } else { dataset })
     }

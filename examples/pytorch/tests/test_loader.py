@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -291,13 +292,13 @@ def test_threads_may_share_an_epoch_and_drop_each_others_batches(records):
 # Interruptions
 
 
-def interrupted(call):
+def interrupted(call, waits=lambda: time.sleep(0.2)):
     """Ctrl-C while `call` waits."""
     begun = threading.Event()
 
     def press():
         begun.wait()
-        time.sleep(0.2)
+        waits()
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=press)
@@ -306,6 +307,14 @@ def interrupted(call):
         begun.set()
         call()
     thread.join()
+
+
+def test_ctrl_c_ends_an_opening_that_waits_for_a_store():
+    answered = []
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        url = f"http://127.0.0.1:{store.getsockname()[1]}/records.bin"
+        interrupted(lambda: feedline.Loader("records", url, record_bytes=8, batch_size=8),
+                    lambda: answered.append(store.accept()))
 
 
 def test_ctrl_c_ends_a_wait_and_no_batch_is_lost_by_it(records):

@@ -106,6 +106,29 @@ def test_packed_documents_have_the_loss_of_single_ones(corpus):
     assert abs(flat - single) < 1e-6 * single
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_packed_corpora_are_mixed(corpus, kept):
+    path, _ = corpus
+    settings = {"documents": 1000, "batch_size": 5, "shard": None, "device": "cpu", "shuffle": 3, "ids": True}
+    own = {"tokens": LONG, "longer": "split", "padding": 7}
+
+    def files(kind, count):
+        return {kind: [path.with_suffix(f".{kind}{number}") for number in range(count)]}
+
+    rows = files("rows", 2) if kept else {}
+    mix = fn.megatron([path, path], packed={**own, **files("bins", 2), **rows}, weights=[3, 1], epoch_len=80, **settings)
+    single = [row.tobytes() for batch in fn.megatron(path, packed={**own, "bins": path.with_suffix(".bins0")}, **settings)
+              for row in np.asarray(batch["tokens"])]
+    mixed = [(sample, row.tobytes()) for batch in mix for sample, row in zip(np.asarray(batch["ids"]), np.asarray(batch["tokens"]))]
+    first = {row for sample, row in mixed if sample < len(single)}
+    assert len(mixed) == 80 and sum(sample < len(single) for sample, _ in mixed) == 60
+    assert first <= set(single) and {row for _, row in mixed} <= set(single)
+    with pytest.raises(Error, match="1 bins, and 2 are needed: one file for each path of a mix"):
+        len(fn.megatron([path, path], packed={**own, **files("bins", 1)}, weights=[3, 1], **settings))
+    with pytest.raises(Error, match="2 bins, and 1 are needed"):
+        len(fn.megatron([path, path], packed={**own, **files("bins", 2)}, **settings))
+
+
 def test_wrong_settings_of_packed_are_named(corpus):
     path, _ = corpus
     with pytest.raises(TypeError, match="packed: no setting longr; there are tokens, bins"):

@@ -270,6 +270,8 @@ def test_a_folder_carries_the_reports_of_ranks_and_names_missing_ones(data, tmp_
     # So did a job of another size.
     old.write_text(json.dumps({**report, "report": {**report["report"], "world": 8}}))
     assert own.across(tmp_path / "ranks")["missing"] == [0, 1]
+    with pytest.raises(feedline.errors.ConfigError, match="another loader of this process reports in"):
+        loader(data).across(tmp_path / "ranks")
     (tmp_path / "ranks/rank-1.json").write_text("{}")
     with pytest.raises(ValueError, match="rank-1.json: no report of a rank"):
         own.across(tmp_path / "ranks")

@@ -43,8 +43,8 @@ class Packed(TypedDict, total=False):
 
     tokens: int
     """Tokens of a row."""
-    bins: Path
-    """The file of the plan; it is made if it is missing."""
+    bins: Path | Sequence[Path]
+    """The file of the plan; it is made if it is missing. In a mix: one for each path."""
     field: str | None
     """The field of the documents; "tokens" by default."""
     key: int | None
@@ -55,8 +55,8 @@ class Packed(TypedDict, total=False):
     """Most documents of a row; one for each 16 tokens by default, and at least 64."""
     padding: int | None
     """The token of the padding; 0 by default."""
-    rows: Path | None
-    """A file that keeps the rows, too, so that each is one read; it is made if it is missing, as large as the tokens. It has no
+    rows: Path | Sequence[Path] | None
+    """A file, in a mix one for each path, that keeps the rows, too, so that each is one read; it is made if it is missing, as large as the tokens. It has no
     checksums, and is not made anew if only the middle of the documents' files changes. A state of a run without it does not fit."""
 
 
@@ -750,9 +750,9 @@ class Loader(_Native, Generic[Out]):
         """One view of all ranks of a job: which ones hold the others up, by how much, and because of which stage.
 
         Called by all processes behind the same step. `by` carries a report of less than 4 KiB from each to all: None
-        (torch.distributed's default group), a process group, a communicator of mpi4py, or a folder that all share. In a folder no
-        process waits for another: it reads what is there. Reports that are a minute older than its own, from before its start, or of
-        a job with another number of processes do not count.
+        (torch.distributed's default group), a process group, a communicator of mpi4py, or a folder that all share, one for each
+        loader. In a folder no process waits for another: it reads what is there. Reports that are a minute older than its own, from
+        before its start, or of a job with another number of processes do not count.
 
         `text` is a table and a sentence; `late` None or a dict of `ranks`, `host` (where they are all of a machine), `cost_ns` a
         step, `share` of it, `cause`, `without_core` (a CPU quota kept their own threads from a core, too) and `bad_share`; `compared` whether the

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,8 @@ def _advice(mesh: Any) -> str:
 
 # Seconds behind the own report from which on one in a folder counts as that of a dead process.
 _STALE = 60.0
+# The loader of this process that writes a file of a folder.
+_WRITERS: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
 # Reports of a folder from before belong to an earlier job.
 _STARTED = time.time()
 
@@ -143,7 +146,9 @@ def reports(loader: Any, by: Any) -> list[str]:
 def _in_folder(loader: Any, folder: Path) -> list[str]:
     number, count = loader._launched()
     folder.mkdir(parents=True, exist_ok=True)
-    own, now = folder / f"rank-{number}.json", time.time()
+    own, now = folder.resolve() / f"rank-{number}.json", time.time()
+    if _WRITERS.setdefault(own, loader) is not loader:
+        raise ConfigError(f"across: another loader of this process reports in {folder}: give each loader a folder of its own")
     # Renamed, so that nobody reads half of it.
     new = own.with_suffix(f".{os.getpid()}.new")
     new.write_text(json.dumps({"at": now, "report": json.loads(loader._rank_report(number, count))}))

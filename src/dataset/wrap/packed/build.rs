@@ -6,7 +6,7 @@ use super::table::{self, KIND, TableWriter};
 use super::{Packed, RECENT};
 use crate::dataset::parallel::by_threads;
 use crate::dataset::wrap::kept;
-use crate::dataset::{Dataset, no_field};
+use crate::dataset::{Dataset, Parts, no_field};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Key, Permutation};
 use crate::storage::sidefile::{Recent, SideWriter};
@@ -97,6 +97,8 @@ impl<D: Dataset> PackedBuilder<D> {
         let digest = kept::identity_of("packed", &self.inner).words(&settings);
         let order = self.key.map(|key| Permutation::new(self.inner.len(), Key::new(key).named("packed")));
         let documents = Documents { inner: self.inner, field, token_bytes: dtype.size() as u64, size, long: self.long };
+        // Kept bins do not tell whether these documents can be packed.
+        documents.part(0, None, &mut Parts::new())?;
         let place = index.as_ref();
         let fill = |out: &mut SideWriter| pack(&documents, order.as_ref(), out, place);
         let (file, origin) =
