@@ -2,9 +2,11 @@
 
 use super::contract::{Dataset, field_bytes, frames};
 use super::sample;
-#[cfg(feature = "image")]
-use super::wrap::Seekable;
 use super::wrap::{Checked, InMemory, Measured, PackedBuilder, Subset};
+#[cfg(feature = "image")]
+use super::wrap::{Seekable, picture_sizes::picture_sizes};
+#[cfg(feature = "image")]
+use crate::decode::Image;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::available;
 use crate::setting::Setting;
@@ -138,6 +140,17 @@ pub trait DatasetExt: Dataset + Sized {
         };
         let located = |error: Error, sample| error.in_stage(Stage::Index).with_sample(sample);
         (0..self.len()).map(|sample| length(sample).map_err(|error| located(error, sample))).collect()
+    }
+
+    /// Width and height of the picture of every sample in the field `field`, as `image` decodes it: upright, if that is
+    /// [set](Image::exif_orientation). For [`Image::groups`] and [`Image::patch_counts`]. The file `index` keeps them, in 8 bytes
+    /// per sample; the first call reads everything once to make it, on all cores. A damaged picture has 1 × 1 pixels.
+    ///
+    /// Errors: [`ErrorKind::Config`] for a field without pictures; file system errors, and those of an `index` as of
+    /// [`measured`](Self::measured).
+    #[cfg(feature = "image")]
+    fn picture_sizes(&self, field: &str, image: &Image, index: impl AsRef<Path>) -> Result<Vec<(u32, u32)>> {
+        picture_sizes(self, field, image, index.as_ref())
     }
 
     /// Adds the [lengths](Self::lengths) of fields whose index has none. The file `index` keeps them, in 4 bytes per sample

@@ -243,3 +243,32 @@ fn a_large_file_of_lengths_takes_no_memory() {
     let right = bytes.chunks(2).map(|record| head_len(record) as u64);
     assert!(measured.lengths("head").unwrap().into_iter().eq(right));
 }
+
+#[cfg(feature = "image")]
+#[test]
+fn sizes_and_patches_of_pictures_are_those_of_their_batches() {
+    use crate::common::got::Got;
+    use feedline::dataset::{Images, Records};
+    use feedline::decode::Image;
+    let (dir, folder) = (Dir::new(), concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/images"));
+    for upright in [false, true] {
+        let image = || Image::patches(7, 20).exif_orientation(upright);
+        let (dataset, place) = (Images::open(folder).unwrap(), dir.path(&format!("sizes {upright}")));
+        let sizes = dataset.picture_sizes("image", &image(), &place).unwrap();
+        assert_eq!(dataset.picture_sizes("image", &image(), &place).unwrap(), sizes, "from the file");
+        let error = dataset.picture_sizes("image", &image().exif_orientation(!upright), &place).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
+        let counts = image().patch_counts(sizes.iter().copied()).unwrap();
+        let got = Got::epoch(&build(Loader::builder(dataset).batch_size(100).decode(image())), 0).remove(0);
+        let numbers = |name: &str| bytemuck::pod_collect_to_vec::<u8, u32>(got.bytes(name));
+        let (own, grids) = (numbers("image.size"), numbers("image.grid"));
+        assert_eq!(sizes, own.chunks(2).map(|size| (size[1], size[0])).collect::<Vec<_>>());
+        assert_eq!(counts, grids.chunks(2).map(|grid| u64::from(grid[0] * grid[1])).collect::<Vec<_>>());
+    }
+    let records = Records::builder(1).open_bytes([0; 4]).unwrap();
+    let error = records.picture_sizes("record", &Image::resize(8, 8), dir.path("none")).unwrap_err();
+    assert!(error.to_string().contains("sizes are of pictures"), "{error}");
+    let error = Image::resize(8, 8).patch_counts([(1, 1)]).unwrap_err();
+    assert!(error.to_string().contains("no patches"), "{error}");
+    assert_eq!(Image::patches(7, 20).patch_counts([(9, 1), (0, 1)]).unwrap_err().site().sample, Some(1));
+}

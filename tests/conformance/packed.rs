@@ -203,6 +203,75 @@ proptest! {
     }
 }
 
+/// Documents in this order, one after the other, in rows of `room` tokens and at most `most` documents.
+fn concatenated(order: &[usize], lens: &[u64], room: u64, most: usize) -> Vec<Vec<Run>> {
+    let (mut rows, mut left) = (Vec::<Vec<Run>>::new(), 0);
+    for document in order {
+        let mut from = 0;
+        while from < lens[*document] {
+            if left == 0 || rows.last().is_some_and(|row| row.len() == most) {
+                rows.push(Vec::new());
+                left = room;
+            }
+            let to = lens[*document].min(from + left);
+            rows.last_mut().unwrap().push((*document, from..to));
+            (left, from) = (left - (to - from), to);
+        }
+    }
+    rows
+}
+
+proptest! {
+    #[test]
+    fn concatenated_documents_fill_rows_in_turn(
+        room in 1_u64..90, most in 1_usize..90, lens in prop::collection::vec(0_u64..200, 1..300), key in prop::option::of(0_u64..9),
+    ) {
+        prop_assume!(lens.iter().any(|len| *len > 0));
+        let dir = Dir::new();
+        let open = || {
+            let builder = builder(Documents::memory(&lens), room).documents_max(most).concatenated();
+            key.into_iter().fold(builder, PackedBuilder::shuffled).open(dir.path("bins")).unwrap()
+        };
+        let rows = plain(&open());
+        let mut order: Vec<usize> = rows.concat().iter().map(|(document, _)| *document).collect();
+        order.dedup();
+        prop_assert_eq!(&rows, &concatenated(&order, &lens, room, most));
+        order.sort_unstable();
+        prop_assert!(order.into_iter().eq((0..lens.len()).filter(|document| lens[*document] > 0)));
+        let again = open();
+        prop_assert!(!again.built() && plain(&again) == rows);
+        prop_assert_eq!((again.tokens(), again.cut_tokens()), (lens.iter().sum(), 0));
+        let several = rows.concat().iter().filter(|(document, range)| range.start == 0 && range.end < lens[*document]).count();
+        prop_assert_eq!(again.long_documents(), several as u64);
+    }
+}
+
+#[test]
+fn concatenated_documents_that_follow_each_other_are_one_read() {
+    let (dir, lens) = (Dir::new(), some_lens(3000, 90));
+    for (name, key) in [("in the file", None), ("shuffled", Some(1))] {
+        let open = || {
+            let builder = builder(Documents::file(&dir.path("documents"), &lens), 100).concatenated();
+            key.into_iter().fold(builder, PackedBuilder::shuffled).open(dir.path(name)).unwrap()
+        };
+        let right = plain(&open());
+        for (mode, direct) in had(READERS) {
+            let loader =
+                Loader::builder(open()).batch_size(7).tuning(|t| t.reader(mode).direct(direct)).build().unwrap();
+            assert!(
+                Got::epoch(&loader, 0).iter().flat_map(loaded).eq(right.iter().cloned()),
+                "{name} {mode:?} {direct:?}"
+            );
+            let (reads, rows) = (loader.snapshot().storage.counts.ops, open().len());
+            match mode {
+                Mode::Pread if key.is_none() => assert!(reads <= rows, "{reads} reads of {rows} rows"),
+                Mode::Pread => assert!(reads > 2 * rows, "{reads} reads of {rows} rows"),
+                _ => {}
+            }
+        }
+    }
+}
+
 fn some_lens(count: usize, most: u64) -> Vec<u64> {
     let mut draws = Draws::new(3, 0, 0, "lengths");
     (0..count).map(|_| draws.below(most) * draws.below(2)).collect()

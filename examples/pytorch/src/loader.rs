@@ -174,11 +174,17 @@ impl Loader {
         check(py, self.process)?;
         let dataset = self.recipe.opened.0.clone();
         let lengths = interruptible(py, move || dataset.lengths(&name))?.map_err(|error| exception(py, &error))?;
-        let write = |bytes: &mut [u8]| {
-            bytes.as_chunks_mut().0.iter_mut().zip(&lengths).for_each(|(place, len)| *place = len.to_ne_bytes());
-            Ok(())
-        };
-        PyByteArray::new_with(py, 8 * lengths.len(), write)
+        bytes_of(py, lengths.into_iter().map(u64::to_ne_bytes))
+    }
+
+    /// Height and width of the picture of all samples of the source, as the bytes of 32-bit numbers, the low ones first.
+    fn _picture_sizes<'py>(&self, py: Python<'py>, name: String, file: PathBuf) -> PyResult<Bound<'py, PyByteArray>> {
+        check(py, self.process)?;
+        let (dataset, image) = (self.recipe.opened.0.clone(), self.recipe.pictures.decoder(false));
+        let sizes = move || dataset.picture_sizes(&name, &image?, file);
+        let sizes = interruptible(py, sizes)?.map_err(|error| exception(py, &error))?;
+        let pair = |(width, height)| u64::from(height) | u64::from(width) << 32;
+        bytes_of(py, sizes.into_iter().map(|size| pair(size).to_le_bytes()))
     }
 
     /// Ids of the first `count` samples of an epoch, in the order of all ranks together.
@@ -433,6 +439,16 @@ impl Recipe {
     }
 }
 
+fn bytes_of<const N: usize>(
+    py: Python<'_>,
+    numbers: impl ExactSizeIterator<Item = [u8; N]>,
+) -> PyResult<Bound<'_, PyByteArray>> {
+    PyByteArray::new_with(py, N * numbers.len(), |bytes| {
+        bytes.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(place, number)| *place = number);
+        Ok(())
+    })
+}
+
 /// Calls what may read much of a dataset, on a thread of its own. Ctrl-C ends the wait; the thread then ends unseen, and a file
 /// that it makes is whole or not there.
 fn interruptible<T: Send + 'static>(py: Python<'_>, read: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
@@ -636,10 +652,14 @@ const GROUPS: usize = 64;
 fn groups(given: &mut Given<'_>, pictures: &Pictures) -> PyResult<(Option<Groups>, bool)> {
     let buckets = pictures.groups().map_err(|error| exception(given.py(), &error))?;
     let lengths: Option<Vec<u64>> = given.take("lengths")?;
+    let patches = pictures.patch_counts().map_err(|error| exception(given.py(), &error))?;
     let (bounds, trim): (Option<Bounds>, Option<Vec<String>>) = (given.take("bounds")?, given.take("trim")?);
     let (budget, multiple): (Option<u64>, Option<u64>) = (given.take("budget")?, given.take("multiple_of")?);
     let wrong = |words: &'static str| Err(PyValueError::new_err(words));
-    let made = match (lengths, buckets) {
+    if lengths.is_some() && patches.is_some() {
+        return wrong("lengths and sizes are two kinds of groups: say one");
+    }
+    let made = match (lengths.or(patches), buckets) {
         (Some(_), Some(_)) => return wrong("lengths and buckets are two kinds of groups: say one"),
         (None, Some(_)) if bounds.is_some() || trim.is_some() => return wrong("bounds and trim are for lengths"),
         (None, Some(buckets)) => Ok(buckets),
@@ -648,7 +668,7 @@ fn groups(given: &mut Given<'_>, pictures: &Pictures) -> PyResult<(Option<Groups
             Bounds::Count(count) => Groups::by_length(&lengths, count),
         },
         (None, None) if bounds.is_some() || trim.is_some() || budget.is_some() || multiple.is_some() => {
-            return wrong("bounds, budget, multiple_of and trim are for groups: say lengths, too");
+            return wrong("bounds, budget, multiple_of and trim are for groups: say lengths, or sizes of patches, too");
         }
         (None, None) => return Ok((None, false)),
     };

@@ -121,7 +121,11 @@ impl Packing {
             None => builder,
             Some("split") => builder.split(),
             Some("cut") => builder.cut(),
-            Some(other) => return Err(config(format!("packed: longer {other:?}; there are \"split\" and \"cut\""))),
+            Some("concatenate") => builder.concatenated(),
+            Some(other) => {
+                let message = format!("packed: longer {other:?}; there are \"split\", \"cut\" and \"concatenate\"");
+                return Err(config(message));
+            }
         };
         Ok(Arc::new(builder.open(&self.bins.all()[number])?))
     }
@@ -605,7 +609,7 @@ impl Pictures {
     }
 
     /// For training a random part and a flip; else the middle, as validation usually has it. Bytes in any case.
-    fn decoder(&self, random: bool) -> Result<Image> {
+    pub fn decoder(&self, random: bool) -> Result<Image> {
         let side = match (self.size, self.patches, &self.buckets) {
             (None, None, None) => {
                 return Err(config("the source has pictures: size (pixels of a side), patches or buckets is missing"));
@@ -665,9 +669,16 @@ impl Pictures {
         match (&self.buckets, &self.sizes) {
             (Some(buckets), Some(sizes)) => Image::buckets(turned(buckets)).groups(turned(sizes)).map(Some),
             (None, None) => Ok(None),
+            (None, Some(_)) if self.patches.is_some() => Ok(None),
             (Some(_), None) => Err(config("buckets need sizes, the (height, width) of every picture")),
-            (None, Some(_)) => Err(config("sizes are for buckets: say buckets, too")),
+            (None, Some(_)) => Err(config("sizes are for buckets and patches: say one of them, too")),
         }
+    }
+
+    /// The patches of each picture, to group by.
+    pub fn patch_counts(&self) -> Result<Option<Vec<u64>>> {
+        let sizes = self.sizes.as_deref().filter(|_| self.patches.is_some());
+        sizes.map(|sizes| self.decoder(false)?.patch_counts(turned(sizes))).transpose()
     }
 
     fn values(&self, image: Image) -> Result<Image> {

@@ -106,6 +106,14 @@ def test_packed_documents_have_the_loss_of_single_ones(corpus):
     assert abs(flat - single) < 1e-6 * single
 
 
+def test_concatenated_documents_fill_the_rows(corpus):
+    path, documents = corpus
+    rows = [row.copy() for batch in batches(path, longer="concatenate") for row in np.asarray(batch["tokens"])]
+    tokens = np.concatenate(documents)
+    assert len(rows) == -(-len(tokens) // LONG)
+    assert (np.concatenate(rows)[: len(tokens)] == tokens).all()
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_packed_corpora_are_mixed(corpus, kept):
     path, _ = corpus
@@ -145,7 +153,7 @@ def test_wrong_settings_of_packed_are_named(corpus):
     # Documents need not be asked for.
     whole = {"tokens": LONG, "bins": path.with_suffix(".whole"), "longer": "split"}
     assert len(fn.megatron(path, packed=whole)) > 0
-    with pytest.raises(Error, match='longer "drop"; there are "split" and "cut"'):
+    with pytest.raises(Error, match='longer "drop"; there are "split", "cut" and "concatenate"'):
         len(batches(path, longer="drop"))
-    with pytest.raises(Error, match="split or cut longer documents"):
+    with pytest.raises(Error, match="split, cut or concatenate longer ones"):
         len(batches(path, longer=None))

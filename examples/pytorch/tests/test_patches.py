@@ -89,6 +89,25 @@ def test_patches_are_cut_from_the_picture_that_pillow_scales(tmp_path, merge):
         assert np.array_equal(batch["image.positions"][number][: lens[number]], place)
 
 
+def test_batches_stay_within_a_budget_of_patches(tmp_path):
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    folder(pictures, some_sizes(200, 300))
+    settings = {"patches": (16, 64), "device": "cpu"}
+    sizes = fl.images(pictures, **settings).picture_sizes(tmp_path / "sizes")
+    both = ["image", "image.positions"]
+    loader = fl.images(pictures, sizes=sizes, bounds=8, trim=both, budget=256, shuffle=1, ids=True, **settings)
+    seen, widths = [], set()
+    for batch in loader:
+        rows, width = batch["image"].shape[:2]
+        assert rows * width <= 256 and batch["image.positions"].shape[:2] == (rows, width)
+        assert batch["image.lens"].max() <= width
+        seen, widths = seen + batch["ids"].tolist(), widths | {width}
+    assert sorted(seen) == list(range(200)) and len(widths) == 8
+    with pytest.raises(ValueError, match="lengths and sizes are two kinds of groups"):
+        fl.images(pictures, sizes=sizes, lengths=[1] * 200, **settings)
+
+
 def test_floats_and_planes_are_made_of_the_same_bytes(tmp_path):
     folder(tmp_path, [(97, 61), (16, 16)], noise=True)
     bytes_ = only(tmp_path, patches=(16, 40), batch_size=2)

@@ -14,7 +14,7 @@ Image = pytest.importorskip("PIL.Image")
 ImageOps = pytest.importorskip("PIL.ImageOps")
 
 import feedline.numpy as fl
-from feedline.errors import Error
+from feedline.errors import ChangedError, ConfigError, Error
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import compare
@@ -401,6 +401,30 @@ def shapes(tmp_path):
         (tmp_path / f"{number:02}.{kind.lower()}").write_bytes(saved(picture, kind))
         pictures.append(Image.open(tmp_path / f"{number:02}.{kind.lower()}"))
     return tmp_path, pictures, [(picture.height, picture.width) for picture in pictures]
+
+
+def test_sizes_of_pictures_are_pillows(tmp_path):
+    folder, place = tmp_path / "pictures", tmp_path / "sizes"
+    folder.mkdir()
+    rotated = Image.Exif()
+    rotated[0x0112] = 6
+    kinds = [{}, {"progressive": True}, {"exif": rotated}, {"format": "PNG"}, {"format": "WEBP"}, {"format": "GIF"}, {"format": "BMP"}]
+    for number, kind in enumerate(kinds):
+        picture = Image.new("RGB", (20 + number, 30 - number), (90, 120, 150))
+        picture.save(folder / f"{number}.jpg", **{"format": "JPEG", **kind})
+    for upright in (False, True):
+        pictures = [Image.open(folder / f"{number}.jpg") for number in range(len(kinds))]
+        pictures = [ImageOps.exif_transpose(picture) for picture in pictures] if upright else pictures
+        loader = fl.images(folder, size=8, device="cpu", exif_orientation=upright)
+        for _ in range(2):
+            sizes = loader.picture_sizes(place.with_suffix(f".{upright}"))
+            assert sizes.tolist() == [[picture.height, picture.width] for picture in pictures]
+    with pytest.raises(ChangedError, match="sizes of pictures of another dataset"):
+        loader.picture_sizes(place.with_suffix(".False"))
+    with pytest.raises(ConfigError, match="no field `label`; the dataset has image"):
+        loader.picture_sizes(place, "label")
+    (folder / "8.jpg").write_bytes(b"\xff\xd8\xff and no picture")
+    assert fl.images(folder, size=8, device="cpu").picture_sizes(place)[-1].tolist() == [1, 1]
 
 
 def test_pictures_fill_the_bucket_of_the_nearest_ratio(shapes):

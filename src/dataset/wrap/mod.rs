@@ -12,6 +12,8 @@ pub(crate) mod mix;
 pub(crate) mod packed;
 pub(crate) mod pass;
 #[cfg(feature = "image")]
+pub(crate) mod picture_sizes;
+#[cfg(feature = "image")]
 pub(crate) mod seekable;
 pub(crate) mod several;
 pub(crate) mod subset;

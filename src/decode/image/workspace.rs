@@ -103,6 +103,30 @@ impl Image {
     }
 }
 
+impl Image {
+    /// Width and height of a picture as it is decoded: of a JPEG by its header.
+    pub(crate) fn size_of(&self, input: &[u8]) -> Result<(u32, u32)> {
+        let Size { width, height } = match Format::of(input)? {
+            Format::Jpeg => {
+                let header = Header::parse(input)?;
+                let orientation = if self.orient { header.orientation(input) } else { Orientation::default() };
+                orientation.size(header.size())
+            }
+            _ => {
+                let (encoded, mut draws) = (Encoded { bytes: input, points: &[] }, Draws::new(0, 0, 0, PURPOSE));
+                let picture = Workspace::default().decode(encoded, self, self.limits, &mut draws, None)?;
+                picture.placed.picture
+            }
+        };
+        Ok((width, height))
+    }
+
+    /// Whether pictures are turned upright.
+    pub(crate) fn turns(&self) -> bool {
+        self.orient
+    }
+}
+
 impl Header {
     pub(super) fn size(&self) -> Size {
         Size::new(self.width, self.height)

@@ -49,8 +49,9 @@ class Packed(TypedDict, total=False):
     """The field of the documents; "tokens" by default."""
     key: int | None
     """Packs documents in an order shuffled by this key, in place of their own."""
-    longer: Literal["split", "cut"] | None
-    """What becomes of documents that are longer than a row; None: an error."""
+    longer: Literal["split", "cut", "concatenate"] | None
+    """What becomes of documents that are longer than a row; None: an error. "concatenate" puts all documents one after the other in
+    place of best fit: rows are full, and a document goes on in the next row, as a part with positions of its own."""
     documents_max: int | None
     """Most documents of a row; one for each 16 tokens by default, and at least 64."""
     padding: int | None
@@ -205,7 +206,8 @@ class Pictures(TypedDict, total=False):
 
     Field `image.geometry`: height and width of the picture, top and left of the part, height and width of the bucket."""
     sizes: Sequence[tuple[int, int]] | None
-    """For `buckets`: (height, width) of every sample, those that `subset` and the like leave. `budget` counts pixels."""
+    """(height, width) of every sample, of those that `subset` and the like leave: `loader.picture_sizes(file)` gives them. For `buckets`,
+    where `budget` counts pixels, and for `patches`, which it then groups by number, as by `lengths`: `budget` counts patches."""
     augment: bool | None
     """A random part and flip, or the middle. By default the first with `shuffle`. Patches: a random flip; by default none."""
     filter: Literal["nearest", "bilinear", "bicubic", "lanczos"] | None
@@ -503,7 +505,7 @@ class Loader(_Native, Generic[Out]):
         loader.drop_last = settings.get("last_batch") == "drop"
         loader._lanes = settings.get("lanes") or 1
         loader._is_env = settings["shard"] == "env"
-        loader._grouped = settings.get("lengths") is not None or settings.get("buckets") is not None
+        loader._grouped = settings.get("lengths") is not None or settings.get("sizes") is not None
         loader._fills_groups = loader._grouped and settings.get("last_batch") in (None, "pad")
         loader._opening = threading.Lock()
         if stops:
@@ -537,6 +539,15 @@ class Loader(_Native, Generic[Out]):
         import numpy
 
         return numpy.frombuffer(self._lengths(name), numpy.uint64)
+
+    def picture_sizes(self, file: Path, name: str = "image") -> numpy.ndarray:
+        """Height and width of the picture of every sample, of those that `subset` and the like leave: `sizes` for `buckets` and `patches`.
+
+        Read once, and kept in `file`. A damaged picture has 1 × 1 pixels.
+        """
+        import numpy
+
+        return numpy.frombuffer(self._picture_sizes(name, os.fspath(file)), "<u4").reshape(-1, 2)
 
     # Iteration
 

@@ -61,6 +61,13 @@ impl<D: Dataset> PackedBuilder<D> {
         self
     }
 
+    /// Concatenates the documents, in place of best fit: rows are full, and a document that reaches over the end of one goes on in
+    /// the next, as a part with positions of its own. Documents that follow each other in their file are then one read.
+    pub fn concatenated(mut self) -> Self {
+        self.long = Long::Concatenate;
+        self
+    }
+
     /// Sets the maximum number of documents of a row, and with it the shape of `cu_seqlens`. Default: one for each 16 tokens of
     /// the row, and at least 64; rows of shorter documents stay partly empty.
     pub fn documents_max(mut self, documents: usize) -> Self {
@@ -87,7 +94,7 @@ impl<D: Dataset> PackedBuilder<D> {
     ///
     /// Errors: [`ErrorKind::Config`] for an unknown field, one that has not one dimension or lies in frames or chunks, for
     /// impossible bins, and for an `index` that is another kind of file; [`ErrorKind::Shape`] for a document that is longer
-    /// than a bin, unless it is split or cut; [`ErrorKind::Changed`] for bins or rows of another dataset or of other settings;
+    /// than a bin, unless it is split, cut or concatenated; [`ErrorKind::Changed`] for bins or rows of another dataset or of other settings;
     /// [`ErrorKind::Empty`] without tokens; file system errors.
     pub fn open(self, index: impl AsRef<Path>) -> Result<Packed<D>> {
         let (field, dtype, size) = self.checked()?;
@@ -98,7 +105,7 @@ impl<D: Dataset> PackedBuilder<D> {
         let order = self.key.map(|key| Permutation::new(self.inner.len(), Key::new(key).named("packed")));
         let documents = Documents { inner: self.inner, field, token_bytes: dtype.size() as u64, size, long: self.long };
         // Kept bins do not tell whether these documents can be packed.
-        documents.part(0, None, &mut Parts::new())?;
+        documents.part(0, None, 0, &mut Parts::new())?;
         let place = index.as_ref();
         let fill = |out: &mut SideWriter| pack(&documents, order.as_ref(), out, place);
         let (file, origin) =

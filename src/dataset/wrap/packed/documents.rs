@@ -1,6 +1,6 @@
 //! Documents of a dataset, and their parts.
 
-use super::fit::{Bin, Item};
+use super::fit::{self, Bin, InTurn, Item};
 use super::table::{Counts, Group};
 use crate::dataset::{Dataset, Part, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -14,6 +14,8 @@ pub(super) enum Long {
     Refuse,
     Split,
     Cut,
+    /// All documents one after the other, split where a row ends.
+    Concatenate,
 }
 
 /// Maximum documents and parts of a group: 800 MB of them.
@@ -55,11 +57,13 @@ impl<D: Dataset> Documents<D> {
         Ok((extent, extent.len / self.token_bytes))
     }
 
-    /// The place of a document or its part in a bin, and its tokens. `None`: there is none, or none that fits.
+    /// The place of a document or its part in a bin with room for `left` tokens, and its tokens. `None`: there is none, or none
+    /// that fits.
     pub(super) fn part<'d>(
         &'d self,
         document: u64,
         part: Option<u32>,
+        left: u32,
         parts: &mut Parts<'d>,
     ) -> Result<Option<(Extent, u32)>> {
         if document >= self.inner.len() {
@@ -67,6 +71,10 @@ impl<D: Dataset> Documents<D> {
         }
         let ((extent, len), room) = (self.find(document, parts)?, u64::from(self.size.room));
         let (from, len) = match (part, self.long) {
+            (first, Long::Concatenate) => {
+                let from = u64::from(first.unwrap_or(0));
+                (from, len.saturating_sub(from).min(left.into()))
+            }
             (Some(part), _) => (u64::from(part) * room, room),
             (None, Long::Split) if len > room => (len - len % room, len % room),
             (None, Long::Cut) => (0, len.min(room)),
@@ -79,41 +87,49 @@ impl<D: Dataset> Documents<D> {
 
     /// Packs the documents at these positions of the order.
     pub(super) fn group(&self, positions: Range<u64>, order: Option<&Permutation>) -> Result<Group> {
-        let room = self.size.room;
+        let room = u64::from(self.size.room);
         let (mut items, mut counts, mut parts) = (Vec::new(), Counts::default(), Parts::new());
+        let mut in_turn = InTurn::default();
         for position in positions {
             let document = order.map_or(position, |order| order.get(position));
             let (_, len) = self.find(document, &mut parts)?;
-            let (whole, rest) = (len / u64::from(room), (len % u64::from(room)) as u32);
-            let item = |part, len| Item { document: document as u32, part, len };
+            let item = |part, len: u64| Item { document: document as u32, part, len: len as u32 };
             counts.documents += u64::from(len > 0);
             counts.empty += u64::from(len == 0);
-            if len <= u64::from(room) {
-                items.extend((len > 0).then(|| item(None, len as u32)));
-                continue;
-            }
-            counts.long += 1;
+            counts.long += u64::from(len > room && self.long != Long::Concatenate);
+            let failed = |kind, message| Err(Error::new(kind, Stage::Index, message).with_sample(document));
             match self.long {
-                Long::Refuse => {
-                    let message =
-                        format!("a document of {len} tokens in bins of {room}: split or cut longer documents");
-                    return Err(Error::new(ErrorKind::Shape, Stage::Index, message).with_sample(document));
+                Long::Split | Long::Concatenate if items.len() as u64 + len / room > PARTS_MAX => {
+                    let message = format!("documents in more than {PARTS_MAX} parts: take larger bins");
+                    return failed(ErrorKind::Limit, message);
                 }
+                Long::Concatenate if len > u64::from(u32::MAX) => {
+                    let message = format!("a document of {len} tokens; {} at most can be concatenated", u32::MAX);
+                    return failed(ErrorKind::Limit, message);
+                }
+                Long::Concatenate => {
+                    counts.long += u64::from(in_turn.put(document as u32, len, self.size, &mut items));
+                }
+                _ if len <= room => items.extend((len > 0).then(|| item(None, len))),
                 Long::Cut => {
-                    counts.cut += len - u64::from(room);
+                    counts.cut += len - room;
                     items.push(item(None, room));
                 }
                 Long::Split => {
-                    if items.len() as u64 + whole > PARTS_MAX {
-                        let message = format!("documents in more than {PARTS_MAX} parts: take larger bins");
-                        return Err(Error::new(ErrorKind::Limit, Stage::Index, message).with_sample(document));
-                    }
-                    let parts = whole as u32;
-                    items.extend((0..parts).map(|part| item(Some(part), room)));
-                    items.extend((rest > 0).then(|| item(None, rest)));
+                    items.extend((0..(len / room) as u32).map(|part| item(Some(part), room)));
+                    items.extend((len % room > 0).then(|| item(None, len % room)));
+                }
+                Long::Refuse => {
+                    let message =
+                        format!("a document of {len} tokens in bins of {room}: split, cut or concatenate longer ones");
+                    return failed(ErrorKind::Shape, message);
                 }
             }
         }
-        Ok(Group::new(&items, self.size, counts))
+        let bins = match self.long {
+            Long::Concatenate => in_turn.end(),
+            _ => fit::bins(&items, self.size),
+        };
+        Ok(Group::new(&items, bins, counts))
     }
 }

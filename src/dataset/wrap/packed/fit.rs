@@ -1,4 +1,4 @@
-//! Best fit, decreasing: pieces of documents into bins. Pure.
+//! Pieces of documents into bins: best fit, decreasing, or in turn. Pure.
 //!
 //! ```text
 //! pieces ──longest first──► the bin with the least room that holds the piece, else a new one
@@ -9,14 +9,15 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Item {
     pub(super) document: u32,
-    /// Number of the part among those that fill a bin alone; `None` for a whole document, or what its full parts leave.
+    /// Number of the part among those that fill a bin alone; `None` for a whole document, or what its full parts leave. Of
+    /// concatenated documents, the first token if it is not 0.
     pub(super) part: Option<u32>,
     /// Tokens, 1 … the bin's.
     pub(super) len: u32,
 }
 
 /// Size of a bin.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Bin {
     /// Tokens.
     pub(super) room: u32,
@@ -46,6 +47,39 @@ pub(super) fn bins(items: &[Item], size: Bin) -> (Vec<u32>, usize) {
         *bin = *name;
     }
     (bin_of, count as usize)
+}
+
+/// Bins that are filled in turn.
+#[derive(Default)]
+pub(super) struct InTurn {
+    bin_of: Vec<u32>,
+    bins: u32,
+    /// Tokens and items that the last bin still takes.
+    left: Bin,
+}
+
+impl InTurn {
+    /// Puts a document of `len` tokens into the last bin, and what does not fit into new ones. Returns whether it was split.
+    pub(super) fn put(&mut self, document: u32, len: u64, size: Bin, items: &mut Vec<Item>) -> bool {
+        let (mut from, first) = (0, items.len());
+        while from < len {
+            if self.left.room == 0 || self.left.most == 0 {
+                self.bins += 1;
+                self.left = size;
+            }
+            let taken = (len - from).min(self.left.room.into());
+            self.left = Bin { room: self.left.room - taken as u32, most: self.left.most - 1 };
+            self.bin_of.push(self.bins - 1);
+            items.push(Item { document, part: (from > 0).then_some(from as u32), len: taken as u32 });
+            from += taken;
+        }
+        items.len() > first + 1
+    }
+
+    /// As [`bins`].
+    pub(super) fn end(self) -> (Vec<u32>, usize) {
+        (self.bin_of, self.bins as usize)
+    }
 }
 
 /// Bins with room left: by their room, a stack of bins, and a tree of bits over the rooms with a bin.

@@ -1,14 +1,15 @@
-//! Packed documents: whole documents in rows of one length, by best fit, once.
+//! Packed documents: documents in rows of one length, by best fit or concatenated, once.
 //!
 //! ```text
-//! documents ──key──► groups ──threads: best fit──► table of bins (side file)
+//! documents ──key──► groups ──threads: best fit, or in turn──► table of bins (side file)
 //! bin ──table──► documents ──inner──► extents, one after the other in the row `tokens`, then padding
 //!                   └──► lengths ──open──► positions, documents, cu_seqlens, max_seqlen (nothing is read)
 //! rows file, if asked for: the rows one after the other │ "feedrows" │ identity 8; then a row is one extent of it
 //! ```
 //!
 //! A sample is a bin, so order, ranks, resume and `len` are as for any dataset. The files stay as they are.
-//! A row costs a read for each document, unless rows are kept in a file of their own.
+//! A row costs a read for each document that does not follow the one before it in the file, unless rows are kept in a file of
+//! their own.
 //!
 //! Limits: fewer than 2^31 documents; bins of at most 2^22 tokens; documents lie in their files unchanged, with lengths in
 //! the index. Memory: some 30 bytes for each document, and each part of a split one, of a group, of which at most 8 are
@@ -90,7 +91,7 @@ impl<D: Dataset> Packed<D> {
         self.counts.tokens
     }
 
-    /// Number of documents that were longer than a bin.
+    /// Number of documents that were longer than a bin; concatenated, of those in several rows.
     pub fn long_documents(&self) -> u64 {
         self.counts.long
     }
@@ -113,7 +114,7 @@ impl<D: Dataset> Packed<D> {
             Error::new(ErrorKind::Changed, Stage::Read, message)
         };
         let found = table::items(&self.file, bin, |document, part| {
-            let (extent, len) = self.documents.part(document, part, &mut parts)?.ok_or_else(changed)?;
+            let (extent, len) = self.documents.part(document, part, left, &mut parts)?.ok_or_else(changed)?;
             left = left.checked_sub(len).ok_or_else(changed)?;
             check.add(len);
             out.push((extent, len));
@@ -200,12 +201,17 @@ impl<D: Dataset> Dataset for Packed<D> {
         } else {
             let mut filled = 0;
             self.with(sample, |documents| {
-                for (extent, _) in documents {
+                let follow = |a: &(Extent, u32), b: &(Extent, u32)| {
+                    a.0.source == b.0.source && a.0.offset + a.0.len == b.0.offset
+                };
+                // Those that follow each other are one read.
+                for run in documents.chunk_by(follow) {
+                    place = Extent { len: run.iter().map(|(extent, _)| extent.len).sum(), ..run[0].0 };
                     match filled {
-                        0 => parts.extent(0, *extent),
-                        _ => parts.append(0, *extent),
+                        0 => parts.extent(0, place),
+                        _ => parts.append(0, place),
                     }
-                    (filled, place) = (filled + extent.len as usize, *extent);
+                    filled += place.len as usize;
                 }
             })?;
             if filled < self.padding.len() {
@@ -235,6 +241,7 @@ impl<D: Dataset> Dataset for Packed<D> {
             Long::Refuse => String::new(),
             Long::Split => format!(", {long} longer ones split"),
             Long::Cut => format!(", {long} longer ones cut by {cut} tokens"),
+            Long::Concatenate => format!(", {long} of them in several rows"),
         };
         format!(
             "{bins} bins of {room} tokens, {filled:.2} % full, with {documents} documents{long}, {empty} empty ones left out, \

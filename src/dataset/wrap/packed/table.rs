@@ -5,12 +5,13 @@
 //! STARTS:  offset of each block
 //! COUNTS:  the counts of the packing
 //! head:    number of words 16 │ check of the lengths 16
-//! word:    1 │ document 31, then the part: a part that fills the bin;    0 │ document 31: the whole document, or its rest
+//! word:    1 │ document 31, then the part: one that fills the bin;    0 │ document 31: the whole document, or its rest
+//!          concatenated: the part is the first token, and the bin's end is that of its last document
 //! ```
 //!
 //! Some 4 bytes for each document and 4 for each bin. A look at a bin reads its block's start, heads and words.
 
-use super::fit::{self, Bin, Item};
+use super::fit::{Bin, Item};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::sidefile::{SideKind, SideWriter, Sidefile};
 
@@ -36,7 +37,7 @@ pub(super) struct Counts {
     pub(super) tokens: u64,
     /// Documents without tokens.
     pub(super) empty: u64,
-    /// Documents that were cut or split.
+    /// Documents that were cut or split, or, concatenated, reach over a row's end.
     pub(super) long: u64,
     /// Tokens cut off.
     pub(super) cut: u64,
@@ -64,9 +65,8 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Packs the items. `counts` has those of the documents.
-    pub(super) fn new(items: &[Item], size: Bin, counts: Counts) -> Self {
-        let (bin_of, bins) = fit::bins(items, size);
+    /// The items in their bins. `counts` has those of the documents.
+    pub(super) fn new(items: &[Item], (bin_of, bins): (Vec<u32>, usize), counts: Counts) -> Self {
         let words_of = |item: &Item| 1 + u32::from(item.part.is_some());
         let (mut places, mut sizes) = (vec![0_u32; bins + 1], vec![0_u64; bins]);
         for (item, bin) in items.iter().zip(&bin_of) {
