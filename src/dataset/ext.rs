@@ -144,7 +144,8 @@ pub trait DatasetExt: Dataset + Sized {
 
     /// Width and height of the picture of every sample in the field `field`, as `image` decodes it: upright, if that is
     /// [set](Image::exif_orientation). For [`Image::groups`] and [`Image::patch_counts`]. The file `index` keeps them, in 8 bytes
-    /// per sample; the first call reads everything once to make it, on all cores. A damaged picture has 1 × 1 pixels.
+    /// per sample; the first call reads everything once to make it, on all cores. A picture with a damaged header has
+    /// 1 × 1 pixels.
     ///
     /// Errors: [`ErrorKind::Config`] for a field without pictures; file system errors, and those of an `index` as of
     /// [`measured`](Self::measured).

@@ -157,6 +157,7 @@ pub(crate) use fingerprint::Fingerprint;
 pub(crate) use format::images::{self, EXTENSIONS};
 pub use format::*;
 pub(crate) use parallel::parallel;
+pub use parallel::stoppable;
 pub use parts::Parts;
 pub(crate) use parts::{Part, lie, opens_bytes, placed, unframed, within_opened};
 pub use wrap::*;

@@ -1,12 +1,45 @@
 //! Parallel work while a dataset is opened.
 
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::stop::Stop;
 use crate::storage::is_url;
 use crate::sync::Hold;
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
 const THREADS_MAX: usize = 32;
+
+thread_local!(static STOP: RefCell<Option<Stop>> = const { RefCell::new(None) });
+
+/// Calls `open` on this thread; its passes over data end with [`ErrorKind::Cancelled`] soon after `stop` is requested, and leave no
+/// file behind. Single requests to a store go on to their end.
+///
+/// ```
+/// # use feedline::{ErrorKind, Stop, dataset::{DatasetExt, Records, stoppable}};
+/// let stop = Stop::new();
+/// stop.request(); // elsewhere
+/// # let (bytes, file) = ([0; 64], std::env::temp_dir().join(format!("feedline-stop-{}", std::process::id())));
+/// let dataset = Records::builder(8).open_bytes(bytes)?;
+/// let error = stoppable(&stop, || dataset.checked(&file)).unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::Cancelled);
+/// # assert!(!file.exists());
+/// # Ok::<(), feedline::Error>(())
+/// ```
+pub fn stoppable<T>(stop: &Stop, open: impl FnOnce() -> T) -> T {
+    let before = STOP.replace(Some(stop.clone()));
+    let out = open();
+    STOP.set(before);
+    out
+}
+
+/// Errors: [`ErrorKind::Cancelled`] once the opening that this thread works for is to stop.
+pub(super) fn goes_on() -> Result<()> {
+    match STOP.with_borrow(|stop| stop.as_ref().is_some_and(Stop::requested)) {
+        true => Err(Error::new(ErrorKind::Cancelled, Stage::Index, "the opening was stopped")),
+        false => Ok(()),
+    }
+}
 
 /// Applies `f` to every item, on threads that end before the call returns. The first error (in order) wins; no item is
 /// begun after an error.
@@ -47,17 +80,22 @@ where
         let mut left = left.hold();
         if left.1 { None } else { left.0.next() }
     };
+    let stop = STOP.with_borrow(Clone::clone);
     let work = || {
         let mut out = Vec::new();
         while let Some((index, item)) = next() {
-            let done = f(index, item);
+            let done = goes_on().and_then(|()| f(index, item));
             left.hold().1 |= done.is_err();
             out.push((index, done));
         }
         out
     };
+    let helper = || {
+        STOP.set(stop.clone());
+        work()
+    };
     let mut done: Vec<(usize, Result<R>)> = std::thread::scope(|scope| {
-        let handles: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let handles: Vec<_> = (1..threads).map(|_| scope.spawn(helper)).collect();
         let mut done = work();
         for handle in handles {
             done.extend(handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));

@@ -1,6 +1,7 @@
 //! Reads single samples and chunks by plain calls, without a loader: to look at data, to verify it, to make checksums.
 
 use super::contract::{Dataset, Framed, Sizes, frames, member};
+use super::parallel::goes_on;
 use super::{ChunkBuf, Part, Parts, placed, within_opened};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, caught, caught_in};
@@ -170,6 +171,7 @@ impl<'d> Plain<'d> {
     /// As `fill`, behind the bytes that are there.
     fn append(&mut self, extent: &Extent) -> Result<()> {
         let (sources, start) = (self.dataset.sources(), self.bytes.len());
+        goes_on()?;
         sources.check(extent)?;
         self.bytes.resize(start + extent.len as usize, 0);
         let opened = match self.open.take() {

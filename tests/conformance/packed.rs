@@ -4,11 +4,12 @@ use crate::common::got::Got;
 use crate::common::{Dir, READERS, had};
 use feedline::dataset::{
     Concat, Dataset, DatasetExt, Framed, Megatron, Packed, PackedBuilder, Parts, Records, Sizes, TfRecord, Tokens,
+    stoppable,
 };
 use feedline::order::Draws;
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{Error, ErrorKind, LastBatch, Loader, Order, Rank, Result};
+use feedline::{Error, ErrorKind, LastBatch, Loader, Order, Rank, Result, Stop};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -37,8 +38,7 @@ fn token(document: usize, at: u64) -> u32 {
 impl Documents {
     fn of(sources: Sources, lens: &[u64]) -> Self {
         let schema = vec![EncodedField::raw(Field::up_to("tokens", DType::U32, 1 << 20))];
-        let start = |at: usize| lens[..at].iter().sum();
-        let starts = (0..lens.len()).map(start).collect();
+        let starts = lens.iter().scan(0, |end, len| Some(std::mem::replace(end, *end + len))).collect();
         Self { sources: Arc::new(sources), schema, lens: Arc::new(lens.to_vec()), starts }
     }
 
@@ -247,6 +247,15 @@ proptest! {
 }
 
 #[test]
+fn concatenated_rows_are_full_over_groups_of_documents() {
+    let lens: Vec<u64> = (0..150_000).map(|document| document % 3).collect();
+    let packed = builder(Documents::memory(&lens), 500).documents_max(500).concatenated();
+    let packed = packed.open(Dir::new().path("bins")).unwrap();
+    let rows: Vec<u8> = (0..packed.len()).flat_map(|bin| packed.read_sample(bin).unwrap().swap_remove(0)).collect();
+    assert!(packed.len() == 300 && rows == bytes(&lens));
+}
+
+#[test]
 fn concatenated_documents_that_follow_each_other_are_one_read() {
     let (dir, lens) = (Dir::new(), some_lens(3000, 90));
     for (name, key) in [("in the file", None), ("shuffled", Some(1))] {
@@ -359,10 +368,13 @@ fn a_file_of_rows_holds_their_tokens_and_serves_only_its_bins() {
     let again = packed().open(&bins).unwrap();
     assert!(again.describe().contains("rows in") && again.identity() == first.identity());
     let changed = "not the rows of these bins";
-    for other in [&whole[..whole.len() - 16], &whole[1..], &[&whole[..], &[0]].concat(), b"my notes", b""] {
-        std::fs::write(&rows, other).unwrap();
-        refused(packed().open(&bins), ErrorKind::Changed, changed);
+    std::fs::write(&rows, &whole[1..]).unwrap();
+    refused(packed().open(&bins), ErrorKind::Changed, changed);
+    for foreign in [&whole[..whole.len() - 16], &[&whole[..], &[0]].concat(), b"my notes", b""] {
+        std::fs::write(&rows, foreign).unwrap();
+        refused(packed().open(&bins), ErrorKind::Config, "not a file of rows; it is not overwritten");
     }
+    refused(packed().open(&rows), ErrorKind::Config, "bins and rows in one file: name two");
     std::fs::write(&rows, &whole).unwrap();
     let key = builder(Documents::memory(&lens), 100).shuffled(3).rows(&rows);
     refused(key.open(dir.path("other bins")), ErrorKind::Changed, changed);
@@ -517,6 +529,50 @@ fn documents_of_other_lengths_than_packed_are_an_error_on_reading() {
     let loader = Loader::builder(packed).build().unwrap();
     let error = Got::try_epoch(&loader, 0).unwrap_err();
     assert!(error.kind() == ErrorKind::Changed && error.site().sample.is_some(), "{error}");
+}
+
+/// Documents of which one stops the opening.
+struct Stops(Documents, Stop);
+
+impl Dataset for Stops {
+    fn schema(&self) -> &[EncodedField] {
+        self.0.schema()
+    }
+
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn sources(&self) -> &Arc<Sources> {
+        self.0.sources()
+    }
+
+    fn sizes(&self) -> Sizes {
+        self.0.sizes()
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        if sample == 70_000 {
+            self.1.request();
+        }
+        self.0.extents(sample, parts)
+    }
+}
+
+#[test]
+fn an_opening_that_is_stopped_leaves_no_file() {
+    let (dir, lens) = (Dir::new(), vec![1; 200_000]);
+    for pass in 0..3 {
+        let (documents, stop) = (Documents::memory(&lens), Stop::new());
+        let documents = Stops(documents, stop.clone());
+        let error = stoppable(&stop, || match pass {
+            0 => documents.packed("tokens", 100).open(dir.path("bins")).err(),
+            1 => documents.packed("tokens", 100).concatenated().open(dir.path("bins")).err(),
+            _ => documents.checked(dir.path("sums")).err(),
+        });
+        assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::Cancelled), "pass {pass}");
+        assert!(std::fs::read_dir(dir.path("")).unwrap().next().is_none(), "pass {pass}");
+    }
 }
 
 /// A dataset that appends as it is told.

@@ -95,6 +95,7 @@ fn legal(name: &str) -> Option<&'static str> {
         "subset" | "indices" | "weights" | "keep" | "columns" | "trim" => "give a list",
         "lengths" => "give a list of whole numbers, such as loader.lengths(NAME)",
         "packed" => "give a dict with tokens and bins",
+        "bins" => "give a path, in a mix a list of them",
         "buckets" | "sizes" => "give a list of (height, width)",
         "bounds" => "give a list, or a number of groups",
         "ragged" => "give a list, or a dict from field to the most bytes of a batch",

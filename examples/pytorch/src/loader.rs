@@ -6,7 +6,7 @@ use crate::python::{self, Code, Declared};
 use crate::source::{Opened, Paths, Pictures, Source};
 use crate::stream::Handle;
 use crate::tensor::Tensor;
-use feedline::dataset::DatasetExt;
+use feedline::dataset::{DatasetExt, stoppable};
 use feedline::device::DeviceKind;
 use feedline::dlpack::Tensors;
 use feedline::order::Groups;
@@ -180,8 +180,8 @@ impl Loader {
     /// Height and width of the picture of all samples of the source, as the bytes of 32-bit numbers, the low ones first.
     fn _picture_sizes<'py>(&self, py: Python<'py>, name: String, file: PathBuf) -> PyResult<Bound<'py, PyByteArray>> {
         check(py, self.process)?;
-        let (dataset, image) = (self.recipe.opened.0.clone(), self.recipe.pictures.decoder(false));
-        let sizes = move || dataset.picture_sizes(&name, &image?, file);
+        let (dataset, image) = (self.recipe.opened.0.clone(), self.recipe.pictures.upright());
+        let sizes = move || dataset.picture_sizes(&name, &image, file);
         let sizes = interruptible(py, sizes)?.map_err(|error| exception(py, &error))?;
         let pair = |(width, height)| u64::from(height) | u64::from(width) << 32;
         bytes_of(py, sizes.into_iter().map(|size| pair(size).to_le_bytes()))
@@ -449,21 +449,26 @@ fn bytes_of<const N: usize>(
     })
 }
 
-/// Calls what may read much of a dataset, on a thread of its own. Ctrl-C ends the wait; the thread then ends unseen, and a file
-/// that it makes is whole or not there.
+/// Calls what may read much of a dataset, on a thread of its own. Ctrl-C ends the wait, and the thread soon after it.
 fn interruptible<T: Send + 'static>(py: Python<'_>, read: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
     let caller = std::thread::current();
     let done = Arc::new(AtomicBool::new(false));
-    let ended = done.clone();
+    let (ended, stop) = (done.clone(), Stop::new());
+    let own = stop.clone();
     let thread = std::thread::Builder::new().name("feedline-open".into()).spawn(move || {
-        let out = read();
+        let out = stoppable(&own, read);
         ended.store(true, Ordering::Release);
         caller.unpark();
         out
     })?;
     while !done.load(Ordering::Acquire) && !thread.is_finished() {
         py.detach(|| std::thread::park_timeout(LOOK));
-        py.check_signals()?;
+        if let Err(signal) = py.check_signals() {
+            stop.request();
+            // It ends at once, and with it the file that it was making; but not if a store does not answer.
+            py.detach(|| std::thread::park_timeout(LOOK));
+            return Err(signal);
+        }
     }
     Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
 }

@@ -57,43 +57,33 @@ pub struct Source {
     in_memory: Option<bool>,
 }
 
-/// Rows of whole documents.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
+/// Rows of documents.
 struct Packing {
     tokens: usize,
     bins: Paths,
-    #[pyo3(default)]
     field: Option<String>,
-    #[pyo3(default)]
     key: Option<u64>,
-    #[pyo3(default)]
     longer: Option<String>,
-    #[pyo3(default)]
     documents_max: Option<usize>,
-    #[pyo3(default)]
     padding: Option<u64>,
-    #[pyo3(default)]
     rows: Option<Paths>,
 }
 
 impl Packing {
-    const KEYS: [&str; 8] = ["tokens", "bins", "field", "key", "longer", "documents_max", "padding", "rows"];
-
-    fn of(given: &Py<PyDict>) -> PyResult<Self> {
-        Python::attach(|py| {
-            let given = given.bind(py);
-            for name in given.keys() {
-                if !Self::KEYS.contains(&name.extract::<String>()?.as_str()) {
-                    let message = format!("packed: no setting {name}; there are {}", Self::KEYS.join(", "));
-                    return Err(PyTypeError::new_err(message));
-                }
-            }
-            if let Some(name) = ["tokens", "bins"].into_iter().find(|name| !given.contains(name).unwrap_or(false)) {
-                return Err(PyTypeError::new_err(format!("packed: {name} is missing")));
-            }
-            given.extract()
-        })
+    fn of(packed: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let mut given = Given::new(packed.py(), Some(packed))?;
+        let missing = |name| PyTypeError::new_err(format!("packed: {name} is missing"));
+        let packing = Self {
+            tokens: given.take("tokens")?.ok_or_else(|| missing("tokens"))?,
+            bins: given.take("bins")?.ok_or_else(|| missing("bins"))?,
+            field: given.take("field")?,
+            key: given.take("key")?,
+            longer: given.take("longer")?,
+            documents_max: given.take("documents_max")?,
+            padding: given.take("padding")?,
+            rows: given.take("rows")?,
+        };
+        given.finish().map(|()| packing)
     }
 
     /// Packs each dataset by itself, with its own files.
@@ -243,7 +233,7 @@ impl Source {
             lengths_file: given.take("lengths_file")?,
             checked: given.take("checked")?,
             seek_points: given.take("seek_points")?,
-            packed: given.take::<Py<PyDict>>("packed")?.map(|packed| Packing::of(&packed)).transpose()?,
+            packed: given.take::<Py<PyDict>>("packed")?.map(|own| Packing::of(own.bind(given.py()))).transpose()?,
             in_memory: given.take("in_memory")?,
         })
     }
@@ -609,7 +599,7 @@ impl Pictures {
     }
 
     /// For training a random part and a flip; else the middle, as validation usually has it. Bytes in any case.
-    pub fn decoder(&self, random: bool) -> Result<Image> {
+    fn decoder(&self, random: bool) -> Result<Image> {
         let side = match (self.size, self.patches, &self.buckets) {
             (None, None, None) => {
                 return Err(config("the source has pictures: size (pixels of a side), patches or buckets is missing"));
@@ -662,6 +652,11 @@ impl Pictures {
             (Some((side, least)), _) => image.merge(side, least),
             (None, enlarge) => image.enlarge(enlarge.unwrap_or(false)),
         })
+    }
+
+    /// A decoder of pictures that stand as these do.
+    pub fn upright(&self) -> Image {
+        Image::resize(1, 1).exif_orientation(self.exif_orientation)
     }
 
     /// The groups of an order by `buckets`.

@@ -139,10 +139,14 @@ def test_packed_corpora_are_mixed(corpus, kept):
 
 def test_wrong_settings_of_packed_are_named(corpus):
     path, _ = corpus
-    with pytest.raises(TypeError, match="packed: no setting longr; there are tokens, bins"):
+    with pytest.raises(TypeError, match="there is no setting 'longr'"):
         batches(path, longr="cut")
     with pytest.raises(TypeError, match="packed: bins is missing"):
         fn.megatron(path, packed={"tokens": LONG})
+    with pytest.raises(Error, match="padding=-1: out of range"):
+        batches(path, padding=-1)
+    with pytest.raises(TypeError, match="bins=3: give a path, in a mix a list of them"):
+        batches(path, bins=3)
     with pytest.raises(TypeError, match="packed=512: give a dict with tokens and bins"):
         fn.megatron(path, packed=512)
     for settings in ({"seq_len": 9}, {"next_token": True}):

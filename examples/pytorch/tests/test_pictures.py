@@ -424,7 +424,10 @@ def test_sizes_of_pictures_are_pillows(tmp_path):
     with pytest.raises(ConfigError, match="no field `label`; the dataset has image"):
         loader.picture_sizes(place, "label")
     (folder / "8.jpg").write_bytes(b"\xff\xd8\xff and no picture")
-    assert fl.images(folder, size=8, device="cpu").picture_sizes(place)[-1].tolist() == [1, 1]
+    (folder / "9.jpg").write_bytes(b"")
+    sizes = fl.images(folder, size=8, device="cpu", max_pixels=9).picture_sizes(place)
+    assert sizes[:-2].tolist() == [[picture.height, picture.width] for picture in map(Image.open, sorted(folder.glob("[0-7].jpg")))]
+    assert sizes[-2:].tolist() == [[1, 1]] * 2
 
 
 def test_pictures_fill_the_bucket_of_the_nearest_ratio(shapes):

@@ -272,6 +272,11 @@ def test_a_folder_carries_the_reports_of_ranks_and_names_missing_ones(data, tmp_
     assert own.across(tmp_path / "ranks")["missing"] == [0, 1]
     with pytest.raises(feedline.errors.ConfigError, match="another loader of this process reports in"):
         loader(data).across(tmp_path / "ranks")
+    (tmp_path / "other/rank-2.json").mkdir(parents=True)
+    for one in (own, loader(data)):
+        with pytest.raises(IsADirectoryError):
+            one.across(tmp_path / "other")
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["rank-2.json"]
     (tmp_path / "ranks/rank-1.json").write_text("{}")
     with pytest.raises(ValueError, match="rank-1.json: no report of a rank"):
         own.across(tmp_path / "ranks")

@@ -63,7 +63,9 @@ pub(crate) fn pass<R: Send>(
 fn intact<T>(done: Result<T>) -> Result<Option<T>> {
     match done {
         Ok(done) => Ok(Some(done)),
-        Err(error) if matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated | ErrorKind::Limit) => Ok(None),
-        Err(error) => Err(error),
+        Err(error) => match error.kind() {
+            ErrorKind::Decode | ErrorKind::Truncated | ErrorKind::Limit | ErrorKind::Empty => Ok(None),
+            _ => Err(error),
+        },
     }
 }

@@ -1,8 +1,7 @@
 //! Sizes of all pictures, made by one pass over the data and kept in a side file.
 //!
-//! The file has one section: width and height of each sample's picture, 4 bytes each. Of a JPEG the pass parses the header
-//! alone; other formats it decodes. Invariants: those of `super::kept`. A picture that is damaged has 1 × 1 pixels; the
-//! loader reports it.
+//! The file has one section: width and height of each sample's picture, 4 bytes each, as its header says. Invariants: those of
+//! `super::kept`. A picture with a damaged header has 1 × 1 pixels; the loader reports it.
 
 use crate::dataset::wrap::kept;
 use crate::dataset::wrap::pass::{Rows, pass};

@@ -2,7 +2,7 @@
 
 use super::geometry::{Placed, Rect, Size};
 use super::settings::{Image, Op};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, config};
 use crate::order::Groups;
 
 impl Image {
@@ -47,16 +47,24 @@ impl Image {
     /// Errors: [`ErrorKind::Config`] without buckets, and for a side of 0, naming the sample; [`ErrorKind::Limit`] for more than
     /// 2^32 samples.
     pub fn groups(&self, sizes: impl IntoIterator<Item = (u32, u32)>) -> Result<Groups> {
-        let config = |message: &str| Error::new(ErrorKind::Config, Stage::Build, message);
-        let buckets =
-            self.buckets.as_deref().ok_or_else(|| config("pictures of one size have no groups: give buckets"))?;
+        let lacking = || config("pictures of one size have no groups: give buckets");
+        let buckets = self.buckets.as_deref().ok_or_else(lacking)?;
         self.check()?;
-        let group = |(sample, (width, height)): (u64, (u32, u32))| match width.min(height) {
-            0 => Err(config(&format!("a picture of {width}x{height} pixels")).with_sample(sample)),
-            _ => Ok(nearest(buckets, Size::new(width, height)) as u8),
+        let numbers = of_sizes(sizes, |size| nearest(buckets, size) as u8)?;
+        Groups::of_lengths(numbers.into(), &buckets.iter().map(|size| size.pixels()).collect::<Vec<_>>())
+    }
+
+    /// Patches of pictures of these sizes (width, height), which
+    /// [`picture_sizes`](crate::dataset::DatasetExt::picture_sizes) knows: lengths for [`Groups::by_length`], with a budget of
+    /// patches.
+    ///
+    /// Errors: [`ErrorKind::Config`] without [patches](Self::patches), and for a side of 0, naming the sample.
+    pub fn patch_counts(&self, sizes: impl IntoIterator<Item = (u32, u32)>) -> Result<Vec<u64>> {
+        let Op::Patches(patches) = self.op else {
+            return Err(config("these pictures have no patches: take `Image::patches`"));
         };
-        let numbers = (0..).zip(sizes).map(group).collect::<Result<_>>()?;
-        Groups::of_lengths(numbers, &buckets.iter().map(|size| size.pixels()).collect::<Vec<_>>())
+        self.check()?;
+        of_sizes(sizes, |size| patches.output(size).pixels() / u64::from(patches.size).pow(2))
     }
 
     /// The decoder for pictures of one group; `None` without buckets.
@@ -88,6 +96,15 @@ fn nearest(buckets: &[Size], picture: Size) -> usize {
     let distance = |bucket: &Size| (ratio(bucket) - ratio(&picture)).abs();
     let nearer = |a: &(usize, &Size), b: &(usize, &Size)| distance(a.1).total_cmp(&distance(b.1));
     buckets.iter().enumerate().min_by(nearer).map_or(0, |(number, _)| number)
+}
+
+/// A number of each picture, by its size (width, height). Errors: [`ErrorKind::Config`] for a side of 0, naming the sample.
+fn of_sizes<T>(sizes: impl IntoIterator<Item = (u32, u32)>, number: impl Fn(Size) -> T) -> Result<Vec<T>> {
+    let of = |(sample, (width, height)): (u64, (u32, u32))| match width.min(height) {
+        0 => Err(config(format!("a picture of {width}x{height} pixels")).with_sample(sample)),
+        _ => Ok(number(Size::new(width, height))),
+    };
+    (0..).zip(sizes).map(of).collect()
 }
 
 /// The row of the field of the geometry.

@@ -30,6 +30,21 @@ pub(super) fn decode(format: Format, input: &[u8], room: &mut Room<'_>) -> Resul
     }
 }
 
+/// The size of the decoded picture, by the header.
+pub(super) fn size(format: Format, input: &[u8]) -> Result<Size> {
+    let (reader, refused) = (Cursor::new(input), |error| refused(format, error));
+    let (width, height) = match format {
+        Format::Png => PngDecoder::with_limits(reader, allowance(SCRATCH)).map_err(refused)?.dimensions(),
+        Format::WebP => WebPDecoder::new(reader).map_err(refused)?.dimensions(),
+        Format::Gif => return gif_frame(input).map(|(.., size)| size),
+        _ => BmpDecoder::new(reader).map_err(refused)?.dimensions(),
+    };
+    match Size::new(width, height) {
+        size if size.pixels() == 0 => Err(Error::decode(format!("{} of {width}x{height} pixels", format.name()))),
+        size => Ok(size),
+    }
+}
+
 /// The number at `at`, little-endian; 0 behind the end.
 fn u32_at(input: &[u8], at: usize) -> u32 {
     input.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |number| u32::from_le_bytes(*number))
@@ -83,35 +98,45 @@ fn first_frame(input: &[u8]) -> Option<(u32, u32, Vec<u8>)> {
     Some((left, top, [b"RIFF".as_slice(), &length.to_le_bytes(), b"WEBP", &header, frame].concat()))
 }
 
-/// Decodes the first frame of a GIF. As in Pillow, the canvas grows to hold it, and has elsewhere the transparent colour,
-/// or the first one of the palette.
-fn gif(input: &[u8], room: &mut Room<'_>) -> Result<Size> {
-    let damaged = |error: gif::DecodingError| Error::decode("damaged GIF").with_source(error.to_string());
+/// The first frame of a GIF, and the size of its canvas, which grows to hold it.
+fn gif_frame(input: &[u8]) -> Result<(gif::Decoder<&[u8]>, gif::Frame<'static>, Size)> {
     let mut options = gif::DecodeOptions::new();
     options.allow_unknown_blocks(true);
-    let mut decoder = options.read_info(input).map_err(damaged)?;
-    let screen = Size::new(decoder.width().into(), decoder.height().into());
+    let mut decoder = options.read_info(input).map_err(damaged_gif)?;
     check_blocks(input)?;
-    let frame = decoder.next_frame_info().map_err(damaged)?.ok_or_else(|| Error::decode("GIF without a picture"))?;
-    let (left, top, elsewhere) =
-        (u32::from(frame.left), u32::from(frame.top), usize::from(frame.transparent.unwrap_or(0)));
-    let own = Size::new(frame.width.into(), frame.height.into());
-    let size = Size::new(screen.width.max(left + own.width), screen.height.max(top + own.height));
-    if own.pixels() == 0 {
-        return Err(Error::decode(format!("GIF of {}x{} pixels", own.width, own.height)));
+    let frame = decoder.next_frame_info().map_err(damaged_gif)?.cloned();
+    let frame = frame.ok_or_else(|| Error::decode("GIF without a picture"))?;
+    if frame.width == 0 || frame.height == 0 {
+        return Err(Error::decode(format!("GIF of {}x{} pixels", frame.width, frame.height)));
     }
+    let side = |screen: u16, start: u16, own: u16| u32::from(screen).max(u32::from(start) + u32::from(own));
+    let width = side(decoder.width(), frame.left, frame.width);
+    let size = Size::new(width, side(decoder.height(), frame.top, frame.height));
+    Ok((decoder, frame, size))
+}
+
+fn damaged_gif(error: gif::DecodingError) -> Error {
+    Error::decode("damaged GIF").with_source(error.to_string())
+}
+
+/// Decodes the first frame of a GIF. As in Pillow, the canvas has elsewhere the transparent colour, or the first one of the
+/// palette.
+fn gif(input: &[u8], room: &mut Room<'_>) -> Result<Size> {
+    let (mut decoder, frame, size) = gif_frame(input)?;
+    let (left, top, elsewhere) = (frame.left, frame.top, usize::from(frame.transparent.unwrap_or(0)));
+    let own = Size::new(frame.width.into(), frame.height.into());
     // Colours beyond the palette are black.
     let mut palette = [[0; 3]; 256];
-    let colours = decoder.palette().map_err(damaged)?.as_chunks::<3>().0;
+    let colours = decoder.palette().map_err(damaged_gif)?.as_chunks::<3>().0;
     palette.iter_mut().zip(colours).for_each(|(entry, colour)| *entry = *colour);
     let all = 3 * size.pixels();
     let (pixels, indices) = room.take(size, all + own.pixels(), SCRATCH)?.split_at_mut(all as usize);
-    decoder.read_into_buffer(indices).map_err(damaged)?;
+    decoder.read_into_buffer(indices).map_err(damaged_gif)?;
     let pixels = pixels.as_chunks_mut::<3>().0;
     pixels.fill(palette[elsewhere]);
-    let rows = pixels.chunks_exact_mut(size.width as usize).skip(top as usize);
+    let rows = pixels.chunks_exact_mut(size.width as usize).skip(top.into());
     for (row, indices) in rows.zip(indices.chunks_exact(own.width as usize)) {
-        let pairs = row[left as usize..].iter_mut().zip(indices);
+        let pairs = row[usize::from(left)..].iter_mut().zip(indices);
         pairs.for_each(|(pixel, index)| *pixel = palette[usize::from(*index)]);
     }
     Ok(size)

@@ -27,8 +27,7 @@ mod tests;
 
 use super::geometry::Size;
 use super::resize::SIDE_MAX;
-use super::settings::{Image, Op};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, Result};
 use crate::memory::Row;
 use crate::tensor::{DType, Field};
 
@@ -63,25 +62,6 @@ pub(super) struct Tiles {
     pub(super) tile: Size,
     /// Tiles come in blocks of this side, those of a block one after the other.
     pub(super) block: u32,
-}
-
-impl Image {
-    /// Patches of pictures of these sizes (width, height), which [`picture_sizes`](crate::dataset::DatasetExt::picture_sizes) knows:
-    /// lengths for [`Groups`](crate::order::Groups::by_length), with a budget of patches.
-    ///
-    /// Errors: [`ErrorKind::Config`] without [patches](Self::patches), and for a side of 0, naming the sample.
-    pub fn patch_counts(&self, sizes: impl IntoIterator<Item = (u32, u32)>) -> Result<Vec<u64>> {
-        let refused = |message| Error::new(ErrorKind::Config, Stage::Build, message);
-        let Op::Patches(patches) = self.op else {
-            return Err(refused("these pictures have no patches: take `Image::patches`".into()));
-        };
-        self.check()?;
-        let count = |(sample, (width, height)): (u64, (u32, u32))| match width.min(height) {
-            0 => Err(refused(format!("a picture of {width}x{height} pixels")).with_sample(sample)),
-            _ => Ok(patches.output(Size::new(width, height)).pixels() / u64::from(patches.size).pow(2)),
-        };
-        (0..).zip(sizes).map(count).collect()
-    }
 }
 
 impl Patches {

@@ -104,7 +104,7 @@ impl Image {
 }
 
 impl Image {
-    /// Width and height of a picture as it is decoded: of a JPEG by its header.
+    /// Width and height of a picture as it is decoded, by its header.
     pub(crate) fn size_of(&self, input: &[u8]) -> Result<(u32, u32)> {
         let Size { width, height } = match Format::of(input)? {
             Format::Jpeg => {
@@ -112,11 +112,7 @@ impl Image {
                 let orientation = if self.orient { header.orientation(input) } else { Orientation::default() };
                 orientation.size(header.size())
             }
-            _ => {
-                let (encoded, mut draws) = (Encoded { bytes: input, points: &[] }, Draws::new(0, 0, 0, PURPOSE));
-                let picture = Workspace::default().decode(encoded, self, self.limits, &mut draws, None)?;
-                picture.placed.picture
-            }
+            format => other::size(format, input)?,
         };
         Ok((width, height))
     }

@@ -51,7 +51,8 @@ class Packed(TypedDict, total=False):
     """Packs documents in an order shuffled by this key, in place of their own."""
     longer: Literal["split", "cut", "concatenate"] | None
     """What becomes of documents that are longer than a row; None: an error. "concatenate" puts all documents one after the other in
-    place of best fit: rows are full, and a document goes on in the next row, as a part with positions of its own."""
+    place of best fit: rows are full, unless `documents_max` ends them, and a document goes on in the next row, as a part with
+    positions of its own."""
     documents_max: int | None
     """Most documents of a row; one for each 16 tokens by default, and at least 64."""
     padding: int | None
@@ -543,7 +544,7 @@ class Loader(_Native, Generic[Out]):
     def picture_sizes(self, file: Path, name: str = "image") -> numpy.ndarray:
         """Height and width of the picture of every sample, of those that `subset` and the like leave: `sizes` for `buckets` and `patches`.
 
-        Read once, and kept in `file`. A damaged picture has 1 × 1 pixels.
+        Read once, and kept in `file`. A picture with a damaged header has 1 × 1 pixels.
         """
         import numpy
 

@@ -151,8 +151,13 @@ def _in_folder(loader: Any, folder: Path) -> list[str]:
         raise ConfigError(f"across: another loader of this process reports in {folder}: give each loader a folder of its own")
     # Renamed, so that nobody reads half of it.
     new = own.with_suffix(f".{os.getpid()}.new")
-    new.write_text(json.dumps({"at": now, "report": json.loads(loader._rank_report(number, count))}))
-    new.replace(own)
+    try:
+        new.write_text(json.dumps({"at": now, "report": json.loads(loader._rank_report(number, count))}))
+        new.replace(own)
+    except OSError:
+        new.unlink(missing_ok=True)
+        del _WRITERS[own]
+        raise
     found = [_report(path) for path in folder.glob("rank-*.json")]
     oldest = max(now - _STALE, min(now, _STARTED))
     return [json.dumps(report) for at, report in found if at >= oldest and report["world"] == count]

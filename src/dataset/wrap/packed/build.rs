@@ -1,7 +1,7 @@
 //! Settings of packed documents, and the packing.
 
 use super::documents::{Documents, Long};
-use super::fit::Bin;
+use super::fit::{Bin, InTurn};
 use super::table::{self, KIND, TableWriter};
 use super::{Packed, RECENT};
 use crate::dataset::parallel::by_threads;
@@ -10,8 +10,10 @@ use crate::dataset::{Dataset, Parts, no_field};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Key, Permutation};
 use crate::storage::sidefile::{Recent, SideWriter};
+use crate::sync::Hold;
 use crate::tensor::{DType, EncodedField, Field};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 /// Maximum tokens of a bin.
 const ROOM_MAX: usize = 1 << 22;
@@ -107,6 +109,10 @@ impl<D: Dataset> PackedBuilder<D> {
         // Kept bins do not tell whether these documents can be packed.
         documents.part(0, None, 0, &mut Parts::new())?;
         let place = index.as_ref();
+        if self.rows.as_deref() == Some(place) {
+            let message = "bins and rows in one file: name two";
+            return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(place));
+        }
         let fill = |out: &mut SideWriter| pack(&documents, order.as_ref(), out, place);
         let (file, origin) =
             kept::open_or_make(place, (KIND, "bins"), digest.end(), |file| table::fits(file, size), fill)?;
@@ -187,10 +193,16 @@ fn pack<D: Dataset>(
     // A group has many bins, of which the last ones are not full.
     let step = u64::from(documents.size.room).saturating_mul(16).clamp(1 << 16, 1 << 19);
     let starts: Vec<u64> = (0..len.div_ceil(step)).map(|group| group * step).collect();
+    // A bin that is filled in turn depends on those before.
+    let (in_turn, is_in_turn) = (Mutex::new(InTurn::default()), documents.long == Long::Concatenate);
+    let threads = if is_in_turn { 1 } else { threads.min(THREADS_MAX) };
     let mut writer = TableWriter::default();
     for some in starts.chunks(TOGETHER) {
-        let group = |_, start: &u64| documents.group(*start..(start + step).min(len), order);
-        for group in by_threads(threads.min(THREADS_MAX), some, group)? {
+        let group = |_, start: &u64| match (*start..(start + step).min(len), is_in_turn) {
+            (positions, true) => documents.concatenate(positions, order, &mut in_turn.hold()),
+            (positions, false) => documents.group(positions, order),
+        };
+        for group in by_threads(threads, some, group)? {
             writer.add(&group, out).map_err(failed)?;
         }
     }

@@ -85,51 +85,76 @@ impl<D: Dataset> Documents<D> {
         Ok(fits.then_some((Extent { offset: extent.offset + offset, len: bytes, ..extent }, len as u32)))
     }
 
-    /// Packs the documents at these positions of the order.
+    /// Packs the documents at these positions of the order, by best fit.
     pub(super) fn group(&self, positions: Range<u64>, order: Option<&Permutation>) -> Result<Group> {
         let room = u64::from(self.size.room);
         let (mut items, mut counts, mut parts) = (Vec::new(), Counts::default(), Parts::new());
-        let mut in_turn = InTurn::default();
         for position in positions {
-            let document = order.map_or(position, |order| order.get(position));
-            let (_, len) = self.find(document, &mut parts)?;
-            let item = |part, len: u64| Item { document: document as u32, part, len: len as u32 };
-            counts.documents += u64::from(len > 0);
-            counts.empty += u64::from(len == 0);
-            counts.long += u64::from(len > room && self.long != Long::Concatenate);
-            let failed = |kind, message| Err(Error::new(kind, Stage::Index, message).with_sample(document));
+            let (document, len) = self.at(position, order, &mut counts, &mut parts)?;
+            let item = |part, len: u64| Item { document, part, len: len as u32 };
+            counts.long += u64::from(len > room);
             match self.long {
-                Long::Split | Long::Concatenate if items.len() as u64 + len / room > PARTS_MAX => {
-                    let message = format!("documents in more than {PARTS_MAX} parts: take larger bins");
-                    return failed(ErrorKind::Limit, message);
-                }
-                Long::Concatenate if len > u64::from(u32::MAX) => {
-                    let message = format!("a document of {len} tokens; {} at most can be concatenated", u32::MAX);
-                    return failed(ErrorKind::Limit, message);
-                }
-                Long::Concatenate => {
-                    counts.long += u64::from(in_turn.put(document as u32, len, self.size, &mut items));
-                }
                 _ if len <= room => items.extend((len > 0).then(|| item(None, len))),
                 Long::Cut => {
                     counts.cut += len - room;
                     items.push(item(None, room));
                 }
                 Long::Split => {
+                    self.check_parts(document, items.len(), len)?;
                     items.extend((0..(len / room) as u32).map(|part| item(Some(part), room)));
                     items.extend((len % room > 0).then(|| item(None, len % room)));
                 }
-                Long::Refuse => {
+                Long::Refuse | Long::Concatenate => {
                     let message =
                         format!("a document of {len} tokens in bins of {room}: split, cut or concatenate longer ones");
-                    return failed(ErrorKind::Shape, message);
+                    return Err(Error::new(ErrorKind::Shape, Stage::Index, message).with_sample(document.into()));
                 }
             }
         }
-        let bins = match self.long {
-            Long::Concatenate => in_turn.end(),
-            _ => fit::bins(&items, self.size),
-        };
+        Ok(Group::new(&items, fit::bins(&items, self.size), counts))
+    }
+
+    /// Puts the documents at these positions behind those before. The last bin stays open, unless these are the last ones.
+    pub(super) fn concatenate(
+        &self,
+        positions: Range<u64>,
+        order: Option<&Permutation>,
+        in_turn: &mut InTurn,
+    ) -> Result<Group> {
+        let (mut counts, mut parts, last) = (Counts::default(), Parts::new(), positions.end == self.inner.len());
+        for position in positions {
+            let (document, len) = self.at(position, order, &mut counts, &mut parts)?;
+            self.check_parts(document, in_turn.len(), len)?;
+            counts.long += u64::from(in_turn.put(document, len, self.size));
+        }
+        let (items, bins) = in_turn.take(last);
         Ok(Group::new(&items, bins, counts))
+    }
+
+    /// The document at a position of the order, which is counted, and its tokens.
+    fn at<'d>(
+        &'d self,
+        position: u64,
+        order: Option<&Permutation>,
+        counts: &mut Counts,
+        parts: &mut Parts<'d>,
+    ) -> Result<(u32, u64)> {
+        let document = order.map_or(position, |order| order.get(position));
+        let (_, len) = self.find(document, parts)?;
+        counts.documents += u64::from(len > 0);
+        counts.empty += u64::from(len == 0);
+        Ok((document as u32, len))
+    }
+
+    /// Errors: [`ErrorKind::Limit`] for a document of too many tokens or parts, beside `items`.
+    fn check_parts(&self, document: u32, items: usize, len: u64) -> Result<()> {
+        let message = match len / u64::from(self.size.room) {
+            parts if items as u64 + parts > PARTS_MAX => {
+                format!("documents in more than {PARTS_MAX} parts: take larger bins")
+            }
+            _ if len > u64::from(u32::MAX) => format!("a document of {len} tokens; {} at most can be split", u32::MAX),
+            _ => return Ok(()),
+        };
+        Err(Error::new(ErrorKind::Limit, Stage::Index, message).with_sample(document.into()))
     }
 }

@@ -52,6 +52,7 @@ pub(super) fn bins(items: &[Item], size: Bin) -> (Vec<u32>, usize) {
 /// Bins that are filled in turn.
 #[derive(Default)]
 pub(super) struct InTurn {
+    items: Vec<Item>,
     bin_of: Vec<u32>,
     bins: u32,
     /// Tokens and items that the last bin still takes.
@@ -60,25 +61,40 @@ pub(super) struct InTurn {
 
 impl InTurn {
     /// Puts a document of `len` tokens into the last bin, and what does not fit into new ones. Returns whether it was split.
-    pub(super) fn put(&mut self, document: u32, len: u64, size: Bin, items: &mut Vec<Item>) -> bool {
-        let (mut from, first) = (0, items.len());
+    pub(super) fn put(&mut self, document: u32, len: u64, size: Bin) -> bool {
+        let (mut from, first) = (0, self.items.len());
         while from < len {
-            if self.left.room == 0 || self.left.most == 0 {
+            if self.is_full() {
                 self.bins += 1;
                 self.left = size;
             }
             let taken = (len - from).min(self.left.room.into());
             self.left = Bin { room: self.left.room - taken as u32, most: self.left.most - 1 };
             self.bin_of.push(self.bins - 1);
-            items.push(Item { document, part: (from > 0).then_some(from as u32), len: taken as u32 });
+            self.items.push(Item { document, part: (from > 0).then_some(from as u32), len: taken as u32 });
             from += taken;
         }
-        items.len() > first + 1
+        self.items.len() > first + 1
     }
 
-    /// As [`bins`].
-    pub(super) fn end(self) -> (Vec<u32>, usize) {
-        (self.bin_of, self.bins as usize)
+    fn is_full(&self) -> bool {
+        self.left.room == 0 || self.left.most == 0
+    }
+
+    /// Takes the items of full bins, and with `all` also those of the last one; then as [`bins`].
+    pub(super) fn take(&mut self, all: bool) -> (Vec<Item>, (Vec<u32>, usize)) {
+        let is_open = |bin: &u32| !all && !self.is_full() && bin + 1 == self.bins;
+        let full = self.bin_of.partition_point(|bin| !is_open(bin));
+        let rest = self.items.split_off(full);
+        let bins = self.bins - u32::from(!rest.is_empty());
+        self.bin_of.truncate(full);
+        let bin_of = std::mem::replace(&mut self.bin_of, vec![0; rest.len()]);
+        self.bins = u32::from(!rest.is_empty());
+        (std::mem::replace(&mut self.items, rest), (bin_of, bins as usize))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.items.len()
     }
 }
 

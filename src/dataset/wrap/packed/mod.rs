@@ -15,7 +15,7 @@
 //! the index. Memory: some 30 bytes for each document, and each part of a split one, of a group, of which at most 8 are
 //! packed at once; then the side file, which is read in place, and the bins looked up last.
 //!
-//! Invariants: every document that is not empty is in exactly one bin, or with `split` every part of it. Documents stand
+//! Invariants: every document that is not empty is in exactly one bin, or every part of a split one. Documents stand
 //! in a row in the order of the key. The same documents, key and settings give the same table, on any number of threads.
 
 mod build;
@@ -48,14 +48,14 @@ const DOCUMENTS: usize = 2;
 const ENDS: usize = 3;
 const LONGEST: usize = 4;
 
-/// Whole documents in rows of one length; made by [`DatasetExt::packed`](crate::dataset::DatasetExt::packed).
+/// Documents in rows of one length; made by [`DatasetExt::packed`](crate::dataset::DatasetExt::packed).
 ///
 /// Fields of a row of `L` tokens, all of documents in one order:
 ///
 /// | field | shape | |
 /// |---|---|---|
 /// | `tokens` (as it is called) | `[L]` | documents one after the other, then padding |
-/// | `positions` | `[L]` i32 | place of a token in its document, or in a split document's part; 0 in padding |
+/// | `positions` | `[L]` i32 | place of a token in its document, or in the document's part in this row; 0 in padding |
 /// | `documents` | `[L]` i32 | number of a token's document within the row; -1 in padding |
 /// | `cu_seqlens` | `[D + 1]` i32, `D` = [`documents_max`](PackedBuilder::documents_max) | 0, then the end of each document; the last end repeats, as documents of no token: what varlen attention takes |
 /// | `max_seqlen` | `[]` i32 | tokens of the longest document of the row |

@@ -32,10 +32,17 @@ impl<D: Dataset> Packed<D> {
             opened => opened?,
         };
         let (meta, len) = (blob.look()?, self.counts.bins * self.row_bytes());
-        if blob.len() != len + end.len() as u64 || blob.read(len, end.len() as u64, "the end of the rows")? != end {
-            let message =
-                "not the rows of these bins and documents: delete the file to write it again, or name another file";
-            return Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(place));
+        let own = end.len() as u64;
+        let found = blob.read(blob.len().saturating_sub(own), own.min(blob.len()), "the end of the rows")?;
+        if blob.len() != len + own || found != end {
+            let (kind, message) = match found.starts_with(&END) {
+                true => (
+                    ErrorKind::Changed,
+                    "not the rows of these bins and documents: delete the file to write it again, or name another file",
+                ),
+                false => (ErrorKind::Config, "not a file of rows; it is not overwritten: name another file"),
+            };
+            return Err(Error::new(kind, Stage::Index, message).with_path(place));
         }
         let mut sources = Sources::new();
         sources.add(&place, &meta)?;
