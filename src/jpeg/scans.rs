@@ -577,7 +577,7 @@ fn ac_first<const STRICT: bool>(
             next = next.min(63);
         }
         let value = (value << low) as i16;
-        *filled |= u64::from(value != 0) << next;
+        *filled = *filled & !(1 << next) | u64::from(value != 0) << next;
         if let Some(block) = &mut block {
             block[usize::from(ZIGZAG[next])] = value;
         }

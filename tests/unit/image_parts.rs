@@ -536,7 +536,7 @@ mod turbo {
         let mut paths: Vec<_> = files.map(|entry| entry.unwrap().path()).collect();
         paths.retain(|path| path.extension().is_some_and(|end| end == "jpg"));
         // Damaged: strict decoders refuse it.
-        let damaged = ["fill-in-data.jpg", "lines.jpg", "long-fill.jpg", "lost-scan.jpg"];
+        let damaged = ["fill-in-data.jpg", "lines.jpg", "long-fill.jpg", "lost-scan.jpg", "overwritten.jpg"];
         paths.retain(|path| !damaged.iter().any(|name| path.ends_with(name)));
         paths.sort();
         paths.iter().map(|path| (path.display().to_string(), std::fs::read(path).unwrap())).collect()
