@@ -61,7 +61,7 @@ impl Image {
     /// Errors: [`ErrorKind::Config`] without [patches](Self::patches), and for a side of 0, naming the sample.
     pub fn patch_counts(&self, sizes: impl IntoIterator<Item = (u32, u32)>) -> Result<Vec<u64>> {
         let Op::Patches(patches) = self.op else {
-            return Err(config("these pictures have no patches: take `Image::patches`"));
+            return Err(config("these pictures have one size and no patches"));
         };
         self.check()?;
         of_sizes(sizes, |size| patches.output(size).pixels() / u64::from(patches.size).pow(2))
