@@ -97,6 +97,7 @@ ARGUMENTS = {
     "set_epoch": (1,),
     "varies": ("record",),
     "lengths": ("record",),
+    "picture_sizes": ("sizes",),
     "resume": (b"{}",),
     "load_state_dict": ({},),
     "estimate": (1.0,),
