@@ -216,7 +216,7 @@ def test_batches_of_similar_length_have_their_own_shape(tmp_path):
     ]:
         with pytest.warns(feedline.PythonCostWarning), pytest.raises(errors.ConfigError, match=words):
             next(iter(fl.webdataset(tmp_path / "a.tar", **settings, **wrong)))
-    with pytest.raises(ValueError, match="say lengths, too"):
+    with pytest.raises(ValueError, match="say lengths, or sizes of patches, too"):
         fl.records(tmp_path / "a.tar", record_bytes=1, budget=3)
 
 
