@@ -6,7 +6,7 @@
 //! programs that use `select` rely on it.
 //!
 //! An opened file is a regular file of the indexed length; anything else is an error that says what it is. When another
-//! table of the same reader opens it again, it must be the same file: its length was checked, and a read past its end is
+//! table of the same reader opens it again, it must be the same file. It may be shorter then, since a read past its end is
 //! an error of that read. A name that came from a file is opened beneath its folder (`resolve_beneath`).
 
 use super::fault_hook::FaultHook;
@@ -21,7 +21,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, Statx
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::ffi::CStr;
-use std::ops::Deref;
+use std::ops::{Deref, RangeInclusive};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -120,11 +120,12 @@ impl Files {
         Self { nonblocking: true, ..self }
     }
 
-    /// Checks an opened file: by its length at the first open, and by its identity at each later one.
+    /// Checks an opened file: its length, and at each later open its identity; then it may have been cut.
     fn check_opened(&self, id: SourceId, fd: &OwnedFd) -> Result<()> {
         // A cache never uses a name again.
         let seen = self.seen.as_ref().map(|seen| &seen[id.index()]).filter(|_| !self.is_of_cache(id));
-        let indexed = Some(self.sources.len_of(id)).filter(|_| seen.is_none_or(|seen| seen.get().is_none()));
+        let (len, is_first) = (self.sources.len_of(id), seen.is_none_or(|seen| seen.get().is_none()));
+        let indexed = Some(if is_first { len..=len } else { 0..=len });
         let stat = check_regular(fd, indexed)?;
         let found = (stat.st_dev, stat.st_ino);
         match seen {
@@ -302,18 +303,19 @@ pub(crate) fn open(sources: &Sources, id: SourceId, flags: OFlags) -> Result<Own
     }
 }
 
-/// What the kernel says of an opened file, if it is a regular file of `indexed` bytes.
-pub(super) fn check_regular(fd: &OwnedFd, indexed: Option<u64>) -> Result<Stat> {
+/// What the kernel says of an opened file, if it is a regular file of a number of bytes within `indexed`, whose end is the
+/// indexed length.
+pub(super) fn check_regular(fd: &OwnedFd, indexed: Option<RangeInclusive<u64>>) -> Result<Stat> {
     let stat = rustix::fs::fstat(fd).map_err(|errno| Error::os(Stage::Open, "", errno.into()))?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     if kind != FileType::RegularFile {
         return Err(Error::new(ErrorKind::NotAFile, Stage::Open, kind_name(kind)));
     }
     let len = stat.st_size as u64;
-    match indexed.filter(|indexed| *indexed != len) {
+    match indexed.filter(|indexed| !indexed.contains(&len)) {
         None => Ok(stat),
         Some(indexed) => {
-            let message = format!("{len} bytes now, {indexed} when it was indexed");
+            let message = format!("{len} bytes now, {} when it was indexed", indexed.end());
             Err(Error::new(ErrorKind::Changed, Stage::Open, message))
         }
     }
@@ -467,6 +469,10 @@ mod tests {
         }
         cut(100);
         assert!(first.get(id).is_ok() && each.get(id).is_ok());
+        cut(150);
+        for grown in [table(1), table(0)] {
+            assert_eq!(grown.get(id).err().map(|error| error.kind()), Some(ErrorKind::Changed));
+        }
         cut(50);
         assert!(table(1).get(id).is_ok() && each.get(id).is_ok(), "reads past the end are errors of their own");
         std::fs::write(dir.join("b.bin"), [2; 100]).unwrap();

@@ -22,6 +22,8 @@ struct Documents {
     schema: Vec<EncodedField>,
     lens: Arc<Vec<u64>>,
     starts: Vec<u64>,
+    /// Requested at document 70,000.
+    stop: Option<Stop>,
 }
 
 const PADDING: u32 = u32::MAX;
@@ -39,7 +41,7 @@ impl Documents {
     fn of(sources: Sources, lens: &[u64]) -> Self {
         let schema = vec![EncodedField::raw(Field::up_to("tokens", DType::U32, 1 << 20))];
         let starts = lens.iter().scan(0, |end, len| Some(std::mem::replace(end, *end + len))).collect();
-        Self { sources: Arc::new(sources), schema, lens: Arc::new(lens.to_vec()), starts }
+        Self { sources: Arc::new(sources), schema, lens: Arc::new(lens.to_vec()), starts, stop: None }
     }
 
     fn memory(lens: &[u64]) -> Self {
@@ -74,6 +76,7 @@ impl Dataset for Documents {
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        self.stop.iter().filter(|_| sample == 70_000).for_each(Stop::request);
         let (offset, len) = (4 * self.starts[sample as usize], 4 * self.lens[sample as usize]);
         parts.extent(0, Extent { source: SourceId::at(0), offset, len });
         Ok(())
@@ -531,40 +534,12 @@ fn documents_of_other_lengths_than_packed_are_an_error_on_reading() {
     assert!(error.kind() == ErrorKind::Changed && error.site().sample.is_some(), "{error}");
 }
 
-/// Documents of which one stops the opening.
-struct Stops(Documents, Stop);
-
-impl Dataset for Stops {
-    fn schema(&self) -> &[EncodedField] {
-        self.0.schema()
-    }
-
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
-
-    fn sources(&self) -> &Arc<Sources> {
-        self.0.sources()
-    }
-
-    fn sizes(&self) -> Sizes {
-        self.0.sizes()
-    }
-
-    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        if sample == 70_000 {
-            self.1.request();
-        }
-        self.0.extents(sample, parts)
-    }
-}
-
 #[test]
 fn an_opening_that_is_stopped_leaves_no_file() {
     let (dir, lens) = (Dir::new(), vec![1; 200_000]);
     for pass in 0..3 {
-        let (documents, stop) = (Documents::memory(&lens), Stop::new());
-        let documents = Stops(documents, stop.clone());
+        let stop = Stop::new();
+        let documents = Documents { stop: Some(stop.clone()), ..Documents::memory(&lens) };
         let error = stoppable(&stop, || match pass {
             0 => documents.packed("tokens", 100).open(dir.path("bins")).err(),
             1 => documents.packed("tokens", 100).concatenated().open(dir.path("bins")).err(),

@@ -120,7 +120,8 @@ impl Upstream {
 impl StagedFile {
     fn open(sources: &Sources, source: SourceId, known: bool, mounts: &Mounts) -> Result<FoundUpstream> {
         let fd = open(sources, source, OPEN_FLAGS).map_err(|errno| open_error(sources, source, errno))?;
-        check_regular(&fd, Some(sources.len_of(source)))?;
+        let len = sources.len_of(source);
+        check_regular(&fd, Some(len..=len))?;
         let file = File::from(fd);
         let at = |error| Error::os(Stage::Open, "", error);
         let meta = file.metadata().map_err(at)?;

@@ -58,8 +58,9 @@ class Packed(TypedDict, total=False):
     padding: int | None
     """The token of the padding; 0 by default."""
     rows: Path | Sequence[Path] | None
-    """A file, in a mix one for each path, that keeps the rows, too, so that each is one read; it is made if it is missing, as large as the tokens. It has no
-    checksums, and is not made anew if only the middle of the documents' files changes. A state of a run without it does not fit."""
+    """A file, in a mix one for each path, that keeps the rows, too, so that each is one read; it is made if it is missing, as large
+    as the tokens. It has no checksums, and is not made anew if only the middle of the documents' files changes. A state of a run
+    without it does not fit."""
 
 
 class Settings(TypedDict, total=False):
