@@ -2,8 +2,8 @@
 
 #[cfg(feature = "cudarc")]
 use crate::device::cuda::FieldSlice;
-use crate::device::{Device, DeviceKind, OnDevice, Stream};
-use crate::dlpack::{self, DLDevice, Dlpack, Parts, Tensors};
+use crate::device::{Bound, Device, DeviceKind, OnDevice, Stream, StreamUse};
+use crate::dlpack::{self, BatchStreams, DLDevice, Dlpack, Parts, Tensors};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::ledger::BadSample;
 use crate::memory::{Array, Filled, Process, Ticket};
@@ -23,12 +23,19 @@ pub(crate) struct BatchInfo {
     pub(crate) most: usize,
     pub(crate) permit: Setting,
     /// Streams bound to every batch.
-    pub(crate) streams: Vec<Stream>,
+    pub(crate) streams: Vec<Bound>,
     /// Batches that the user holds.
     pub(crate) held: AtomicUsize,
     pub(crate) meters: Arc<Meters>,
     /// The process that built the loader.
     pub(crate) process: Process,
+}
+
+impl BatchInfo {
+    /// Whether one of the builder's streams takes the batches.
+    pub(crate) fn takes(&self) -> bool {
+        self.streams.iter().any(|bound| bound.how == StreamUse::Takes)
+    }
 }
 
 /// A delivered field.
@@ -64,6 +71,27 @@ impl dlpack::Owner for Arc<Batch> {
             Contents::Host(_) => Ok(()),
             Contents::Device(on_device) => on_device.memory().bind_any(),
         }
+    }
+}
+
+impl dlpack::Streams for Batch {
+    fn bind_as(&self, stream: &Stream, how: StreamUse) -> Result<()> {
+        Batch::bind_as(self, stream, how)
+    }
+
+    fn bound(&self) -> Option<Vec<(usize, StreamUse)>> {
+        match self.contents() {
+            Contents::Host(_) => None,
+            Contents::Device(on_device) => Some(on_device.memory().bound()),
+        }
+    }
+
+    fn holds(&self, address: u64) -> bool {
+        let Contents::Device(on_device) = self.contents() else { return false };
+        self.fields().any(|field| {
+            let start = on_device.ptr(field.kept.index);
+            (start..start + field.size_bytes() as u64).contains(&address)
+        })
     }
 }
 
@@ -243,18 +271,32 @@ impl Batch {
 
     /// Makes `stream` wait for the batch's copy. The memory is reused only after the stream's work before the drop.
     ///
-    /// Several streams may be bound; streams of [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) are bound
-    /// already. Has no effect on a batch on the host.
+    /// The first stream bound so takes the batch: its idle time is measured. Bind others by [`bind_as`](Self::bind_as).
+    /// Streams of [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) are bound already. Has no effect on a batch on
+    /// the host.
     ///
     /// Errors: [`ErrorKind::Config`] for a stream of another context, and while a CUDA graph is captured from the
     /// stream (see [CUDA graphs](crate::device::cuda#cuda-graphs)); [`ErrorKind::Device`] if the device fails;
     /// [`ErrorKind::Forked`].
     pub fn bind(&self, stream: impl std::borrow::Borrow<Stream>) -> Result<()> {
+        self.bind_as(stream, StreamUse::Takes)
+    }
+
+    /// As [`bind`](Self::bind), for this use of the batch.
+    pub fn bind_as(&self, stream: impl std::borrow::Borrow<Stream>, how: StreamUse) -> Result<()> {
         self.info.process.check()?;
         match self.contents() {
             Contents::Host(_) => Ok(()),
-            Contents::Device(on_device) => on_device.memory().bind(stream.borrow()),
+            Contents::Device(on_device) => on_device.memory().bind(stream.borrow(), how),
         }
+    }
+
+    /// Says that `stream` works on the batch as well, after a stream that is bound: the memory is reused only after its work
+    /// before the drop. The stream does not wait for the copy.
+    ///
+    /// This is [`StreamUse::Releases`], as PyTorch's `record_stream`. Errors: as [`bind`](Self::bind).
+    pub fn used_on(&self, stream: impl std::borrow::Borrow<Stream>) -> Result<()> {
+        self.bind_as(stream, StreamUse::Releases)
     }
 
     /// Exports the batch as tensors for another framework, without a copy. Consumers may write to them, from any
@@ -291,7 +333,7 @@ impl Batch {
         }
         let ids = batch.export(Array::Ids, DType::U64, &rows);
         let status = batch.export(Array::Status, DType::U8, &rows);
-        Tensors { fields, lens, offsets, ids, status }
+        Tensors { fields, lens, offsets, ids, status, streams: BatchStreams::of(&batch) }
     }
 
     /// Only for a batch consumed by `into_dlpack`, without any borrow.
@@ -597,7 +639,7 @@ impl<'a> FieldView<'a> {
     pub fn cuda_slice<T: Element>(&self, stream: &Arc<cudarc::driver::CudaStream>) -> Result<FieldSlice<'a, T>> {
         self.check_dtype::<T>()?;
         let on_device = self.on_device()?;
-        on_device.memory().bind(&Stream::from(stream))?;
+        on_device.memory().bind(&Stream::from(stream), StreamUse::Takes)?;
         let ptr = on_device.ptr(self.kept.index) + self.span().start as u64;
         FieldSlice::of(on_device, stream, ptr, self.size_bytes() / size_of::<T>())
     }

@@ -25,10 +25,12 @@
 
 #![allow(unsafe_code)]
 
+use crate::device::{Stream, StreamUse};
 use crate::error::Result;
 use crate::tensor::DType;
 use std::ffi::c_void;
 use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
 
 pub use raw::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor};
 
@@ -168,6 +170,53 @@ pub struct Tensors {
     pub ids: Dlpack,
     /// Validity of each row, as values of [`Status`](crate::Status): `u8`.
     pub status: Dlpack,
+    /// The streams of the batch, also after its tensors were handed over.
+    pub streams: BatchStreams,
+}
+
+/// The streams of an exported batch, while a tensor of it lives. Does not keep the batch.
+#[derive(Clone, Debug)]
+pub struct BatchStreams(Weak<dyn Streams>);
+
+/// A batch that was exported.
+pub(crate) trait Streams: Send + Sync {
+    fn bind_as(&self, stream: &Stream, how: StreamUse) -> Result<()>;
+
+    /// Handles and uses of the bound streams; `None` on the host.
+    fn bound(&self) -> Option<Vec<(usize, StreamUse)>>;
+
+    /// Whether this device address lies in a field.
+    fn holds(&self, address: u64) -> bool;
+}
+
+impl BatchStreams {
+    pub(crate) fn of(batch: &Arc<impl Streams + 'static>) -> Self {
+        let batch: Arc<dyn Streams> = batch.clone();
+        Self(Arc::downgrade(&batch))
+    }
+
+    /// Binds a stream as [`Batch::bind_as`](crate::Batch::bind_as). False if every tensor was freed.
+    ///
+    /// Errors: as [`Batch::bind_as`](crate::Batch::bind_as).
+    pub fn bind_as(&self, stream: impl std::borrow::Borrow<Stream>, how: StreamUse) -> Result<bool> {
+        let Some(batch) = self.0.upgrade() else { return Ok(false) };
+        batch.bind_as(stream.borrow(), how).map(|()| true)
+    }
+
+    /// Whether a tensor of the batch lives.
+    pub fn lives(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+
+    /// Handle and use of each bound stream; `None` if the batch is on the host, or every tensor was freed.
+    pub fn bound(&self) -> Option<Vec<(usize, StreamUse)>> {
+        self.0.upgrade()?.bound()
+    }
+
+    /// Whether this device address lies in a field of the batch.
+    pub fn holds(&self, address: u64) -> bool {
+        self.0.upgrade().is_some_and(|batch| batch.holds(address))
+    }
 }
 
 /// The parts of a [`Dlpack`].

@@ -19,15 +19,15 @@ const LEVELS: &[(&str, u32)] = &[
     ("jpeg", 1),
     ("storage", 2),
     ("device", 2),
-    ("dlpack", 2),
     ("decode", 2),
+    ("dlpack", 3),
     ("dataset", 3),
-    ("batch", 3),
-    ("report", 3),
-    ("pipeline", 4),
-    ("state", 4),
-    ("loader", 5),
-    ("prepare", 5),
+    ("batch", 4),
+    ("report", 4),
+    ("pipeline", 5),
+    ("state", 5),
+    ("loader", 6),
+    ("prepare", 6),
 ];
 
 /// The only files that may hold `unsafe`.

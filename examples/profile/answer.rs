@@ -110,7 +110,7 @@ impl Answer {
             pass: au.zip(given.au_target()).map(|(au, target)| au >= target),
             gpu_idle_pct: gpu.map(|(idle, _)| idle).or(au.map(|au| 1.0 - au)).map(|share| 100.0 * share),
             starved_pct: (verdict.cause != Cause::Unknown).then_some(100.0 * verdict.starved_share),
-            late_pct: gpu.map(|(_, late)| late).or(late(au, verdict)).map(|share| 100.0 * share),
+            late_pct: gpu.map_or(late(au, verdict), |(_, late)| late).map(|share| 100.0 * share),
             cause: verdict.cause,
             also: verdict.also,
             strength,
@@ -190,11 +190,11 @@ fn strength(strength: &Strength) -> (&'static str, Option<String>) {
     }
 }
 
-/// Idle shares of a GPU's stream, by events on it: of the measured steps, and of that the part before the next request.
-fn gpu_idle(snapshot: &Snapshot) -> Option<(f64, f64)> {
+/// Idle shares of a GPU's stream, by events on it: of the measured steps, and of that the part by the program's own code.
+fn gpu_idle(snapshot: &Snapshot) -> Option<(f64, Option<f64>)> {
     let gpu = snapshot.consumer.gpu.as_ref().filter(|gpu| gpu.span_ns > 0)?;
     let share = |ns: u64| (ns as f64 / gpu.span_ns as f64).min(1.0);
-    Some((share(gpu.starved_ns.saturating_add(gpu.host_late_ns)), share(gpu.host_late_ns)))
+    Some((share(gpu.starved_ns.saturating_add(gpu.late_ns)), gpu.host_late_ns().map(share)))
 }
 
 /// Lateness on the host: time in neither steps nor waits for batches.

@@ -341,8 +341,9 @@ fn draw_queues(frame: &mut Frame<'_>, area: Rect, scope: &Snapshot, all: &Snapsh
     ];
     if let Some(gpu) = &scope.consumer.gpu {
         let share = |ns: u64| percent(ns as f64 / gpu.span_ns.max(1) as f64);
-        let (starved, late) = (share(gpu.starved_ns), share(gpu.host_late_ns));
-        queues.push(format!("GPU      starved {starved}, host late at most {late}, {} steps", gpu.steps).into());
+        let starved = share(gpu.starved_ns);
+        let late = gpu.host_late_ns().map_or_else(|| "unknown".into(), share);
+        queues.push(format!("GPU      starved {starved}, host late {late}, {} steps", gpu.steps).into());
     }
     let copies = all.copy.as_ref().map(|copy| &copy.latency);
     let latency = |name: &'static str, latency: Option<&Latency>| {

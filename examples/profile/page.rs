@@ -185,8 +185,9 @@ fn stages(snapshot: &Snapshot) -> Vec<(&'static str, f64, Vec<Part>)> {
     let starved = ("starved", "starved", consumer.waited_ns);
     let mut all = vec![("consumer", steady, vec![starved, ("own", "own work", consumer.user_ns)])];
     if let Some(gpu) = &consumer.gpu {
-        let late = ("wait", "idle before its request, at most", gpu.host_late_ns);
-        all.push(("GPU", gpu.span_ns as f64, vec![("starved", "starved", gpu.starved_ns), late]));
+        let late = gpu.host_late_ns().map(|ns| ("wait", "idle by the program's own code", ns));
+        let parts = [("starved", "starved", gpu.starved_ns)].into_iter().chain(late);
+        all.push(("GPU", gpu.span_ns as f64, parts.collect()));
     }
     if let Some(copy) = &snapshot.copy {
         let work = [("own", "copying", copy.busy_ns), ("own", "operations", copy.ops_ns)];
@@ -256,7 +257,7 @@ mod tests {
             let (mut snapshot, mut gpu, mut copy) = (Snapshot::default(), GpuIdle::default(), CopyStage::default());
             (snapshot.steady_ns, snapshot.consumer.waited_ns, snapshot.consumer.user_ns) = (steady_ns, a, b);
             (snapshot.storage.busy_ns, snapshot.storage.counts.bytes_moved, snapshot.decode.busy_ns) = (c, d, e);
-            (gpu.steps, gpu.starved_ns, gpu.host_late_ns, gpu.span_ns) = (a, b, c, d);
+            (gpu.steps, gpu.starved_ns, gpu.late_ns, gpu.span_ns) = (a, b, c, d);
             (copy.busy_ns, copy.blocked_ns, snapshot.decode.workers) = (d, e, e as u32);
             (snapshot.consumer.gpu, snapshot.copy) = (Some(gpu), Some(copy));
             snapshot.storage.latency.buckets = vec![(c as f64, d), (f64::NAN, e), (f64::INFINITY, 1)];

@@ -121,6 +121,11 @@ pub(crate) struct Setup {
     /// The slot's fields to copy; then the operations on the batch, in order.
     pub(crate) copied: Vec<usize>,
     pub(crate) ops: Vec<DeviceOp>,
+    /// Arrays of the fields that go no further than the operations, under the same numbers. `copied` does not name them.
+    pub(crate) staged: Vec<usize>,
+    pub(crate) staging: Layout,
+    /// Number of areas of that layout.
+    pub(crate) areas: usize,
     /// Numbers of device batches and of slots.
     pub(crate) batches: usize,
     pub(crate) slots: usize,
@@ -141,12 +146,12 @@ pub(crate) enum Copied {
     Broken(Error),
 }
 
-/// The time of a batch on the device's copy stream.
-pub(crate) struct OnBus {
-    /// Its copy, by the host's clock.
-    pub(crate) copy: Range<u64>,
-    /// Nanoseconds of the operations on the batch before.
-    pub(crate) ops_ns: u64,
+/// What has ended on the device.
+pub(crate) enum Landed {
+    /// The copy of a batch: its time on the bus by the host's clock, if known.
+    Copy(Option<Range<u64>>),
+    /// The operations on a batch, in nanoseconds.
+    Operations(u64),
 }
 
 /// State of the oldest copy in flight.

@@ -14,7 +14,8 @@ pub(crate) use backend::*;
 pub(crate) use cuda::{Bounce, Buffer, Copier, DirectFile, DirectReader, IdleMeter, Lane};
 pub use finish::Finish;
 pub(crate) use ops::{DeviceOp, DirectStep, FinishStep, Gather};
-pub use stream::Stream;
+pub(crate) use stream::Bound;
+pub use stream::{Stream, StreamUse};
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;
@@ -49,7 +50,8 @@ impl Device {
         Self::host_since("requested")
     }
 
-    fn host_since(why: impl Into<String>) -> Self {
+    /// The host, with a [reason](Self::why): for programs that choose a device themselves.
+    pub fn host_since(why: impl Into<String>) -> Self {
         Self { backend: Arc::new(Host), why: why.into() }
     }
 

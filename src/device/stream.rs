@@ -10,6 +10,32 @@ pub(crate) const LEGACY: usize = 1;
 /// The per-thread default stream: a different stream on each thread.
 pub(crate) const PER_THREAD: usize = 2;
 
+/// What a stream does with the batches that it is bound to. A later binding of the same stream adds to an earlier one.
+///
+/// | | waits for the copy | delays reuse of the memory | its idle time is measured |
+/// |---|---|---|---|
+/// | `Takes` | yes | yes | yes, of the first one of a batch |
+/// | `Beside` | yes | yes | no |
+/// | `Releases` | no | yes | no |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum StreamUse {
+    /// Works on the batch after another stream that took it, and waits for that one itself, as prefetchers do. A wait for the
+    /// copy would hold up the work on the batch before.
+    Releases,
+    /// Works on the batch beside the stream that takes it, such as a side stream for metrics.
+    Beside,
+    /// Runs the step: it takes the batch from the loader.
+    Takes,
+}
+
+/// A stream bound to batches, with its use.
+#[derive(Clone, Debug)]
+pub(crate) struct Bound {
+    pub(crate) stream: Stream,
+    pub(crate) how: StreamUse,
+}
+
 /// A stream of the consumer, for binding batches.
 ///
 /// Work enqueued after the binding sees the batch's data. The memory of a dropped batch is reused only after the work
@@ -22,10 +48,9 @@ pub struct Stream {
 
 /// The owner that keeps a stream alive.
 #[derive(Clone)]
-#[cfg_attr(not(feature = "cudarc"), allow(dead_code, reason = "only cudarc has a type for streams"))]
 struct Owner {
-    /// The stream's context.
-    context: usize,
+    /// The stream's context, if the owner tells it.
+    context: Option<usize>,
     #[allow(dead_code, reason = "held for its Drop")]
     stream: Arc<dyn Any + Send + Sync>,
 }
@@ -51,6 +76,14 @@ impl Stream {
         Self::promised(stream)
     }
 
+    /// As [`from_raw`](Self::from_raw), for a stream that lives as long as `owner`: the loader and its batches keep it.
+    ///
+    /// # Safety
+    /// The stream must live, on the loader's device, until the last reference to `owner` is dropped.
+    pub unsafe fn kept_by(stream: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { owner: Some(Owner { context: None, stream: owner }), ..Self::promised(stream) }
+    }
+
     /// As [`from_raw`](Self::from_raw), with the promise made to another caller.
     pub(crate) fn promised(stream: usize) -> Self {
         Self { raw: if stream == 0 { LEGACY } else { stream }, owner: None }
@@ -59,7 +92,7 @@ impl Stream {
     /// A stream of `context`, which lives as long as `stream`.
     #[cfg(feature = "cudarc")]
     pub(crate) fn owned(raw: usize, context: usize, stream: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { raw: if raw == 0 { LEGACY } else { raw }, owner: Some(Owner { context, stream }) }
+        Self { raw: if raw == 0 { LEGACY } else { raw }, owner: Some(Owner { context: Some(context), stream }) }
     }
 
     /// Whether this value itself keeps the stream alive.
@@ -74,7 +107,7 @@ impl Stream {
 
     /// The stream's context, as its owner states it.
     pub(crate) fn context(&self) -> Option<usize> {
-        self.owner.as_ref().map(|owner| owner.context)
+        self.owner.as_ref()?.context
     }
 }
 

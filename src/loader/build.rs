@@ -4,7 +4,7 @@
 //! check ──► open reader ──► fields: recipe, routes, layouts ──► memory: the plan ──► Assembly ──► threads ──► Loader
 //! ```
 
-use super::device_stage::{DeviceStage, Routes};
+use super::device_stage::{DeviceStage, Layouts, Routes};
 use super::origin::Before;
 use super::settings::{BatchSize, LoaderBuilder};
 use super::terms::{Encoded, STACK, scratch, slots, spare_room};
@@ -55,6 +55,8 @@ const APPENDED_MAX: usize = 1 << 16;
 const STALL_LEAST: Duration = Duration::from_millis(20);
 /// Default number of batches on a device.
 const DEVICE_BATCHES: usize = 3;
+/// One is filled by a copy while the operations read the other.
+const STAGING_AREAS: usize = 2;
 /// Default rows of a batch.
 const BATCH_DEFAULT: usize = 32;
 
@@ -197,7 +199,7 @@ impl LoaderBuilder {
             return Err(Error::new(ErrorKind::Empty, Stage::Build, "the dataset has no samples"));
         }
         let backend = self.device.device.backend();
-        self.device.streams.iter().try_for_each(|stream| backend.check_stream(stream))?;
+        self.device.streams.iter().try_for_each(|bound| backend.check_stream(&bound.stream))?;
         let (deadline, memory) = (self.faults.stall_deadline, &self.memory);
         if deadline < STALL_LEAST {
             return Err(config(format!("{} is {deadline:?}; set at least {STALL_LEAST:?}", Setting::StallDeadline)));
@@ -281,14 +283,17 @@ impl LoaderBuilder {
 
     /// Layouts of the fields in a slot and in a device batch. Offers the batch's memory to cuFile.
     fn lay_out(&self, mut recipe: Recipe, mut routes: Routes, rows: usize, groups: &GroupShapes) -> Result<Fields> {
-        let contents = |recipe: &Recipe| Layout::without(&recipe.contents, rows, &[], groups);
+        let contents = |recipe: &Recipe| Layout::without(&recipe.contents, rows, &recipe.staged(), groups);
         if !routes.reserve(contents(&recipe)?.bytes(), self.batches_on_device())? {
             recipe = Recipe::new(&*self.dataset, self.steps.clone(), !self.on_host(), |_| Ok(Vec::new()))?;
         }
         let absent: Vec<_> = recipe.directs.iter().map(|step| step.field).collect();
         let slot = Layout::without(&recipe.spec, rows, &absent, groups)?;
         let contents = contents(&recipe)?;
-        Ok(Fields { recipe, routes, slot, contents })
+        let staged = recipe.staged();
+        let others: Vec<_> = (0..recipe.contents.fields().len()).filter(|field| !staged.contains(field)).collect();
+        let staging = Layout::without(&recipe.contents, rows, &others, groups)?;
+        Ok(Fields { recipe, routes, slot, contents, staging })
     }
 
     /// The sum of all memory, and the lease on a shared budget.
@@ -325,6 +330,10 @@ impl LoaderBuilder {
         // On the host a batch is its slot.
         terms.extend(
             (!self.on_host()).then(|| MemoryTerm::DEVICE.of(self.batches_on_device(), fields.contents.bytes())),
+        );
+        terms.extend(
+            (!self.on_host() && !recipe.staged().is_empty())
+                .then(|| MemoryTerm::STAGING.of(self.batches_on_device().min(STAGING_AREAS), fields.staging.bytes())),
         );
         terms.push(MemoryTerm::INDEX.of(1, dataset.sizes().index_bytes + dataset.sources().table_bytes()));
         let (largest, pieces) = match chunks {
@@ -397,6 +406,8 @@ struct Fields {
     slot: Layout,
     /// Layout of a delivered batch; on the host, of its slot.
     contents: Layout,
+    /// Layout of an area for what only the device's operations read.
+    staging: Layout,
 }
 
 /// The memory of a loader.
@@ -468,8 +479,9 @@ impl Assembly {
     }
 
     fn start(mut self, workers: WorkerThreads, pinning: Sender<Infallible>) -> Result<Started> {
-        let Fields { recipe, routes, slot, contents } = &mut self.fields;
-        let stage = routes.open(recipe, (slot, contents), &self.reserved.plan, &self.meters)?;
+        let Fields { recipe, routes, slot, contents, staging } = &mut self.fields;
+        let layouts = Layouts { slot, contents, staging };
+        let stage = routes.open(recipe, layouts, &self.reserved.plan, &self.meters)?;
         let idle_meter = stage.as_ref().map(DeviceStage::idle);
         let (exchange, Ends { ready, maps }) = self.exchange(stage.as_ref().map(DeviceStage::to_device));
         let closing = CloseOnError(Some(exchange.clone()));

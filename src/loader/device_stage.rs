@@ -130,7 +130,7 @@ impl Routes {
     pub(super) fn open(
         &mut self,
         recipe: &Recipe,
-        (slot, contents): (&Layout, &Layout),
+        layouts: Layouts<'_>,
         plan: &MemoryPlan,
         meters: &Meters,
     ) -> Result<Option<DeviceStage>> {
@@ -138,7 +138,7 @@ impl Routes {
             backend: self.settings.device.backend().clone(),
             reader,
             steps: recipe.directs.clone(),
-            contents: contents.clone(),
+            contents: layouts.contents.clone(),
             gds: self.settings.gds,
         });
         let Some(lane) = self.lane.take() else { return Ok(None) };
@@ -146,10 +146,13 @@ impl Routes {
         let (full, bell) = (bounded(slots), bounded(1));
         let (copied, ops) = recipe.device_ops();
         let setup = Setup {
-            slot: slot.clone(),
-            contents: contents.clone(),
+            slot: layouts.slot.clone(),
+            contents: layouts.contents.clone(),
             copied,
             ops,
+            staged: recipe.staged(),
+            staging: layouts.staging.clone(),
+            areas: plan.term(MemoryTerm::STAGING).count,
             batches,
             slots,
             bell: bell.0.clone(),
@@ -160,6 +163,13 @@ impl Routes {
         let backend = self.settings.device.backend().clone();
         Ok(Some(DeviceStage { backend, copier, idle, direct, full, bell }))
     }
+}
+
+/// Where the arrays of a slot lie on the host, in a batch on the device, and in a staging area.
+pub(super) struct Layouts<'a> {
+    pub(super) slot: &'a Layout,
+    pub(super) contents: &'a Layout,
+    pub(super) staging: &'a Layout,
 }
 
 /// Extents of each field's first row, for rows that are unchanged bytes of a file.

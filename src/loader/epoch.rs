@@ -9,6 +9,7 @@ use super::Report;
 use super::{Life, Live, Place};
 use crate::batch::{Batch, BatchInfo, Contents, Reorder};
 use crate::dataset::member;
+use crate::device::StreamUse;
 use crate::error::{Error, ErrorKind, Result, Stage, caught, config};
 use crate::memory::{MemoryTerm, Ticket};
 use crate::meter::Consuming;
@@ -84,9 +85,13 @@ impl From {
 /// Refuses to deliver a batch while a bound stream is capturing a graph.
 fn check_streams(info: &BatchInfo) -> Result<()> {
     // Other stream errors are reported where they occur.
-    let captured =
-        |stream| info.device.backend().check_uncaptured(stream).err().filter(|error| error.kind() == ErrorKind::Config);
-    info.streams.iter().find_map(captured).map_or(Ok(()), Err)
+    let waiting = info.streams.iter().filter(|bound| bound.how > StreamUse::Releases);
+    for error in waiting.filter_map(|bound| info.device.backend().check_uncaptured(&bound.stream).err()) {
+        if error.kind() == ErrorKind::Config {
+            return Err(error);
+        }
+    }
+    Ok(())
 }
 
 impl Epoch {
@@ -247,7 +252,7 @@ impl Epoch {
         let first = Instant::now();
         self.asked = Some(first);
         if let Some(idle) = &self.shared.idle {
-            idle.asked(self.delivered == 0, !self.shared.info.streams.is_empty());
+            idle.asked(self.delivered == 0, self.shared.info.takes());
         }
         (now, first)
     }

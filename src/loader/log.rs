@@ -24,7 +24,7 @@ pub struct Log {
     /// Share of the time without a ready batch, first batches of iterators aside: of the consumer's thread, or on a GPU of its
     /// stream.
     pub starved_share: Option<f64>,
-    /// On a GPU, share of the stream's time that ran dry because of the program. See [`GpuIdle::host_late_ns`].
+    /// On a GPU, share of the time in which the stream ran dry because of the program. See [`GpuIdle::host_late_ns`].
     pub host_late_share: Option<f64>,
     /// 99 % of the waits for a batch took at most so many seconds.
     pub wait_p99_s: Option<f64>,
@@ -66,6 +66,13 @@ impl Log {
         let part =
             |part: fn(&Sums) -> u64, whole| share(part(now).saturating_sub(part(before)), whole).map(|of| of.min(1.0));
         let span = now.gpu.span_ns.saturating_sub(before.gpu.span_ns);
+        let gpu = GpuIdle {
+            steps: now.gpu.steps.saturating_sub(before.gpu.steps),
+            late_ns: now.gpu.late_ns.saturating_sub(before.gpu.late_ns),
+            unmarked_steps: now.gpu.unmarked_steps.saturating_sub(before.gpu.unmarked_steps),
+            ..GpuIdle::default()
+        };
+        let late = gpu.host_late_ns();
         let all_workers = u64::from(workers).saturating_mul(totals.at_ns.saturating_sub(then.at_ns));
         Self {
             seconds: alive as f64 / 1e9,
@@ -74,7 +81,7 @@ impl Log {
                 true => part(|sums| sums.gpu.starved_ns, span),
                 false => part(|sums| sums.totals.waited_ns, steady),
             },
-            host_late_share: part(|sums| sums.gpu.host_late_ns, span),
+            host_late_share: late.and_then(|late| share(late, span)).map(|of| of.min(1.0)),
             read_bytes_per_s: per_s(totals.read_bytes, then.read_bytes),
             decode_busy_share: part(|sums| sums.totals.decode_ns, all_workers),
             bad_samples: now.substituted.saturating_sub(before.substituted),
@@ -203,7 +210,7 @@ mod tests {
             alive_ns: 10 * scale,
             substituted: 3 * scale,
             on_device,
-            gpu: GpuIdle { span_ns: 10 * scale, starved_ns: 4 * scale, host_late_ns: scale, ..GpuIdle::default() },
+            gpu: GpuIdle { span_ns: 10 * scale, starved_ns: 4 * scale, late_ns: scale, ..GpuIdle::default() },
         };
         let of = |on_device| Log::between(&sums(5, on_device), &sums(6, on_device), 4);
         let host = Log {

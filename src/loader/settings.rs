@@ -2,7 +2,7 @@
 
 use crate::dataset::Dataset;
 use crate::decode::{Ctx, Decoder};
-use crate::device::{Device, Stream};
+use crate::device::{Bound, Device, Stream, StreamUse};
 use crate::error::Result;
 use crate::memory::{BatchMut, Budget, Row, available};
 use crate::meter::Clock;
@@ -72,7 +72,7 @@ pub(super) struct DeviceSettings {
     pub(super) cufile: Option<(PathBuf, PathBuf)>,
     /// For tests: direct reads may go through host memory.
     pub(super) cufile_any_route: bool,
-    pub(super) streams: Vec<Stream>,
+    pub(super) streams: Vec<Bound>,
 }
 
 /// Placement of threads and memory on the machine.
@@ -350,13 +350,18 @@ impl LoaderBuilder {
         self
     }
 
-    /// A stream that works on the batches. May be called several times; otherwise see
+    /// The stream that runs the steps: it takes every batch, and its idle time is measured. Without it see
     /// [`Batch::bind`](crate::Batch::bind).
     ///
     /// The stream waits for each batch's copy. The memory of a dropped batch is reused only after the stream's work on
-    /// it.
-    pub fn stream(mut self, stream: impl Into<Stream>) -> Self {
-        self.device.streams.push(stream.into());
+    /// it. Declare further streams by [`stream_as`](Self::stream_as).
+    pub fn stream(self, stream: impl Into<Stream>) -> Self {
+        self.stream_as(stream, StreamUse::Takes)
+    }
+
+    /// A stream that uses every batch in this way. May be called several times; of streams that take, the first is measured.
+    pub fn stream_as(mut self, stream: impl Into<Stream>, how: StreamUse) -> Self {
+        self.device.streams.push(Bound { stream: stream.into(), how });
         self
     }
 

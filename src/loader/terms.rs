@@ -40,6 +40,9 @@ impl MemoryTerm {
     pub const STACKS: Self = Self::new("stacks", "touched part");
     /// Batches in device memory; not part of the budget. 0 on the host.
     pub const DEVICE: Self = Self::new("(device)", "{count} batches × {each}, in its own memory").outside();
+    /// Arrays in device memory that only the operations on a batch read; not part of the budget.
+    pub const STAGING: Self =
+        Self::new("(staging)", "{count} × {each} on the device, pictures before their conversion").outside();
     /// The dataset's index. It exists before the loader and is not part of the budget.
     pub const INDEX: Self = Self::new("(index)", "the dataset's own memory, not in the sum").outside();
 }

@@ -41,6 +41,11 @@ impl Clock {
         Self(ClockKind::Still)
     }
 
+    /// Whether this is the machine's clock, which timers follow.
+    pub(crate) fn is_real(&self) -> bool {
+        matches!(self.0, ClockKind::Real(_))
+    }
+
     /// Whether time passes, so that meters can measure.
     pub(crate) fn goes(&self) -> bool {
         !matches!(self.0, ClockKind::Still)

@@ -145,16 +145,28 @@ pub struct GpuIdle {
     pub span_ns: u64,
     /// The stream was idle and waited for a batch: starvation, exact.
     pub starved_ns: u64,
-    /// The stream had run dry when the host asked for the next batch, or a batch was there and no stream was bound to it: idle time
-    /// by the user's own code. Exact where the batch is dropped right behind its work. Where it is held until the next one is there
-    /// (Python's `for`), the end of the work is not known and this is an upper bound, with the work of those steps.
-    pub host_late_ns: u64,
+    /// Idle time by the program's own code in the steps for which it is known: the stream had run dry when the host asked for
+    /// the next batch, or a batch was there and no stream took it. See [`host_late_ns`](Self::host_late_ns) for that of all steps.
+    pub late_ns: u64,
     /// Steps at whose request the stream had run dry.
     #[serde(default)]
     pub dry_steps: u64,
+    /// Those of them without a [mark](crate::Loader::mark) behind their work: how long the host was late is not known.
+    #[serde(default)]
+    pub unmarked_steps: u64,
     /// Steps that were not measured, by reason, without the first of each iterator.
     #[serde(default)]
     pub unmeasured: Unmeasured,
+}
+
+impl GpuIdle {
+    /// Idle time by the program's own code; `None` if it is not known for more than 1 % of the steps.
+    ///
+    /// It is known where the stream was still busy at the request, and where [`Loader::mark`](crate::Loader::mark) says
+    /// that a step's work was enqueued.
+    pub fn host_late_ns(&self) -> Option<u64> {
+        (self.unmarked_steps.saturating_mul(100) <= self.steps).then_some(self.late_ns)
+    }
 }
 
 /// Steps whose idle time could not be measured on the GPU, by reason.
@@ -166,6 +178,9 @@ pub struct Unmeasured {
     pub no_stream: u64,
     /// The driver refused an event of the step, for instance while a graph was captured, or none was free.
     pub no_event: u64,
+    /// Pauses between two steps: 20 times the usual step, and at least a second, as an evaluation within an epoch takes.
+    #[serde(default)]
+    pub pauses: u64,
 }
 
 /// The thread that plans.
@@ -511,8 +526,8 @@ impl Snapshot {
         );
         group!(consumer.steady; batches, samples);
         group!(
-            consumer.gpu; steps, span_ns, starved_ns, host_late_ns, dry_steps, unmeasured.no_stream,
-            unmeasured.no_event
+            consumer.gpu; steps, span_ns, starved_ns, late_ns, dry_steps, unmarked_steps, unmeasured.no_stream,
+            unmeasured.no_event, unmeasured.pauses
         );
         group!(storage.network; requests, bytes, in_flight_ns, waiting_ns, retries, throttled, unversioned);
         group!(storage.local_cache; hits, misses, blocks, bytes, not_kept, removed);

@@ -89,7 +89,7 @@ works! {
     /// On a device's stream: idle, without a batch.
     Starved = "starved",
     /// On a device's stream: between a batch's drop and the next call of `next()`: idle, or work that followed the drop.
-    HostLate = "host late, at most",
+    HostLate = "host late",
 }
 
 impl Work {

@@ -224,14 +224,22 @@ impl Recipe {
         self.handlers.iter().map(|handler| handler.how.scratch_bytes()).fold(0, usize::saturating_add)
     }
 
-    /// The work on a batch for the device: the slot's fields to copy, then the operations.
+    /// Fields of the slot that the device needs for its operations alone: no batch has room for them.
+    pub(crate) fn staged(&self) -> Vec<usize> {
+        let inputs = self.finishes.iter().map(|finishing| finishing.step.input);
+        inputs.filter(|field| self.directs.iter().all(|step| step.field != *field)).collect()
+    }
+
+    /// The work on a batch for the device: the slot's fields to copy into the batch, then the operations.
     pub(crate) fn device_ops(&self) -> (Vec<usize>, Vec<DeviceOp>) {
+        let staged = self.staged();
         let finishes = || self.finishes.iter().map(|finishing| &finishing.step);
         let made_of = finishes().flat_map(|step| [Some(step.input), step.flips]).flatten();
         let offsets = self.directs.iter().filter_map(|step| step.gather.map(|gather| gather.offsets));
         let mut copied: Vec<_> = self.keep.iter().map(|kept| kept.index).chain(made_of).chain(offsets).collect();
         copied
             .retain(|field| *field < self.spec.fields().len() && self.directs.iter().all(|step| step.field != *field));
+        copied.retain(|field| !staged.contains(field));
         copied.sort_unstable();
         copied.dedup();
         let placed = self.directs.iter().cloned().map(DeviceOp::Place);

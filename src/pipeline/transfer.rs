@@ -10,14 +10,15 @@
 //! next free buffer, and no later batch holds what an earlier one needs. If the consumer holds every buffer, `next()`
 //! reports that.
 //!
-//! The thread never waits for the device. It queues copies while there are full slots and free buffers, and a bell
-//! rings after each copy. A broken context rings no bell, so the thread also polls now and then.
+//! The thread never waits for the device. It queues copies while there are full slots and free buffers. While slots are
+//! short, a bell rings after each copy; else the thread looks when the copy should have ended, since a bell is a host function,
+//! which the driver may run behind the program's own. A broken context rings no bell, so the thread also polls now and then.
 
 use super::Core;
 use super::direct::{DirectReads, Reading};
 use super::watchdog::Doing;
 use crate::batch::{Contents, Reorder};
-use crate::device::{Backend, Buffer, Copied, Copier, Oldest, OnBus};
+use crate::device::{Backend, Buffer, Copied, Copier, Landed, Oldest};
 use crate::error::Result;
 use crate::memory::{Filled, Pool, Unused};
 use crate::meter::{Copying, Work};
@@ -28,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often the thread polls copies whose bell does not ring.
+/// How often the thread polls at least: a broken context rings no bell.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// How often the thread polls reads at the end.
@@ -179,7 +180,8 @@ impl Transfer {
             #[cfg(test)]
             core.dozing.begin((&bell, &full), (!room).then_some(&free));
             // This call receives nothing: items stay in their channel until this thread runs again.
-            let _ = if room { &mut roomy } else { &mut short }.ready_timeout(LOOK);
+            let look = self.copier.next_look(core.meters.clock.now()).unwrap_or(LOOK);
+            let _ = if room { &mut roomy } else { &mut short }.ready_timeout(look);
             #[cfg(test)]
             core.dozing.end();
             let _ = self.bell.try_recv();
@@ -197,16 +199,17 @@ impl Transfer {
             said.since = said.since.max(at);
             copies.states.enter(state, said.since);
         };
-        let gone = self.copier.let_go_done(now, &mut |on_bus| {
-            landed = true;
-            let Some(on_bus) = on_bus else { return };
-            let OnBus { copy, ops_ns } = on_bus;
-            enter(Copying::Busy, copy.start);
-            copies.bus_ns.add_alone(copy.end - copy.start);
-            copies.ops_ns.add_alone(ops_ns);
-            copies.latency.record(copy.end - copy.start);
-            if let Some(ring) = &meters.rings.copies {
-                ring.note(copy.start.max(ring.end()), copy.end, Work::Copy);
+        let gone = self.copier.let_go_done(now, &mut |done| match done {
+            Landed::Operations(ns) => copies.ops_ns.add_alone(ns),
+            Landed::Copy(None) => landed = true,
+            Landed::Copy(Some(copy)) => {
+                landed = true;
+                enter(Copying::Busy, copy.start);
+                copies.bus_ns.add_alone(copy.end - copy.start);
+                copies.latency.record(copy.end - copy.start);
+                if let Some(ring) = &meters.rings.copies {
+                    ring.note(copy.start.max(ring.end()), copy.end, Work::Copy);
+                }
             }
         });
         let oldest = gone.and_then(|()| self.copier.oldest(now));

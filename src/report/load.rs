@@ -194,7 +194,8 @@ impl Loads {
             batches: handed.batches as f64,
             items_per_s: handed.samples as f64 / steady * 1e9,
             starved: starved(snapshot),
-            copy: share(copy.busy_ns.saturating_add(copy.ops_ns)).min(1.0) / flow(copy.batches, handed.batches),
+            // Operations run beside the copies.
+            copy: share(copy.busy_ns.max(copy.ops_ns)).min(1.0) / flow(copy.batches, handed.batches),
             decode: (working / workers).max(on_cores).min(1.0) / prepared,
             storage: share(storage.busy_ns).min(1.0) / prepared,
             order: share(order.busy_ns).min(1.0) / prepared,

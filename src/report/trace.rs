@@ -77,7 +77,7 @@ fn about(timeline: &Timeline, snapshot: &Snapshot, names: Names<'_>) -> Value {
         about.insert("gpu time of these steps, s".into(), seconds(gpu.span_ns).into());
         about.insert("gpu steps whose request came to an idle stream".into(), gpu.dry_steps.into());
         about.insert("gpu starved s".into(), seconds(gpu.starved_ns).into());
-        about.insert("gpu idle before a batch was asked for, at most, s".into(), seconds(gpu.host_late_ns).into());
+        about.insert("gpu idle by the program's own code, s".into(), gpu.host_late_ns().map(seconds).into());
     }
     about
 }

@@ -319,6 +319,14 @@ impl Standin {
         self.call::<extern "C" fn(u64, usize) -> usize, _>("standin_unobserved", |count| count(address, len))
     }
 
+    /// A stream of a green context in the current context.
+    pub fn green_stream(&self) -> usize {
+        let mut stream = 0;
+        type Create = extern "C" fn(*mut u64, u64, u32, i32) -> u32;
+        self.call::<Create, _>("cuGreenCtxStreamCreate", |create| assert_eq!(create(&mut stream, 0, 0, 0), 0));
+        stream as usize
+    }
+
     /// Host address of a device pointer; `None` if it belongs to no live allocation.
     pub fn host_address(&self, address: u64) -> Option<*mut u8> {
         let at = self.call::<extern "C" fn(u64) -> *mut u8, _>("standin_host_address", |find| find(address));

@@ -101,7 +101,7 @@ pub fn measured(machine: &Machine, batches: usize) -> (Snapshot, Timeline) {
         snapshot.copy = Some(copy);
         let mut gpu = GpuIdle::default();
         (gpu.steps, gpu.starved_ns) = (count.saturating_sub(1), snapshot.consumer.waited_ns * 9 / 10);
-        (gpu.host_late_ns, gpu.span_ns) = (steady / 30, steady);
+        (gpu.late_ns, gpu.span_ns) = (steady / 30, steady);
         snapshot.consumer.gpu = Some(gpu);
     }
     let mut timeline = Timeline::default();

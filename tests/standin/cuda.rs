@@ -69,6 +69,9 @@ const CAPTURE_WRONG_THREAD: u32 = 908;
 const GLOBAL: u32 = 0;
 const RELAXED: u32 = 2;
 
+/// Marks the handle of a green context.
+const GREEN: u64 = 1 << 60;
+
 const PAGE: u64 = 4096;
 /// Bytes of device addresses, and the distance from an address to its bytes.
 const SPAN: u64 = 1 << 40;
@@ -204,6 +207,8 @@ struct Stream {
     /// Synchronises with the legacy stream.
     blocking: bool,
     legacy: bool,
+    /// Of a green context, which works in the primary one and has a handle of its own.
+    green: bool,
     shared: Option<Queue>,
     /// Destroyed by the user; goes when its queue is empty.
     closing: bool,
@@ -1047,6 +1052,7 @@ entry!(cuCtxSetCurrent, |s, context: Handle| {
 });
 
 entry!(cuCtxPushCurrent_v2, |s, context: Handle| {
+    let context = Handle(context.0 & !GREEN);
     s.contexts.get(&context.0).ok_or(INVALID_CONTEXT)?;
     s.alive(context.0)?;
     s.change_current(|stack| stack.push(context.0));
@@ -1083,8 +1089,8 @@ fn new_stream(s: &mut State, context: u64, blocking: bool, priority: Option<i32>
     let legacy = priority.is_none();
     let id = s.handle(if legacy { "legacy" } else { "stream" });
     let shared = s.share_queue(context, priority.unwrap_or_default());
-    let (clock, queue, closing, last, done, busy) = (Clock::new(), VecDeque::new(), false, 0, 0, None);
-    s.streams.insert(id, Stream { context, blocking, legacy, shared, closing, last, done, busy, clock, queue });
+    let (clock, queue, closing, last, done, busy, green) = (Clock::new(), VecDeque::new(), false, 0, 0, None, false);
+    s.streams.insert(id, Stream { context, blocking, legacy, green, shared, closing, last, done, busy, clock, queue });
     let spawned = std::thread::Builder::new().name("standin-stream".into()).spawn(move || worker(id));
     spawned.expect("a thread for the stream");
     id
@@ -1156,7 +1162,23 @@ entry!(cuStreamQuery, |s, stream: Handle| {
     Ok(())
 });
 
-entry!(cuStreamGetCtx, |s, stream: Handle, out: Out<u64>| out.put(s.streams[&s.stream(stream)?].context));
+entry!(cuStreamGetCtx, |s, stream: Handle, out: Out<u64>| {
+    let Stream { context, green, .. } = s.streams[&s.stream(stream)?];
+    out.put(if green { context | GREEN } else { context })
+});
+
+entry!(cuStreamGetGreenCtx, |s, stream: Handle, out: Out<u64>| {
+    let Stream { context, green, .. } = s.streams[&s.stream(stream)?];
+    out.put(if green { context | GREEN } else { 0 })
+});
+
+/// Whatever the green context, the stream works in the current one.
+entry!(cuGreenCtxStreamCreate, |s, out: Out<u64>, _green: Handle, _flags: u32, priority: i32| {
+    let context = s.current()?;
+    let id = new_stream(s, context, false, Some(priority));
+    s.streams.entry(id).and_modify(|stream| stream.green = true);
+    out.put(id)
+});
 
 entry!(cuStreamWaitEvent, |s, stream: Handle, event: Handle, flags: u32| {
     s.current()?;

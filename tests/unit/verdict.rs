@@ -84,7 +84,7 @@ fn the_wait_of_the_stream_counts_and_not_that_of_the_host() {
 #[test]
 fn without_a_measured_step_on_a_gpu_no_cause_is_named() {
     let gpu = |no_stream, no_event| {
-        let unmeasured = Unmeasured { no_stream, no_event };
+        let unmeasured = Unmeasured { no_stream, no_event, ..Unmeasured::default() };
         Some(crate::meter::GpuIdle { unmeasured, ..Default::default() })
     };
     let copies = |gpu| {
@@ -481,12 +481,12 @@ fn copies_and_the_planner_are_named_when_they_are_the_slowest() {
     });
     assert_said(Cause::Copy, "(`finish`)", copying);
     let making = idle(|s| {
-        let (busy_ns, ops_ns, batches, buffers) = (1_000_000_000, 8_500_000_000, 100, 3);
+        let (busy_ns, ops_ns, batches, buffers) = (1_000_000_000, 9_500_000_000, 100, 3);
         s.copy = Some(crate::meter::CopyStage { busy_ns, ops_ns, batches, buffers, ..Default::default() });
         s.consumer.gpu = Some(on_gpu(100, 5_000_000_000));
     });
     assert_said(Cause::Copy, "on the bus 10 % of the time", making.clone());
-    assert_said(Cause::Copy, "operations on the device took 85 %", making.clone());
+    assert_said(Cause::Copy, "operations on the device took 95 %", making.clone());
     assert_said(Cause::Copy, "Operations on the device (`finish`) take longer than the copies", making);
     assert_said(Cause::Order, "The planner's thread computed 95 %", idle(|s| s.order.busy_ns = 9_500_000_000));
 }

@@ -10,17 +10,19 @@ use pyo3::types::PyDict;
 pub fn exception(py: Python<'_>, error: &Error) -> PyErr {
     let message = error.to_string();
     // At the interpreter's end the module may be gone.
-    of_class(py, error.kind(), &message).unwrap_or_else(|_| PyRuntimeError::new_err(message))
+    of_class(py, error, &message).unwrap_or_else(|_| PyRuntimeError::new_err(message))
 }
 
-fn of_class(py: Python<'_>, kind: ErrorKind, message: &str) -> PyResult<PyErr> {
+fn of_class(py: Python<'_>, error: &Error, message: &str) -> PyResult<PyErr> {
     static CLASSES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
     let classes = CLASSES.get_or_try_init(py, || {
         let classes = py.import("feedline.errors")?.getattr("CLASSES")?;
         Ok::<_, PyErr>(classes.cast_into::<PyDict>()?.unbind())
     })?;
-    let class = classes.bind(py).as_any().get_item(kind.as_str())?;
-    Ok(PyErr::from_value(class.call1((message,))?))
+    let class = classes.bind(py).as_any().get_item(error.kind().as_str())?;
+    let raised = class.call1((message,))?;
+    raised.setattr("stage", error.stage().as_str())?;
+    Ok(PyErr::from_value(raised))
 }
 
 /// Errors: in a forked child of the process. First of all, as another thread may have had a lock at the fork.

@@ -33,6 +33,8 @@ mod _native {
     #[pymodule_export]
     use crate::source::ramp;
     #[pymodule_export]
+    use crate::stream::{bound, used_on};
+    #[pymodule_export]
     use crate::tensor::Tensor;
 
     #[pymodule_init]

@@ -7,14 +7,14 @@ use crate::source::{Opened, Paths, Pictures, Source};
 use crate::stream::Handle;
 use crate::tensor::Tensor;
 use feedline::dataset::{DatasetExt, stoppable};
-use feedline::device::DeviceKind;
+use feedline::device::{DeviceKind, StreamUse};
 use feedline::dlpack::Tensors;
 use feedline::order::Groups;
 use feedline::profile::{Across, Change, Names, RankReport, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{
-    BadSample, Batch, Device, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Process, Rank, Result, State,
-    Stop,
+    BadSample, Batch, Device, ErrorKind, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Process, Rank, Result, Stage,
+    State, Stop,
 };
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -56,8 +56,15 @@ struct Built {
 #[pymethods]
 impl Loader {
     #[new]
+    #[classmethod]
     #[pyo3(signature = (source, path, **settings))]
-    fn new(py: Python<'_>, source: String, path: Paths, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+    fn new(
+        class: &Bound<'_, PyType>,
+        source: String,
+        path: Paths,
+        settings: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let py = class.py();
         let code = Arc::new(Code::default());
         let mut given = Given::new(py, settings)?;
         let source = Source::of(source, path, &mut given, &code)?;
@@ -74,8 +81,7 @@ impl Loader {
         let open = move || source.open(seed, budget).map(|opened| (source, opened));
         let (source, opened) = interruptible(py, open)?.map_err(|error| exception(py, &error))?;
         let recipe = Recipe { source, opened, pictures, settings, code };
-        // Building takes memory: other threads go on meanwhile.
-        let built = py.detach(|| recipe.build(shard)).map_err(|error| exception(py, &error))?;
+        let built = recipe.build_for(class, shard).map_err(|error| exception(py, &error))?;
         Ok(Self { recipe, process: Process::current(), built: Mutex::new(built) })
     }
 
@@ -193,35 +199,47 @@ impl Loader {
         py.detach(|| loader.preview(epoch, count)).map_err(|error| exception(py, &error))
     }
 
+    /// On a GPU, says that all work of a step was given to `stream`, or else to the stream that took the last batch, so that
+    /// the report tells how long this program leaves it idle. `feedline.torch` calls it after each step of an optimizer.
+    #[pyo3(signature = (stream=None))]
+    fn mark(&self, py: Python<'_>, stream: Option<Handle>) -> PyResult<()> {
+        let loader = self.inner(py)?;
+        py.detach(|| match stream {
+            None => loader.mark(),
+            Some(stream) => loader.mark_on(stream.stream()),
+        });
+        Ok(())
+    }
+
     /// What the loader did so far and what limits it, as text.
     fn report(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.inner(py)?.report().to_string())
+        self.asked(py, |loader| loader.report().to_string())
     }
 
     /// All measurements so far, as JSON.
     fn _snapshot(&self, py: Python<'_>) -> PyResult<String> {
-        serde_json::to_string(&self.inner(py)?.snapshot()).map_err(|error| PyValueError::new_err(error.to_string()))
+        serde_json::to_string(&self.asked(py, feedline::Loader::snapshot)?).map_err(unserialized)
     }
 
     /// The verdict so far and its headline, as JSON.
     fn _verdict(&self, py: Python<'_>) -> PyResult<(String, String)> {
-        let verdict = self.inner(py)?.report().verdict;
-        let json = serde_json::to_string(&verdict).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let verdict = self.asked(py, |loader| loader.report().verdict)?;
+        let json = serde_json::to_string(&verdict).map_err(unserialized)?;
         Ok((verdict.headline(), json))
     }
 
     /// The estimate of a run with this step: text, and JSON; None without two batches.
     fn _estimate(&self, py: Python<'_>, step_s: f64) -> PyResult<Option<(String, String)>> {
         let step = Duration::try_from_secs_f64(step_s).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let Some(estimate) = self.inner(py)?.estimate(step) else { return Ok(None) };
-        let json = serde_json::to_string(&estimate).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let Some(estimate) = self.asked(py, |loader| loader.estimate(step))? else { return Ok(None) };
+        let json = serde_json::to_string(&estimate).map_err(unserialized)?;
         Ok(Some((estimate.to_string(), json)))
     }
 
     /// What this process tells the others, as JSON.
     fn _rank_report(&self, py: Python<'_>, process: u32, processes: u32) -> PyResult<String> {
-        serde_json::to_string(&self.inner(py)?.rank_report(process, processes))
-            .map_err(|error| PyValueError::new_err(error.to_string()))
+        let report = self.asked(py, |loader| loader.rank_report(process, processes))?;
+        serde_json::to_string(&report).map_err(unserialized)
     }
 
     /// The rank and world that the launcher of this process gives.
@@ -237,7 +255,7 @@ impl Loader {
         let reports: Result<Vec<RankReport>, _> = reports.iter().map(|report| serde_json::from_str(report)).collect();
         let reports = reports.map_err(|error| PyValueError::new_err(format!("a report of a rank: {error}")))?;
         let view = py.detach(|| Across::of(reports));
-        let json = serde_json::to_string(&view).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let json = serde_json::to_string(&view).map_err(unserialized)?;
         Ok((view.to_string(), json))
     }
 
@@ -245,16 +263,15 @@ impl Loader {
     fn _what_if(&self, py: Python<'_>, change: &str) -> PyResult<Option<String>> {
         let change: Change = serde_json::from_str(change)
             .map_err(|_| PyTypeError::new_err(format!("what_if takes numbers, and True or False: {change}")))?;
-        let Some(model) = WhatIf::from(&self.inner(py)?.snapshot()) else { return Ok(None) };
+        let Some(model) = WhatIf::from(&self.asked(py, feedline::Loader::snapshot)?) else { return Ok(None) };
         let said = serde_json::to_string(&model.with(&change));
-        said.map(Some).map_err(|error| PyValueError::new_err(error.to_string()))
+        said.map(Some).map_err(unserialized)
     }
 
     /// The totals so far as text for Prometheus, with `name` as label.
     #[pyo3(signature = (name="train"))]
     fn metrics(&self, py: Python<'_>, name: &str) -> PyResult<String> {
-        let loader = self.inner(py)?;
-        Ok(prometheus(&[(names(&loader, name), &loader.snapshot())]))
+        self.asked(py, |loader| prometheus(&[(names(loader, name), &loader.snapshot())]))
     }
 
     /// Scalars of the time since the last call, for a training log. Meant for every step.
@@ -266,7 +283,7 @@ impl Loader {
     #[pyo3(signature = (prefix="feedline/"))]
     fn log<'py>(&self, py: Python<'py>, prefix: &str) -> PyResult<Bound<'py, PyDict>> {
         let scalars = PyDict::new(py);
-        for (name, value) in self.inner(py)?.log().scalars() {
+        for (name, value) in self.asked(py, feedline::Loader::log)?.scalars() {
             scalars.set_item(format!("{prefix}{name}"), value)?;
         }
         Ok(scalars)
@@ -275,8 +292,7 @@ impl Loader {
     /// The last batches and the work of each thread as JSON for ui.perfetto.dev.
     #[pyo3(signature = (name="train"))]
     fn trace(&self, py: Python<'_>, name: &str) -> PyResult<String> {
-        let loader = self.inner(py)?;
-        Ok(trace(&loader.timeline(), &loader.snapshot(), names(&loader, name)))
+        self.asked(py, |loader| trace(&loader.timeline(), &loader.snapshot(), names(loader, name)))
     }
 
     /// The samples that could not be had and that others stand in for so far, each once, as it was the first time: a list of
@@ -354,6 +370,12 @@ impl Loader {
         self.built().loader.clone().ok_or_else(again)
     }
 
+    /// What `ask` makes of the loader, without the GIL: questions to a GPU's driver may wait for another thread's call.
+    fn asked<T: Send>(&self, py: Python<'_>, ask: impl FnOnce(&feedline::Loader) -> T + Send) -> PyResult<T> {
+        let loader = self.inner(py)?;
+        Ok(py.detach(|| ask(&loader)))
+    }
+
     /// The loader of this process's rank, which does not change from here on.
     fn settled(slf: &Bound<'_, Self>) -> PyResult<Arc<feedline::Loader>> {
         let (py, own) = (slf.py(), slf.get());
@@ -386,10 +408,8 @@ impl Loader {
             return Err(exception(py, &config(message)));
         }
         let old = own.built().loader.take();
-        let again = py.detach(|| {
-            drop(old);
-            own.recipe.build(now)
-        });
+        py.detach(|| drop(old));
+        let again = own.recipe.build_for(slf.as_any(), now);
         *own.built() = match again {
             Ok(built) => Built { told: true, ..built },
             // It stays as it was, so that what follows is this error, too.
@@ -401,6 +421,10 @@ impl Loader {
         };
         own.inner(py)
     }
+}
+
+fn unserialized(error: serde_json::Error) -> PyErr {
+    PyValueError::new_err(error.to_string())
 }
 
 fn names<'a>(loader: &feedline::Loader, name: &'a str) -> Names<'a> {
@@ -429,6 +453,19 @@ struct Recipe {
 }
 
 impl Recipe {
+    /// Builds without the GIL, since it takes memory. Where a GPU has too little, the class or loader `owner` may free what its
+    /// framework keeps of it; then once more.
+    fn build_for(&self, owner: &Bound<'_, PyAny>, shard: Rank) -> Result<Built> {
+        let build = || owner.py().detach(|| self.build(shard));
+        match build() {
+            Err(error) if error.kind() == ErrorKind::Budget && error.stage() == Stage::Device => {
+                let freed = owner.call_method0("_free_device_memory").and_then(|freed| freed.is_truthy());
+                if freed.unwrap_or(false) { build() } else { Err(error) }
+            }
+            built => built,
+        }
+    }
+
     fn build(&self, shard: Rank) -> Result<Built> {
         let settings = &self.settings;
         let builder = self.source.builder(&self.opened, &self.pictures, settings.seed)?;
@@ -583,19 +620,23 @@ impl Epoch {
 fn dict(py: Python<'_>, batch: Batch, ids: bool) -> PyResult<Bound<'_, PyAny>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let dict = CLASS.import(py, "feedline", "Batch")?.call0()?;
-    let Tensors { fields, lens, offsets, ids: numbers, status, .. } = batch.into_dlpack();
+    let on_gpu = batch.device().kind() != DeviceKind::Host;
+    let Tensors { fields, lens, offsets, ids: numbers, status, streams, .. } = batch.into_dlpack();
+    if on_gpu {
+        crate::stream::note(&streams);
+    }
     for (name, tensor) in fields {
-        dict.set_item(name, Tensor::new(tensor))?;
+        dict.set_item(name, Tensor::new(tensor, &streams))?;
     }
     for (name, tensor) in lens {
-        dict.set_item(lens_name(&name), Tensor::new(tensor))?;
+        dict.set_item(lens_name(&name), Tensor::new(tensor, &streams))?;
     }
     for (name, tensor) in offsets {
-        dict.set_item(offsets_name(&name), Tensor::new(tensor))?;
+        dict.set_item(offsets_name(&name), Tensor::new(tensor, &streams))?;
     }
     if ids {
-        dict.set_item("ids", Tensor::new(numbers))?;
-        dict.set_item("status", Tensor::new(status))?;
+        dict.set_item("ids", Tensor::new(numbers, &streams))?;
+        dict.set_item("status", Tensor::new(status, &streams))?;
     }
     Ok(dict)
 }
@@ -626,6 +667,8 @@ struct Settings {
     ids: bool,
     shard: Option<ShardArg>,
     device: Option<Words>,
+    /// Why the caller's framework wants the host.
+    device_why: Option<String>,
     gds: Option<String>,
     stop: Option<Stop>,
     order: OrderArgs,
@@ -756,7 +799,8 @@ impl Settings {
             Ok(builder.tuning(|t| t.device_batches(count)))
         }));
         steps.extend(step(given.take("streams")?, |builder, streams: Vec<Handle>| {
-            Ok(streams.iter().fold(builder, |builder, stream| builder.stream(stream.stream())))
+            // Which stream takes a batch, its consumer says later.
+            Ok(streams.iter().fold(builder, |builder, stream| builder.stream_as(stream.stream(), StreamUse::Beside)))
         }));
         steps.extend(step(given.take("numa")?, |builder, node: NumaArg| {
             let node = node.numa()?;
@@ -788,6 +832,7 @@ impl Settings {
             ids: given.take("ids")?.unwrap_or(false),
             shard: given.take("shard")?,
             device: given.take("device")?,
+            device_why: given.take("device_why")?,
             gds: given.take("gds")?,
             stop: given.take("stop_on_signals")?.unwrap_or(false).then(Stop::new),
             order: OrderArgs {
@@ -822,7 +867,7 @@ impl Settings {
             builder = step(builder)?;
         }
         let device = self.device.as_ref().map_or("auto", |device| &device.0);
-        place(builder, device, self.gds.as_deref().unwrap_or("auto"))
+        place(builder, device, self.device_why.as_deref(), self.gds.as_deref().unwrap_or("auto"))
     }
 }
 
@@ -918,13 +963,16 @@ fn last(name: &str) -> Result<LastBatch> {
 }
 
 /// Where batches are handed out, also as PyTorch calls it. The only place that knows devices.
-fn place(builder: LoaderBuilder, device: &str, gds: &str) -> Result<(LoaderBuilder, String)> {
+fn place(builder: LoaderBuilder, device: &str, why: Option<&str>, gds: &str) -> Result<(LoaderBuilder, String)> {
     let words = match device {
         "cpu:0" => "cpu".into(),
         number if number.parse::<u32>().is_ok() => format!("cuda:{number}"),
         words => words.to_string(),
     };
-    let device: Device = words.parse()?;
+    let device = match why {
+        Some(why) if words == "cpu" => Device::host_since(why),
+        _ => words.parse()?,
+    };
     let name = match device.kind() {
         DeviceKind::Cuda(ordinal) => format!("cuda:{ordinal}"),
         _ => "cpu".into(),

@@ -12,7 +12,8 @@
 
 use crate::error::{check, exception};
 use crate::stream::Handle;
-use feedline::dlpack::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, Dlpack};
+use feedline::device::StreamUse;
+use feedline::dlpack::{BatchStreams, DLDevice, DLManagedTensor, DLManagedTensorVersioned, Dlpack};
 use feedline::{ErrorKind, Process};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -32,11 +33,12 @@ const LEGACY: &CStr = c"dltensor";
 ///
 /// On a GPU the stream that the consumer names (torch names its current one) finds the data there, and what it was given
 /// until the last tensor goes is done before the memory is used again. It must live until then; torch's do. Work on other
-/// streams needs bind() before the tensor is taken.
+/// streams needs bind(), or used_on().
 #[pyclass(frozen, module = "feedline")]
 pub struct Tensor {
     /// `None` once it was handed over.
     dlpack: Mutex<Option<Dlpack>>,
+    batch: BatchStreams,
     process: Process,
     shape: Vec<i64>,
     dtype: &'static str,
@@ -44,13 +46,14 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    pub fn new(dlpack: Dlpack) -> Self {
+    pub fn new(dlpack: Dlpack, batch: &BatchStreams) -> Self {
         let DLDevice { device_type, device_id } = dlpack.device();
         Self {
             shape: dlpack.shape().to_vec(),
             dtype: dlpack.dtype().name(),
             device: (device_type, device_id),
             dlpack: Mutex::new(Some(dlpack)),
+            batch: batch.clone(),
             process: Process::current(),
         }
     }
@@ -60,14 +63,14 @@ impl Tensor {
         Ok(self.dlpack.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Binds a stream; `gone` if the tensor was taken. The driver may keep a call waiting, so other threads of Python go on.
-    fn bind_detached(&self, py: Python<'_>, stream: Handle, gone: fn() -> PyErr) -> PyResult<()> {
+    /// Binds a stream to the batch. The driver may keep a call waiting, so other threads of Python go on.
+    fn bind_as(&self, py: Python<'_>, stream: &Handle, how: StreamUse) -> PyResult<()> {
         check(py, self.process)?;
-        let bound = py.detach(|| {
-            let place = self.dlpack.lock().unwrap_or_else(PoisonError::into_inner);
-            place.as_ref().map(|dlpack| stream.bind(dlpack))
-        });
-        bound.ok_or_else(gone)?.map_err(|error| unbound(py, &error))
+        match py.detach(|| self.batch.bind_as(stream.stream(), how)) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(PyBufferError::new_err("every tensor of the batch is gone: bind streams before the last one goes")),
+            Err(error) => Err(unbound(py, &error)),
+        }
     }
 
     fn on_host(&self) -> bool {
@@ -96,7 +99,7 @@ fn taken() -> PyErr {
 }
 
 /// A stream that is not of the tensor's device is the caller's mistake; all else is the device's.
-fn unbound(py: Python<'_>, error: &feedline::Error) -> PyErr {
+pub fn unbound(py: Python<'_>, error: &feedline::Error) -> PyErr {
     match error.kind() {
         ErrorKind::Config => PyBufferError::new_err(error.to_string()),
         _ => exception(py, error),
@@ -122,8 +125,8 @@ impl Tensor {
         self.refuse(stream, dl_device, copy)?;
         let stream = if self.on_host() { None } else { Handle::of_dlpack(stream)? };
         let versioned = max_version.is_some_and(|(major, _)| major >= 1);
-        if let Some(stream) = stream {
-            self.bind_detached(py, stream, taken)?;
+        if let Some(stream) = stream.filter(|_| self.place(py).is_ok_and(|place| place.is_some())) {
+            self.bind_as(py, &stream, StreamUse::Takes)?;
         }
         let dlpack = self.place(py)?.take();
         capsule(py, dlpack.ok_or_else(taken)?, versioned)
@@ -131,10 +134,20 @@ impl Tensor {
 
     /// On a GPU, orders the whole batch with the work of one more stream: what it is given from here on finds the data there,
     /// and the memory is used again only behind the work that it was given until the last tensor of the batch is gone. A
-    /// handle, or a stream of torch, CuPy, cuda.core; it must live until then. `BufferError` once the tensor was taken.
+    /// stream of torch, CuPy or cuda.core, which the batch keeps; or a handle, whose stream must live until then.
     fn bind(&self, py: Python<'_>, stream: Handle) -> PyResult<()> {
-        let gone = || PyBufferError::new_err("this tensor was handed over: bind streams before it is taken");
-        self.bind_detached(py, stream, gone)
+        self.bind_as(py, &stream, StreamUse::Beside)
+    }
+
+    /// On a GPU, says that one more stream works on the whole batch after a stream that is bound, as a step does on what a
+    /// prefetcher took: the memory is used again only behind its work too. It does not wait for the batch.
+    fn used_on(&self, py: Python<'_>, stream: Handle) -> PyResult<()> {
+        self.bind_as(py, &stream, StreamUse::Releases)
+    }
+
+    /// As `stream` of `__dlpack__`: the stream's idle time is measured.
+    fn _take(&self, py: Python<'_>, stream: Handle) -> PyResult<()> {
+        self.bind_as(py, &stream, StreamUse::Takes)
     }
 
     /// (1, 0) is the host, (2, n) GPU n of CUDA.

@@ -35,7 +35,8 @@ impl Backend for Gpu {
             None if stream.raw() == LEGACY || self.known.load(Ordering::Relaxed) == stream.raw() => return Ok(()),
             None => self.context_of(stream.raw())?,
         };
-        if context != self.context() {
+        // A green context shares memory and events with the primary one of its device.
+        if context != self.context() && !self.shares(stream.raw(), context)? {
             let ordinal = self.ordinal();
             return refused(format!("the stream belongs to another context than cuda:{ordinal} of this loader"));
         }

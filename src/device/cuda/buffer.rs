@@ -3,7 +3,7 @@
 use super::cufile::{BufferGuard, CuFile};
 use super::driver::{self, CopyStream, DeviceMemory, DevicePtr, Event, Gpu};
 use super::idle::IdleMeter;
-use crate::device::{Backend, BatchHead, DeviceKind, OnDevice, Stream};
+use crate::device::{Backend, BatchHead, Bound, DeviceKind, OnDevice, Stream, StreamUse};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Hold;
 use crate::tensor::Layout;
@@ -99,7 +99,7 @@ pub(crate) struct Buffer {
     captured: Vec<Stream>,
     /// Whether the bell must ring when consumers are done.
     pub(super) rings: bool,
-    streams: Mutex<Vec<Stream>>,
+    streams: Mutex<Vec<Bound>>,
     pub(crate) head: BatchHead,
     /// The owner to return to, while a consumer holds the batch.
     home: Option<Arc<Home>>,
@@ -138,29 +138,39 @@ impl Buffer {
         self.unsure |= self.mark_released(&home.idle).is_err();
     }
 
-    fn streams(&self) -> MutexGuard<'_, Vec<Stream>> {
+    fn streams(&self) -> MutexGuard<'_, Vec<Bound>> {
         self.streams.hold()
     }
 
     /// `lives`: one of the builder's streams, which are checked.
-    fn bind_checked(&self, stream: &Stream, lives: bool) -> Result<()> {
+    fn bind_checked(&self, stream: &Stream, how: StreamUse, lives: bool) -> Result<()> {
         let home = self.home();
         let mut streams = self.streams();
-        if streams.iter().any(|bound| bound.raw() == stream.raw()) {
+        let at = streams.iter().position(|bound| bound.stream.raw() == stream.raw());
+        let before = at.map(|at| streams[at].how);
+        if before >= Some(how) {
             return Ok(());
         }
         // One guard for all calls.
         let _bound = home.gpu.enter()?;
         if !lives {
-            // First: a capturing stream must not be asked for its context.
-            home.gpu.check_uncaptured(stream.raw())?;
+            // First: a capturing stream must not be asked for its context. Nothing is recorded on a stream that only releases,
+            // and the default stream has no context to ask for.
+            if how > StreamUse::Releases || stream.raw() != driver::LEGACY {
+                home.gpu.check_uncaptured(stream.raw())?;
+            }
             home.gpu.check_stream(stream)?;
         }
-        home.gpu.stream_waits(stream.raw(), &self.copied)?;
-        if streams.is_empty() {
+        if how > StreamUse::Releases && before < Some(StreamUse::Beside) {
+            home.gpu.stream_waits(stream.raw(), &self.copied)?;
+        }
+        if how == StreamUse::Takes && streams.iter().all(|bound| bound.how < StreamUse::Takes) {
             home.idle.started(self.base(), stream, lives, &self.copied);
         }
-        streams.push(stream.clone());
+        match at {
+            Some(at) => streams[at].how = how,
+            None => streams.push(Bound { stream: stream.clone(), how }),
+        }
         Ok(())
     }
 
@@ -168,12 +178,19 @@ impl Buffer {
     fn mark_released(&mut self, idle: &IdleMeter) -> Result<()> {
         let streams = self.streams.get_mut().unwrap_or_else(PoisonError::into_inner);
         self.rings = false;
-        let (mut first, mut done) = (None, Ok(()));
-        for (number, stream) in streams.drain(..).enumerate() {
+        // If no stream has waited for the copy, nobody else knows that it has ended.
+        if streams.iter().all(|bound| bound.how < StreamUse::Beside) {
+            self.released.push(self.copied.clone());
+        }
+        let mut taken = None;
+        let mut done = Ok(());
+        for Bound { stream, how } in streams.drain(..) {
             let marked = idle.event().and_then(|event| event.mark(stream.raw()).map(|()| event));
             match marked {
                 Ok(event) => {
-                    first = first.or((number == 0).then(|| (event.clone(), stream.raw())));
+                    if how == StreamUse::Takes && taken.is_none() {
+                        taken = Some((event.clone(), stream.raw()));
+                    }
                     self.released.push(event);
                 }
                 Err(error) => {
@@ -182,7 +199,7 @@ impl Buffer {
                 }
             }
         }
-        idle.released(self.memory.memory.ptr(), first);
+        idle.released(self.memory.memory.ptr(), taken);
         done
     }
 
@@ -236,28 +253,35 @@ impl Buffer {
     /// Binds a stream: its later work finds the data, and its work before the drop delays reuse of the memory.
     ///
     /// Takes `&self`, under an uncontended lock.
-    pub(crate) fn bind(&self, stream: &Stream) -> Result<()> {
-        self.bind_checked(stream, false)
+    pub(crate) fn bind(&self, stream: &Stream, how: StreamUse) -> Result<()> {
+        self.bind_checked(stream, how, false)
     }
 
-    /// Binds the default stream, unless a stream is bound already.
+    /// Binds the default stream, unless a stream already waits for the copy.
     pub(crate) fn bind_any(&self) -> Result<()> {
-        let bound = !self.streams().is_empty();
-        if bound { Ok(()) } else { self.bind(&Stream::legacy()) }
+        let waits = self.streams().iter().any(|bound| bound.how >= StreamUse::Beside);
+        if waits { Ok(()) } else { self.bind(&Stream::legacy(), StreamUse::Takes) }
+    }
+
+    /// Handles and uses of the bound streams.
+    pub(crate) fn bound(&self) -> Vec<(usize, StreamUse)> {
+        self.streams().iter().map(|bound| (bound.stream.raw(), bound.how)).collect()
     }
 
     /// Binds the builder's streams, which `build` has checked. Fails on a broken device, where the bytes may never
     /// arrive.
-    pub(crate) fn hand_out(&self, streams: &[Stream]) -> Result<()> {
+    pub(crate) fn hand_out(&self, streams: &[Bound]) -> Result<()> {
         self.home().gpu.intact()?;
-        self.home().idle.handed(self.base(), streams.is_empty());
-        streams.iter().try_for_each(|stream| self.bind_checked(stream, true))
+        self.home().idle.handed(self.base(), streams.iter().all(|bound| bound.how < StreamUse::Takes));
+        streams.iter().try_for_each(|bound| self.bind_checked(&bound.stream, bound.how, true))
     }
 
     /// Copies `to.len()` bytes from `from` of the batch to the host, and waits for them.
     pub(crate) fn read_back(&self, from: usize, to: &mut [u8]) -> Result<()> {
         self.bind_any()?;
-        let stream = self.streams().first().map_or(driver::LEGACY, Stream::raw);
+        let waiting =
+            self.streams().iter().find(|bound| bound.how >= StreamUse::Beside).map(|bound| bound.stream.raw());
+        let stream = waiting.unwrap_or(driver::LEGACY);
         self.home().gpu.read_back(to, self.base() + from as DevicePtr, stream)
     }
 

@@ -3,9 +3,13 @@
 //! ```text
 //! free buffer ──copy (its "released" events first)──► OnDevice (in a Batch) ──drop (records "released")──► free buffer
 //! slot        ──copy──► in flight until its copies are done (flight.rs) ──► free slot
+//!                │
+//! copy stream    ├──► what is delivered as it is ──────────────► buffer
+//!                └──► what operations convert ──► staging area        ▲
+//! made stream                                         └─ operations ──┘   beside the next copy, into the other area
 //! ```
 //!
-//! No thread waits in the driver for a copy: the device rings a bell.
+//! No thread waits in the driver for a copy: the device rings a bell, or the thread looks when the copy should have ended.
 //!
 //! Limits: one batch on the device per buffer. `build` makes all memory, events and lists. Events for further consumer
 //! streams are made when the first batch is bound to them.
@@ -13,11 +17,11 @@
 #![allow(unsafe_code)]
 
 use super::buffer::{BatchMemory, Buffer, Home};
-use super::driver::{self, CopyStream, DevicePtr, Gpu, Pin};
+use super::driver::{self, CopyStream, DeviceMemory, DevicePtr, Event, Gpu, Pin};
 use super::flight::{InFlight, Marks};
 use super::idle::IdleMeter;
 use super::kernels::Kernels;
-use crate::device::{Copied, DeviceOp, DirectStep, FinishStep, Oldest, OnBus, Setup};
+use crate::device::{Copied, DeviceOp, DirectStep, FinishStep, Landed, Oldest, Setup};
 use crate::error::{Error, Result};
 use crate::memory::{Filled, Pinned, Region};
 use crate::tensor::{Layout, PAGE};
@@ -25,6 +29,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Number of rows that are not blank; blank rows come last.
 fn real_rows(slot: &Filled) -> usize {
@@ -38,17 +43,50 @@ struct Stretch {
     to: usize,
 }
 
+/// Device memory for the arrays that only operations read. The next copy into it waits for the operations on the last one.
+struct Area {
+    memory: DeviceMemory,
+    last: Option<Arc<Event>>,
+}
+
+/// The areas, used in turn: a copy fills one while the operations on the batch before read the other.
+struct Staging {
+    fields: Vec<usize>,
+    layout: Layout,
+    areas: Vec<Area>,
+    next: usize,
+}
+
+impl Staging {
+    /// The operations that end at this event are the last on the present area.
+    fn turn(&mut self, ended: &Arc<Event>) {
+        if let Some(area) = self.areas.get_mut(self.next) {
+            area.last = Some(ended.clone());
+            self.next = (self.next + 1) % self.areas.len();
+        }
+    }
+
+    /// Address of a field in the present area; `None` for a field that lies in the batch.
+    fn at(&self, field: usize) -> Option<DevicePtr> {
+        let area = self.areas.get(self.next).filter(|_| self.fields.contains(&field))?;
+        Some(area.memory.ptr() + self.layout.fields()[field].offset as DevicePtr)
+    }
+}
+
 /// Copies slots. Owned by the transfer thread.
 pub(crate) struct Copier {
     home: Arc<Home>,
-    /// Fields of the slot to copy.
+    /// Fields of the slot to copy into the batch.
     copied: Vec<usize>,
+    staging: Staging,
     ops: Vec<DeviceOp>,
     kernels: Option<Arc<Kernels>>,
     /// Of the highest priority, as all streams here: our kernels must not delay the next copy until a consumer's kernel ends.
     /// And streams share few hardware queues per priority: a bell that waits for a consumer must not hold up another one's
     /// stream.
     stream: CopyStream,
+    /// Runs the operations on a batch, so that the bus carries the next one meanwhile.
+    made: CopyStream,
     /// Rings when a copy is done. Separate, because a callback blocks its own stream.
     notify: CopyStream,
     /// Rings when consumers are done with a buffer. Separate, because they may be late and must not delay the bells of
@@ -62,8 +100,12 @@ pub(crate) struct Copier {
     #[expect(clippy::vec_box, reason = "buffers travel in their boxes")]
     unknown: Vec<Box<Buffer>>,
     in_flight: InFlight,
-    /// The runs of every full batch; `None` where they differ: packed fields, groups.
-    whole: Option<Vec<Stretch>>,
+    /// Slots of the loader.
+    slots: usize,
+    /// Whether the thread's timers follow the clock of the measurements; else each copy rings.
+    timed: bool,
+    /// The runs of every full batch, and into a staging area; `None` where they differ: packed fields, groups.
+    whole: Option<[Vec<Stretch>; 2]>,
 }
 
 impl Copier {
@@ -74,10 +116,17 @@ impl Copier {
         mut targets: Vec<BatchMemory>,
         idle: Arc<IdleMeter>,
     ) -> Result<Self> {
-        let Setup { slot, contents, copied, ops, batches, slots, bell, .. } = setup;
+        let Setup { slot, contents, copied, ops, staged, staging: layout, areas, batches, slots, bell, clock, .. } =
+            setup;
         let (back, free) = bounded(batches);
         let full = |field: usize| slot.fields()[field].row_bytes * slot.rows();
-        let whole = (!slot.varies()).then(|| runs(arrays(&slot, &contents, &copied, slot.rows(), full)));
+        let whole = (!slot.varies()).then(|| {
+            let into_batch = runs(arrays(&slot, &contents, &copied, slot.rows(), full));
+            [into_batch, runs(arrays(&slot, &layout, &staged, slot.rows(), full))]
+        });
+        let area = || Ok(Area { memory: DeviceMemory::new(gpu, layout.bytes(), "a staging area")?, last: None });
+        let areas = (0..areas).map(|_| area()).collect::<Result<_>>()?;
+        let staging = Staging { fields: staged, layout, areas, next: 0 };
         let kernels = if ops.iter().any(needs_kernels) { Some(Kernels::of(gpu)?) } else { None };
         let (gpu, freed, closed) = (gpu.clone(), free.clone(), AtomicBool::new(false));
         let home = Arc::new(Home { gpu: gpu.clone(), slot, contents, idle, back, freed, closed });
@@ -86,9 +135,13 @@ impl Copier {
         }
         Ok(Self {
             stream: CopyStream::preferred(&gpu)?,
+            made: CopyStream::preferred(&gpu)?,
             notify: CopyStream::preferred(&gpu)?,
             idle: CopyStream::preferred(&gpu)?,
-            in_flight: InFlight::new(&gpu, slots, !ops.is_empty())?,
+            in_flight: InFlight::new(&gpu, slots, if ops.is_empty() { 0 } else { batches })?,
+            slots,
+            timed: clock.is_real(),
+            staging,
             unknown: Vec::with_capacity(batches),
             bell: Arc::new(bell),
             spare: None,
@@ -106,23 +159,29 @@ impl Copier {
         buffer.make_sure(&self.home.gpu).unwrap_or(true)
     }
 
-    /// Waits until no copy is in flight. If that fails, gives up the device.
+    /// Waits until no copy and no operation is in flight. If that fails, gives up the device.
     fn settle(&self) -> bool {
         let gpu = &self.home.gpu;
-        let settled = self.stream.synchronize().is_ok() || gpu.synchronize().is_ok();
+        let settled =
+            self.stream.synchronize().and_then(|()| self.made.synchronize()).is_ok() || gpu.synchronize().is_ok();
         if !settled {
             gpu.give_up();
         }
         settled
     }
 
-    /// Enqueues the operations. Only copies read the slot, and they come first, so the slot need not wait for kernels.
-    fn enqueue(&self, slot: &Filled, buffer: &mut Buffer, marks: &Marks) -> Result<usize> {
-        let gpu = &*self.home.gpu;
+    /// Enqueues the copies and the operations. Only copies read the slot, so the slot need not wait for kernels. The bell
+    /// `rings` at their end.
+    fn enqueue(&mut self, slot: &Filled, buffer: &mut Buffer, marks: &Marks, rings: bool) -> Result<usize> {
+        let home = self.home.clone();
+        let gpu = &*home.gpu;
         let _bound = gpu.bind()?;
         if buffer.unsure {
             gpu.synchronize()?;
             buffer.unsure = false;
+        }
+        if let Some(last) = self.staging.areas.get(self.staging.next).and_then(|area| area.last.as_ref()) {
+            gpu.stream_waits(self.stream.raw(), last)?;
         }
         if !buffer.released.is_empty() {
             marks.queued.record(self.stream.raw())?;
@@ -133,38 +192,62 @@ impl Copier {
         marks.began.record(self.stream.raw())?;
         let bytes = self.copy_fields(slot, buffer)?;
         marks.ended.record(self.stream.raw())?;
+        // A step that is not read yet may need the event of the batch before.
+        buffer.copied = self.home.idle.event()?;
+        match &marks.made {
+            None => buffer.copied.record(self.stream.raw())?,
+            Some(made) => {
+                gpu.stream_waits(self.made.raw(), &marks.ended)?;
+                self.operate(slot, buffer)?;
+                made.record(self.made.raw())?;
+                buffer.copied.record(self.made.raw())?;
+                self.staging.turn(&buffer.copied);
+            }
+        }
+        if rings {
+            gpu.stream_waits(self.notify.raw(), &marks.ended)?;
+            self.notify.ring(&self.bell)?;
+        }
+        buffer.released.clear();
+        Ok(bytes)
+    }
+
+    /// Enqueues the operations.
+    fn operate(&self, slot: &Filled, buffer: &Buffer) -> Result<()> {
         for op in &self.ops {
             match op {
                 DeviceOp::Place(step) => self.place(step, slot, buffer)?,
                 DeviceOp::Finish(step) => self.finish(step, slot, buffer)?,
             }
         }
-        if let Some(made) = &marks.made {
-            made.record(self.stream.raw())?;
-        }
-        // A step that is not read yet may need the event of the batch before.
-        buffer.copied = self.home.idle.event()?;
-        buffer.copied.record(self.stream.raw())?;
-        gpu.stream_waits(self.notify.raw(), &marks.ended)?;
-        self.notify.ring(&self.bell)?;
-        buffer.released.clear();
-        Ok(bytes)
+        Ok(())
+    }
+
+    /// Address of a field of the slot on the device, for an operation on this buffer's batch.
+    fn at(&self, buffer: &Buffer, field: usize) -> DevicePtr {
+        self.staging.at(field).unwrap_or_else(|| self.home.at(buffer, field))
     }
 
     /// Enqueues copies of the slot's fields; returns the bytes.
     fn copy_fields(&self, slot: &Filled, buffer: &Buffer) -> Result<usize> {
         let Home { gpu, slot: from, contents, .. } = &*self.home;
+        let Staging { fields: staged, layout, areas, next } = &self.staging;
+        let area = areas.get(*next).map_or(0, |area| area.memory.ptr());
         let mut bytes = 0;
-        let mut copy = |run: Stretch| {
-            let (from, to) = (slot.span(run.from), buffer.base() + run.to as DevicePtr);
-            bytes += from.len();
-            // SAFETY: `in_flight` (or a leak) keeps the slot, with its bytes unchanged, until `ended` is reached. The run
-            // lies within the buffer, which has no other user: the events of its last users were waited for.
-            unsafe { gpu.copy_to_device(to, from.as_ptr(), from.len(), self.stream.raw()) }
-        };
-        match &self.whole {
-            Some(whole) if slot.rows() == from.rows() => whole.iter().cloned().try_for_each(&mut copy)?,
-            _ => arrays(from, contents, &self.copied, slot.rows(), |field| slot.used(field)).try_for_each(&mut copy)?,
+        for (part, (base, to, fields)) in
+            [(buffer.base(), contents, &self.copied), (area, layout, staged)].into_iter().enumerate()
+        {
+            let mut copy = |run: Stretch| {
+                let (from, to) = (slot.span(run.from), base + run.to as DevicePtr);
+                bytes += from.len();
+                // SAFETY: `in_flight` (or a leak) keeps the slot, with its bytes unchanged, until `ended` is reached. The run
+                // lies within the buffer or the area, which has no other user: the events of its last users were waited for.
+                unsafe { gpu.copy_to_device(to, from.as_ptr(), from.len(), self.stream.raw()) }
+            };
+            match &self.whole {
+                Some(whole) if slot.rows() == from.rows() => whole[part].iter().cloned().try_for_each(&mut copy)?,
+                _ => arrays(from, to, fields, slot.rows(), |field| slot.used(field)).try_for_each(&mut copy)?,
+            }
         }
         Ok(bytes)
     }
@@ -176,7 +259,7 @@ impl Copier {
             let places = (at(gather.staging), at(gather.offsets), at(step.field));
             // SAFETY: staging has `stride` bytes per row, and every offset leaves a whole row before its end, as computed
             // in `pipeline/direct.rs`. The arrays lie in the buffer, which only this stream uses now.
-            unsafe { kernels.gather(self.stream.raw(), places, step.row_bytes as u64, rows as u64) }?;
+            unsafe { kernels.gather(self.made.raw(), places, step.row_bytes as u64, rows as u64) }?;
         }
         self.blank(step.field, step.row_bytes, rows, slot, buffer)
     }
@@ -184,17 +267,17 @@ impl Copier {
     /// Zeroes all rows after the first `rows`.
     fn blank(&self, field: usize, row_bytes: usize, rows: usize, slot: &Filled, buffer: &Buffer) -> Result<()> {
         let from = self.home.contents.fields()[field].offset + rows * row_bytes;
-        buffer.memory.memory.clear(from, (slot.rows() - rows) * row_bytes, self.stream.raw())
+        buffer.memory.memory.clear(from, (slot.rows() - rows) * row_bytes, self.made.raw())
     }
 
     /// Converts pictures to floats. Blank rows stay zero.
     fn finish(&self, step: &FinishStep, slot: &Filled, buffer: &Buffer) -> Result<()> {
         let Some(kernels) = &self.kernels else { return Ok(()) };
-        let (at, made) = (|field| self.home.at(buffer, field), real_rows(slot));
+        let (at, made) = (|field| self.at(buffer, field), real_rows(slot));
         let fields = (at(step.input), at(step.output));
-        // SAFETY: the fields lie in the buffer with the plan's lengths, and only this stream uses it now; the caller has
-        // bound the context.
-        unsafe { kernels.finish(self.stream.raw(), &step.plan, fields, step.flips.map(at), made) }?;
+        // SAFETY: the fields lie in the buffer or the staging area with the plan's lengths, and only this stream uses them
+        // now; the caller has bound the context.
+        unsafe { kernels.finish(self.made.raw(), &step.plan, fields, step.flips.map(at), made) }?;
         self.blank(step.output, step.plan.output_bytes(), made, slot, buffer)
     }
 
@@ -277,9 +360,11 @@ impl Copier {
         self.home.idle.read();
         buffer.head.take(&slot, now);
         let (marks, waits) = (self.in_flight.marks(), !buffer.released.is_empty());
-        match self.enqueue(&slot, &mut buffer, &marks) {
+        // Fewer than two slots are left for the stages before, or nobody knows how long a copy takes.
+        let rings = !self.timed || self.in_flight.len() + 2 >= self.slots || self.in_flight.last_ns().is_none();
+        match self.enqueue(&slot, &mut buffer, &marks, rings) {
             Ok(bytes) => {
-                self.in_flight.push(slot, marks, now, waits);
+                self.in_flight.push(slot, marks, now, waits, rings);
                 Copied::Started(buffer.lend(&self.home), bytes)
             }
             // A part may be in flight: the memory is reusable only after its end.
@@ -304,8 +389,13 @@ impl Copier {
         self.in_flight.len()
     }
 
-    /// Frees the slots of finished copies. Passes each copy's time on the device to `done`, if known.
-    pub(crate) fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Option<OnBus>)) -> Result<()> {
+    /// When to look at the copies again, if no bell rings at the end of the oldest.
+    pub(crate) fn next_look(&self, now: u64) -> Option<Duration> {
+        self.in_flight.next_look(now).map(Duration::from_nanos)
+    }
+
+    /// Frees the slots of finished copies. Passes what has ended on the device to `done`.
+    pub(crate) fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Landed)) -> Result<()> {
         let gone = self.in_flight.let_go_done(now, done);
         gone.or_else(|error| self.settle_all(error))
     }

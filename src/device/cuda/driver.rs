@@ -64,6 +64,8 @@ macro_rules! symbols {
         /// The table of symbols.
         struct Symbols {
             $($field: unsafe extern "C" fn($($arg),*) -> c_int,)*
+            /// `cuStreamGetGreenCtx`, from CUDA 12.4 on.
+            stream_green: Option<unsafe extern "C" fn(Handle, *mut Handle) -> c_int>,
         }
 
         impl Symbols {
@@ -73,6 +75,8 @@ macro_rules! symbols {
                     // the library stays open for the life of the process.
                     $($field: *unsafe { library.get(concat!($name, "\0").as_bytes()) }
                         .map_err(|_| concat!("the driver library has no `", $name, "`").to_string())?,)*
+                    // SAFETY: as above.
+                    stream_green: unsafe { library.get(b"cuStreamGetGreenCtx\0") }.ok().map(|symbol| *symbol),
                 })
             }
 
@@ -84,6 +88,7 @@ macro_rules! symbols {
                         extern "C" fn unsupported($(_: $arg),*) -> c_int { 801 }
                         unsupported
                     },)*
+                    stream_green: None,
                 }
             }
         }
@@ -103,6 +108,7 @@ symbols! {
     ctx_push: "cuCtxPushCurrent_v2" (Handle);
     ctx_pop: "cuCtxPopCurrent_v2" (*mut Handle);
     ctx_synchronize: "cuCtxSynchronize" ();
+    ctx_device: "cuCtxGetDevice" (*mut c_int);
     stream_priorities: "cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
     stream_create: "cuStreamCreateWithPriority" (*mut Handle, c_uint, c_int);
     stream_destroy: "cuStreamDestroy_v2" (Handle);
@@ -217,20 +223,24 @@ impl Driver {
     /// the mode is called all the same; a broken context is not.
     fn relaxed(&self, call: impl FnOnce() -> c_int) -> c_int {
         let mut mode = RELAXED;
-        // SAFETY: the pointer is valid for the call, the value one of the driver's modes.
-        let changed = unsafe { (self.symbols.exchange_mode)(&mut mode) };
+        let changed = self.exchange(&mut mode);
         if is_sticky(changed) {
             return changed;
         }
         let code = call();
         if changed == SUCCESS {
-            // SAFETY: as above; the mode is the driver's own answer.
-            let restored = unsafe { (self.symbols.exchange_mode)(&mut mode) };
+            let restored = self.exchange(&mut mode);
             if code == SUCCESS && is_sticky(restored) {
                 return restored;
             }
         }
         code
+    }
+
+    /// Sets the thread's capture mode; `mode` becomes the one before. Returns the driver's code.
+    fn exchange(&self, mode: &mut c_uint) -> c_int {
+        // SAFETY: the pointer is valid for the call, the value one of the driver's modes.
+        unsafe { (self.symbols.exchange_mode)(mode) }
     }
 
     /// Name of a result code; `unknown` if the driver has none.
@@ -249,6 +259,18 @@ impl Driver {
             _ => "unknown code".into(),
         }
     }
+}
+
+/// Runs `call`, in which a library calls the driver, in the relaxed mode: it ends no capture of another thread.
+pub(crate) fn beside_captures<T>(call: impl FnOnce() -> T) -> T {
+    let Ok(driver) = Driver::get() else { return call() };
+    let mut mode = RELAXED;
+    let changed = driver.exchange(&mut mode);
+    let out = call();
+    if changed == SUCCESS {
+        driver.exchange(&mut mode);
+    }
+    out
 }
 
 fn open_library() -> Result<Library, String> {
@@ -490,8 +512,7 @@ impl Gpu {
 
     /// Sets the thread's capture mode; returns the previous one.
     fn exchange_mode(&self, mut mode: c_uint) -> Result<c_uint> {
-        // SAFETY: the pointer is valid for the call, the value one of the driver's modes.
-        let code = unsafe { (self.driver.symbols.exchange_mode)(&mut mode) };
+        let code = self.driver.exchange(&mut mode);
         self.check("cuThreadExchangeStreamCaptureMode", code).map(|()| mode)
     }
 
@@ -551,6 +572,42 @@ impl Gpu {
         // SAFETY: the pointer is valid for the call; that the stream is alive is the contract of `Stream`.
         self.check("cuStreamGetCtx", unsafe { (self.driver.symbols.stream_ctx)(stream, &mut context) })?;
         Ok(context)
+    }
+
+    /// Whether a stream of `context` is one of a green context on this device, on which events of ours can be recorded.
+    pub(crate) fn shares(&self, stream: Handle, context: Handle) -> Result<bool> {
+        let Some(green_of) = self.driver.symbols.stream_green else { return Ok(false) };
+        let _bound = self.enter()?;
+        let mut green = 0;
+        // SAFETY: the pointer is valid for the call; that the stream is alive is the contract of `Stream`.
+        if unsafe { green_of(stream, &mut green) } != SUCCESS || green == 0 || self.device_of(context)? != self.device {
+            return Ok(false);
+        }
+        // The driver's own answer: its documentation does not tell.
+        let mut event = 0;
+        // SAFETY: the pointer is valid for the call, 2 is an event without timing; it is destroyed once.
+        unsafe {
+            self.check("cuEventCreate", (self.driver.symbols.event_create)(&mut event, 2))?;
+            let recorded = (self.driver.symbols.event_record)(event, stream);
+            self.released("cuEventDestroy", || (self.driver.symbols.event_destroy)(event));
+            Ok(recorded == SUCCESS)
+        }
+    }
+
+    /// The device of a context.
+    fn device_of(&self, context: Handle) -> Result<c_int> {
+        let mut device = -1;
+        let mut popped = 0;
+        // SAFETY: the stream's own context is alive, as the stream is; the pointers are valid for the calls, and the last one
+        // pops what the first one pushed.
+        let asked = unsafe {
+            let pushed = (self.driver.symbols.ctx_push)(context);
+            self.check("cuCtxPushCurrent", pushed)?;
+            let asked = (self.driver.symbols.ctx_device)(&mut device);
+            let _ = self.check("cuCtxPopCurrent", (self.driver.symbols.ctx_pop)(&mut popped));
+            asked
+        };
+        self.check("cuCtxGetDevice", asked).map(|()| device)
     }
 
     /// Makes later work of `stream` wait for `event`.

@@ -1,18 +1,21 @@
 //! Slots that the device reads, oldest first, with the events of their copies.
 //!
 //! ```text
-//! copy stream ─● queued ─ waits for consumers' streams ─● began ─ copies ─● ended ─ kernels ─● made, copied (the buffer's)
-//!                          └── blocked by the consumer ──┘  └─ on the bus ─┘ └─► the slot is free
+//! copy stream  ─● queued ─ waits for consumers' streams ─● began ─ copies ─● ended ── the next copy
+//!                           └── blocked by the consumer ──┘  └─ on the bus ─┘├─► the slot is free
+//! made stream  ───────────────────────────────────────────── waits ──────────┴─ operations ─● made, copied (the buffer's)
 //! ```
 //!
 //! Each slot in flight has its own events. A buffer's event would not do: a buffer dropped early gets its next copy
 //! while this one runs, and the driver answers only for the last record.
 //!
 //! The device measures the duration on the bus; the host's clock places it. A copy ends no earlier than it can, and no
-//! later than the host sees its end. Between the ends of two copies the device's clock is exact.
+//! later than the host sees its end. Between the ends of two copies the device's clock is exact. Operations on a batch run
+//! beside the next copies, one batch after the other: their time is from the later of the copy's end and the operations
+//! before to their own end.
 
 use super::driver::{self, Event, Gpu};
-use crate::device::{Oldest, OnBus};
+use crate::device::{Landed, Oldest};
 use crate::error::Result;
 use crate::memory::Filled;
 use std::collections::VecDeque;
@@ -26,9 +29,13 @@ pub(super) struct Marks {
     pub(super) began: Event,
     /// Timed: the copies have ended.
     pub(super) ended: Event,
-    /// Timed: the operations behind them have ended. `None` without operations.
+    /// Timed, on the stream of the operations: those on the batch have ended. `None` without operations.
     pub(super) made: Option<Event>,
 }
+
+/// Between two looks at a copy without a bell, nanoseconds.
+const LEAST_NS: u64 = 100_000;
+const BLOCKED_NS: u64 = 10_000_000;
 
 struct Flying {
     slot: Filled,
@@ -36,6 +43,8 @@ struct Flying {
     submitted: u64,
     /// The copy has waits for consumers' streams, and the copy stream was not yet seen to reach them.
     waits: bool,
+    /// The bell rings at its end.
+    rings: bool,
     queued: bool,
     /// Begin of the copies, once seen.
     began: Option<u64>,
@@ -45,60 +54,100 @@ struct Flying {
 pub(super) struct InFlight {
     queue: VecDeque<Flying>,
     spare: Vec<Marks>,
-    /// Events of the last ended copy, and its end by the host's clock.
-    last: Option<(Marks, u64)>,
+    /// Ended copies, with their ends by the host's clock, oldest first: the last one, and those whose operations are not counted.
+    past: VecDeque<(Marks, u64)>,
+    /// How many of them have their operations counted.
+    counted: usize,
+    /// Nanoseconds of the last copy on the bus.
+    last_ns: Option<u64>,
 }
 
 impl InFlight {
-    /// Makes events for `slots` slots, plus one set that stays with the last ended copy.
-    pub(super) fn new(gpu: &Arc<Gpu>, slots: usize, ops: bool) -> Result<Self> {
+    /// Makes events for `slots` slots; and, for ended copies, for the last one and for as many as have `operations` under way.
+    pub(super) fn new(gpu: &Arc<Gpu>, slots: usize, operations: usize) -> Result<Self> {
         let timed = || Event::timed(gpu);
-        let made = || ops.then(timed).transpose();
+        let made = || (operations > 0).then(timed).transpose();
         let marks = || Ok(Marks { queued: Event::new(gpu)?, began: timed()?, ended: timed()?, made: made()? });
-        let spare = (0..=slots).map(|_| marks()).collect::<Result<_>>()?;
-        Ok(Self { queue: VecDeque::with_capacity(slots), spare, last: None })
+        let spare = (0..slots + operations + 1).map(|_| marks()).collect::<Result<_>>()?;
+        let past = VecDeque::with_capacity(operations + 2);
+        Ok(Self { queue: VecDeque::with_capacity(slots), spare, past, counted: 0, last_ns: None })
     }
 
     /// Events for the next copy; return them by [`push`](Self::push) or [`give_back`](Self::give_back).
     pub(super) fn marks(&mut self) -> Marks {
-        self.spare.pop().expect("one set per slot, plus one")
+        self.spare.pop().expect("one set per slot, and for those whose operations are under way")
     }
 
     pub(super) fn give_back(&mut self, marks: Marks) {
         self.spare.push(marks);
     }
 
-    /// Adds a slot with its submitted copy; `waits`: behind waits for consumers' streams.
-    pub(super) fn push(&mut self, slot: Filled, marks: Marks, submitted: u64, waits: bool) {
-        self.queue.push_back(Flying { slot, marks, submitted, waits, queued: false, began: None });
+    /// Adds a slot with its submitted copy; `waits`: behind waits for consumers' streams; `rings`: a bell rings at its end.
+    pub(super) fn push(&mut self, slot: Filled, marks: Marks, submitted: u64, waits: bool, rings: bool) {
+        self.queue.push_back(Flying { slot, marks, submitted, waits, rings, queued: false, began: None });
     }
 
     pub(super) fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// Frees the slots of finished copies. Passes each one's time to `done`.
+    /// Nanoseconds of the last copy on the bus.
+    pub(super) fn last_ns(&self) -> Option<u64> {
+        self.last_ns
+    }
+
+    /// Nanoseconds until a copy may have ended for which no bell rings: at the end that the last copy's time lets expect, and
+    /// then every [`LEAST_NS`]; every [`BLOCKED_NS`] while it waits for a consumer.
+    pub(super) fn next_look(&self, now: u64) -> Option<u64> {
+        let oldest = self.queue.front().filter(|flying| !flying.rings)?;
+        let Some((began, lasts)) = oldest.began.zip(self.last_ns) else { return Some(BLOCKED_NS) };
+        Some((began + lasts).saturating_sub(now).clamp(LEAST_NS, BLOCKED_NS))
+    }
+
+    /// Frees the slots of finished copies. Passes what has ended to `done`.
     ///
-    /// `now` is 0 if nothing is measured; then there is none.
-    pub(super) fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Option<OnBus>)) -> Result<()> {
+    /// `now` is 0 if nothing is measured; then no time is known.
+    pub(super) fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Landed)) -> Result<()> {
         while let Some(front) = self.queue.front() {
             if !front.marks.ended.is_done()? {
-                return Ok(());
+                break;
             }
-            let Some(Flying { slot, marks, submitted, began, .. }) = self.queue.pop_front() else { return Ok(()) };
+            let Some(Flying { slot, marks, submitted, began, .. }) = self.queue.pop_front() else { break };
             drop(slot);
             let Some(bus) = (now > 0).then(|| marks.began.until(&marks.ended).ok()).flatten() else {
                 self.spare.push(marks);
-                done(None);
+                done(Landed::Copy(None));
                 continue;
             };
             let most = now.saturating_sub(bus);
             let begin = began.unwrap_or_else(|| self.place(&marks.began, submitted, most)).min(most);
-            let former = self.last.replace((marks, begin + bus));
-            // On the same stream, so its operations ended before this copy began.
-            let ops = former.as_ref().and_then(|(marks, _)| marks.ended.until(marks.made.as_ref()?).ok());
-            done(Some(OnBus { copy: begin..begin + bus, ops_ns: ops.unwrap_or(0) }));
-            self.spare.extend(former.map(|(marks, _)| marks));
+            self.last_ns = Some(bus);
+            done(Landed::Copy(Some(begin..begin + bus)));
+            self.past.push_back((marks, begin + bus));
+            self.count_operations(done)?;
+        }
+        self.count_operations(done)
+    }
+
+    /// Passes the times of ended operations to `done`, and keeps the events of the last copy.
+    fn count_operations(&mut self, done: &mut dyn FnMut(Landed)) -> Result<()> {
+        while let Some((marks, _)) = self.past.get(self.counted) {
+            if let Some(made) = &marks.made {
+                if !made.is_done()? {
+                    return Ok(());
+                }
+                let mut ns = marks.ended.until(made)?;
+                let before = self.counted.checked_sub(1).and_then(|before| self.past[before].0.made.as_ref());
+                if let Some(before) = before {
+                    ns = ns.min(before.until(made)?);
+                }
+                done(Landed::Operations(ns));
+            }
+            self.counted += 1;
+            while self.counted > 1 {
+                self.spare.extend(self.past.pop_front().map(|(marks, _)| marks));
+                self.counted -= 1;
+            }
         }
         Ok(())
     }
@@ -123,13 +172,15 @@ impl InFlight {
     /// Host time of `event`, for a copy submitted at `submitted`: at most `most`.
     fn place(&self, event: &Event, submitted: u64, most: u64) -> u64 {
         let expected = |(last, end): &(Marks, u64)| Some(end.saturating_add(last.ended.until(event).ok()?));
-        let least = self.last.as_ref().map_or(submitted, |(_, end)| submitted.max(*end));
-        self.last.as_ref().and_then(expected).unwrap_or(most).max(least).min(most)
+        let least = self.past.back().map_or(submitted, |(_, end)| submitted.max(*end));
+        self.past.back().and_then(expected).unwrap_or(most).max(least).min(most)
     }
 
-    /// All copies are done, although their events do not show it.
+    /// All copies and operations are done, although their events do not show it.
     pub(super) fn clear(&mut self) {
         self.spare.extend(self.queue.drain(..).map(|flying| flying.marks));
+        self.spare.extend(self.past.drain(..).map(|(marks, _)| marks));
+        self.counted = 0;
     }
 
     /// The device can no longer tell which slots it reads: leaks them all.

@@ -390,7 +390,7 @@ impl Case<'_> {
         }
         let unmeasured = self.snapshot.consumer.gpu.as_ref().map(|gpu| gpu.unmeasured);
         match unmeasured {
-            Some(Unmeasured { no_stream: 0, no_event: 0 }) => None,
+            Some(Unmeasured { no_stream: 0, no_event: 0, .. }) => None,
             Some(Unmeasured { no_stream: 0, .. }) => Some(WhyUnmeasured::EventsRefused),
             _ => Some(WhyUnmeasured::NoStream),
         }

@@ -5,6 +5,7 @@ use crate::common::standin::Session;
 use crate::common::*;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use feedline::dataset::Records;
+use feedline::device::StreamUse;
 use feedline::device::cuda::Stream;
 use feedline::profile::Work;
 use feedline::tensor::DType;
@@ -229,28 +230,80 @@ fn an_unbound_stream_that_reads_early_is_found() {
     });
 }
 
+/// A prefetcher takes a batch on one stream, and the step on another one waits for that stream, as in JAX and TorchRec.
 #[test]
-fn an_unbound_stream_that_reads_after_the_drop_is_found() {
-    case(config(), |session| {
-        let mut consumer = Consumer::new();
-        let bound = consumer.context.new_stream().unwrap();
-        let loader = build(on_gpu().stream(&bound).tuning(|t| t.device_batches(2)));
-        let mut epoch = loader.epoch(0).unwrap();
-        let gate = Gate::close();
-        consumer.kernels.wait(&consumer.stream);
-        let first = epoch.next().unwrap().unwrap();
-        // It waits for the copy, but no copy waits for it.
-        consumer.stream.join(&bound).unwrap();
-        consumer.read(&first);
-        drop(first);
-        for _ in 0..4 {
-            drop(epoch.next().unwrap().unwrap());
-        }
-        gate.open();
-        drop((epoch, loader, consumer, bound));
-        let violations = session.expect_violations();
-        assert!(violations.iter().any(|text| text.contains("unordered use")), "{violations:?}");
-    });
+fn a_stream_that_takes_over_a_batch_is_found_unless_it_is_named() {
+    const READ: &str = "cuStreamWaitEvent";
+    for named in [false, true] {
+        case(config(), move |session| {
+            let mut consumer = Consumer::new();
+            let taking = consumer.context.new_stream().unwrap();
+            let loader = build(on_gpu().stream(&taking).tuning(|t| t.device_batches(2)));
+            let mut epoch = loader.epoch(0).unwrap();
+            let gate = Gate::close();
+            consumer.kernels.wait(&consumer.stream);
+            let first = epoch.next().unwrap().unwrap();
+            let waits = session.count(READ);
+            if named {
+                first.used_on(Stream::from(&consumer.stream)).unwrap();
+            }
+            assert_eq!(session.count(READ), waits, "it waits for no copy, but for the stream that takes");
+            consumer.stream.join(&taking).unwrap();
+            consumer.read(&first);
+            drop(first);
+            for _ in 0..4 {
+                drop(epoch.next().unwrap().unwrap());
+            }
+            gate.open();
+            drop((epoch, loader));
+            let found = consumer.found();
+            drop(taking);
+            if named {
+                assert!(found[0] == right()[0]);
+                return;
+            }
+            let violations = session.expect_violations();
+            assert!(violations.iter().any(|text| text.contains("unordered use")), "{violations:?}");
+        });
+    }
+}
+
+#[test]
+fn streams_of_each_use_read_the_batches_of_the_host() {
+    for config in [config(), late()] {
+        case(config, |session| {
+            reads(1, |consumer| on_gpu().stream_as(&consumer.stream, StreamUse::Beside), Consumer::read);
+            // A later binding adds to an earlier one.
+            let strengthen = |consumer: &mut Consumer, batch: &Batch| {
+                for how in [StreamUse::Releases, StreamUse::Beside, StreamUse::Takes, StreamUse::Releases] {
+                    batch.bind_as(Stream::from(&consumer.stream), how).unwrap();
+                }
+                consumer.read(batch);
+            };
+            reads(1, |_| on_gpu(), strengthen);
+            // A stream that only releases is no reader: the default stream takes the batch.
+            let context = CudaContext::new(0).unwrap();
+            let mut default = Consumer::on(context.clone(), context.default_stream());
+            let other = context.new_stream().unwrap();
+            let loader = build(on_gpu().stream_as(&other, StreamUse::Releases));
+            for batch in loader.epoch(0).unwrap() {
+                default.read(&batch.unwrap());
+            }
+            drop(loader);
+            assert!(default.found() == right());
+            // A stream of a green context of the device.
+            let green = session.green_stream();
+            let bind = |consumer: &mut Consumer, batch: &Batch| {
+                // SAFETY: the stream lives as long as the session.
+                batch.bind(unsafe { Stream::from_raw(green) }).unwrap();
+                batch.bind(Stream::from(&consumer.stream)).unwrap();
+                consumer.read(batch);
+            };
+            reads(1, |_| on_gpu(), bind);
+            // SAFETY: no batch is bound to it any more.
+            unsafe { cudarc::driver::result::stream::destroy(green as _) }.unwrap();
+        });
+    }
 }
 
 /// Takes and drops batches while the consumer's stream is stopped; then the stream continues.
@@ -288,7 +341,7 @@ fn memory_waits_for_all_where_a_stream_cannot_record() {
     for symbol in ["cuEventRecord", "cuEventCreate", "cuCtxPushCurrent_v2"] {
         case(config(), move |session| {
             let mut consumer = Consumer::new();
-            let further: Vec<_> = (0..40).map(|_| consumer.context.new_stream().unwrap()).collect();
+            let further: Vec<_> = (0..60).map(|_| consumer.context.new_stream().unwrap()).collect();
             let loader = build(on_gpu().tuning(|t| t.device_batches(2).slots(2)));
             let gate = Gate::close();
             consumer.kernels.wait(&consumer.stream);
@@ -520,7 +573,7 @@ fn every_step_of_the_first_stream_is_on_a_track() {
             spans.iter().filter(|span| span.what == what).map(|span| span.end_ns - span.begin_ns).sum::<u64>()
         };
         // A step whose place is corrected may cut off the step before it.
-        assert!(of(Work::Starved) <= idle.starved_ns && of(Work::HostLate) <= idle.host_late_ns, "{idle:?} {spans:?}");
+        assert!(of(Work::Starved) <= idle.starved_ns && of(Work::HostLate) <= idle.late_ns, "{idle:?} {spans:?}");
         assert!(of(Work::Step) > 0, "{spans:?}");
         assert!(spans.windows(2).all(|pair| pair[0].end_ns <= pair[1].begin_ns), "{spans:?}");
         assert!(spans.iter().all(|span| span.end_ns <= loader.snapshot().at_ns), "{spans:?}");

@@ -5,9 +5,16 @@
 use super::gpu::Given;
 use super::verdict::{Cause, Change, named, predicted};
 use super::*;
+use crate::dataset::Records;
+use crate::device::cuda::driver::{Gpu as CudaGpu, simulated::Simulated};
+use crate::device::{Device, Finish, Stream, StreamUse};
+use crate::pipeline::Gds;
 use crate::report::Verdict;
+use crate::tensor::DType;
+use crate::{Loader, LoaderBuilder};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Nanoseconds per batch of the slowest stage.
 const SLOWEST: f64 = 8e6;
@@ -467,4 +474,55 @@ fn predictions_come_true() {
     }
     println!("{checked} predictions, {wrong} more than 10 % off");
     assert!(wrong * 10 <= checked, "{wrong} predictions of {checked} are more than 10 % off");
+}
+
+/// A loader of 40 batches on a GPU whose time the test sets.
+fn forty(gpu: Arc<CudaGpu>, set: impl FnOnce(LoaderBuilder) -> LoaderBuilder) -> Loader {
+    let pictures = Records::builder(12).field("image", DType::U8, [2, 2, 3]).open_bytes(vec![7; 40 * 12]).unwrap();
+    let builder = Loader::builder(pictures).batch_size(1).device(Device::of(gpu, "virtual"));
+    // No slot comes back while time stands still.
+    let builder = builder.tuning(|t| t.slots(48).device_batches(3).gds(Gds::Off));
+    set(builder).build().unwrap()
+}
+
+#[test]
+fn operations_run_beside_the_next_copies() {
+    for (copy, kernel) in [(1000, 800), (800, 1000), (1000, 1000), (1000, 10), (10, 1000)] {
+        let (simulated, gpu) = Simulated::new(Arc::new(AtomicU64::new(super::time::START)), move |_| copy);
+        simulated.kernels_take(kernel);
+        let finish = |builder: LoaderBuilder| builder.finish("image", Finish::to(DType::F16));
+        let loader = forty(gpu, finish);
+        let stream = Stream::promised(simulated.stream());
+        let before = simulated.copies().len();
+        for batch in loader.epoch(0).unwrap() {
+            batch.unwrap().bind(stream.clone()).unwrap();
+        }
+        let (copies, kernels) = (simulated.copies().split_off(before), simulated.kernels());
+        assert_eq!((copies.len(), kernels.len()), (40, 40));
+        let took = kernels[39].1 - copies[0].0;
+        assert_eq!(took, 40 * copy.max(kernel) + copy.min(kernel), "copies of {copy}, kernels of {kernel}");
+    }
+}
+
+#[test]
+fn the_stream_that_takes_is_measured_not_one_beside_it() {
+    for how in [StreamUse::Beside, StreamUse::Releases] {
+        let now = Arc::new(AtomicU64::new(super::time::START));
+        let (simulated, gpu) = Simulated::new(now.clone(), |_| 1000);
+        let [taking, side] = [0, 1].map(|_| Stream::promised(simulated.stream()));
+        let loader = forty(gpu, |builder| builder.stream_as(side, how));
+        for batch in loader.epoch(0).unwrap() {
+            let batch = batch.unwrap();
+            batch.bind(&taking).unwrap();
+            simulated.launch(taking.raw(), 1_000_000);
+            drop(batch);
+            // The host runs ahead.
+            now.fetch_add(200_000, Ordering::AcqRel);
+        }
+        now.fetch_add(1_000_000_000, Ordering::AcqRel);
+        let idle = loader.snapshot().consumer.gpu.unwrap();
+        assert_eq!(idle.steps, 39);
+        assert!(idle.starved_ns * 100 <= idle.span_ns, "{how:?}: {idle:?}");
+        assert_eq!((idle.dry_steps, idle.host_late_ns()), (0, Some(0)), "{how:?}");
+    }
 }

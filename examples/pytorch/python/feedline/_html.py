@@ -32,9 +32,12 @@ def _stages(snapshot: dict[str, Any]) -> list[tuple[str, Parts]]:
         ("your loop", [("works", consumer["user_ns"], GOOD), ("waits for batches", consumer["waited_ns"], BAD)])
     ]
     if gpu := consumer.get("gpu"):
-        starved, late = gpu["starved_ns"], gpu["host_late_ns"]
-        busy = max(0, gpu["span_ns"] - starved - late)
-        stages.append(("GPU stream", [("busy", busy, GOOD), ("waits for batches", starved, BAD), ("your code", late, OTHER)]))
+        starved, late = gpu["starved_ns"], gpu["late_ns"]
+        rest = max(0, gpu["span_ns"] - starved - late)
+        # More than 1 % of the steps have no known end: then nobody knows how much of the time the stream was busy.
+        known = 100 * gpu["unmarked_steps"] <= gpu["steps"]
+        parts = [("busy", rest, GOOD)] if known else [("busy, or your code", rest, IDLE)]
+        stages.append(("GPU stream", [*parts, ("waits for batches", starved, BAD), ("your code", late, OTHER)]))
     others = decode["workers"] * snapshot["steady_ns"] - decode["busy_ns"] - decode["starved_ns"] - decode["ahead_ns"]
     workers = [
         ("work", decode["busy_ns"], GOOD),

@@ -519,6 +519,11 @@ class Loader(_Native, Generic[Out]):
         pass
 
     @classmethod
+    def _free_device_memory(cls) -> bool:
+        """Frees what the framework keeps of a GPU's memory; whether it may have."""
+        return False
+
+    @classmethod
     def _ranks(cls) -> tuple[int, int] | None:
         """Rank and world of torch.distributed, where the process has initialised it."""
         dist: Any = sys.modules.get("torch.distributed")

@@ -5,12 +5,14 @@ from typing_extensions import Self, disjoint_base
 
 from ._tensors import Batch
 
-__all__ = ["Epoch", "Loader", "Tensor", "_enter", "_leave", "__version__", "ramp"]
+__all__ = ["Epoch", "Loader", "Tensor", "_bound", "_enter", "_leave", "_used_on", "__version__", "ramp"]
 
 __version__: str
 
 def _enter() -> None: ...
 def _leave() -> None: ...
+def _bound(address: int) -> list[tuple[int, str]] | None: ...
+def _used_on(address: int, stream: Any) -> bool: ...
 def ramp(start: int, end: int, before: Sequence[float], after: Sequence[float]) -> list[tuple[int, list[float]]]:
     """Segments of a linear ramp for `schedule`: at most 64 steps over the positions from `start` to `end`, then `after`."""
 
@@ -24,6 +26,11 @@ class Loader:
 
     def resume(self, state: bytes, rebatched: bool = False) -> None:
         """Goes on from what `state()` gave; `rebatched`: with another global batch or `last_batch`."""
+
+    def mark(self, stream: Any = None) -> None:
+        """On a GPU, says that all work of a step was given to `stream`, or else to the stream that took the last batch, so that
+        the report tells how long this program leaves it idle. `feedline.torch` calls it after each step of an optimizer.
+        """
 
     def report(self) -> str:
         """What the loader did so far and what limits it."""
@@ -122,6 +129,8 @@ class Tensor:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def bind(self, stream: Any) -> None: ...
+    def used_on(self, stream: Any) -> None: ...
+    def _take(self, stream: Any) -> None: ...
     @property
     def taken(self) -> bool: ...
     @property

@@ -19,16 +19,25 @@ class Batch(dict[str, Tensor]):
     __slots__ = ()
 
     def bind(self, stream: Any) -> None:
-        """On a GPU, orders the batch with the work of one more stream, beside those that take its tensors.
+        """On a GPU, orders the batch with the work of one more stream, beside the one that takes its tensors.
 
         What the stream is given from here on finds the data, and the batch's memory is used again only behind the work that it
-        was given until the last tensor of the batch is gone. A handle (int), or a stream of torch, CuPy or cuda.core; it must
-        live until then. Call it while at least one tensor is not taken.
+        was given until the last tensor of the batch is gone. A stream of torch, CuPy or cuda.core, which the batch keeps; or a
+        handle (int), whose stream must live until then.
         """
+        self._any().bind(stream)
+
+    def used_on(self, stream: Any) -> None:
+        """On a GPU, says that one more stream works on the batch after the stream that took it, as `record_stream` of PyTorch
+        says of its own tensors: the memory is used again only behind its work too. The stream does not wait for the batch.
+        """
+        self._any().used_on(stream)
+
+    def _any(self) -> Tensor:
         for tensor in self.values():
-            if isinstance(tensor, Tensor) and not tensor.taken:
-                return tensor.bind(stream)
-        raise BufferError("every tensor of the batch was handed over: bind streams before the last one is taken")
+            if isinstance(tensor, Tensor):
+                return tensor
+        raise BufferError("no tensor is in the batch any more: bind streams before its tensors are replaced")
 
 
 def to_torch(batch: Batch) -> dict[str, torch.Tensor]:

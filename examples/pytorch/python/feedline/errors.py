@@ -14,6 +14,9 @@ class Error(Exception):
     kind: ClassVar[str] = ""
     """The kind in words, as the message has it."""
 
+    stage: str = ""
+    """The stage of the pipeline: build, read, decode, device and others."""
+
 
 class ConfigError(Error, ValueError):
     """A setting or argument is illegal; nothing was started."""

@@ -15,12 +15,16 @@ for epoch in range(90):
 
 from __future__ import annotations
 
+import functools
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from . import IMAGENET, accelerate as _accelerate
+from . import IMAGENET, _native, accelerate as _accelerate
 from ._loader import Epoch, Loader as _Loader, Sampler
 from ._tensors import Batch, to_torch
 from .errors import ConfigError
@@ -35,6 +39,7 @@ __all__ = [
     "Epoch",
     "Loader",
     "agree",
+    "check_streams",
     "copy_into",
     "cu_seqlens",
     "dataset",
@@ -50,6 +55,7 @@ __all__ = [
     "safetensors",
     "tfrecord",
     "tokens",
+    "used_on",
     "webdataset",
 ]
 
@@ -69,11 +75,15 @@ class Loader(_Loader[Any]):
     _array: ClassVar[Callable[[Any], Any]] = staticmethod(torch.from_dlpack)
     _fields: list[str]
     _auto: bool
+    _marked: ClassVar[weakref.WeakSet[Loader]] = weakref.WeakSet()
+    """Loaders on a GPU with an open epoch: each step of an optimizer marks the end of a step for them."""
 
     def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
         device = settings.get("device")
-        auto = device is None or device == "auto"
-        if device is not None and str(device) == "cuda" and torch.cuda.is_available() and torch.cuda.current_device() > 0:
+        auto = device is None or str(device) == "auto"
+        if auto and (why := _no_gpu()):
+            settings |= {"device": "cpu", "device_why": why}
+        elif (auto or str(device) == "cuda") and torch.cuda.is_available() and torch.cuda.current_device() > 0:
             # Of `torch.cuda.set_device`; else that of the local rank.
             settings["device"] = f"cuda:{torch.cuda.current_device()}"
         output = settings.pop("output", None)
@@ -83,6 +93,13 @@ class Loader(_Loader[Any]):
         loader._auto = auto
         loader._fields = [] if output == "dict" else _order(loader, source, settings)
         return loader
+
+    @classmethod
+    def _free_device_memory(cls) -> bool:
+        # PyTorch keeps freed memory of the GPU for itself, as after an earlier run in a notebook.
+        if held := torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        return held
 
     @property
     def sampler(self) -> Sampler:
@@ -94,17 +111,49 @@ class Loader(_Loader[Any]):
             self._auto = False
             words = "device=\"auto\": batches lie on the host, although torch has a GPU: see the report for the reason, or give device=\"cpu\""
             warnings.warn(words, stacklevel=3)
+        if self._gpu is not None:
+            _mark_steps()
+            self._marked.add(self)
         _accelerate.began(self, epoch)
 
     def _leave(self, epoch: Epoch[Any]) -> None:
+        self._marked.discard(self)
         _accelerate.left(epoch)
 
+    @functools.cached_property
+    def _gpu(self) -> int | None:
+        """The number of the GPU that batches are handed out on."""
+        return int(self.device[5:]) if self.device.startswith("cuda:") else None
+
     def _out(self, batch: Batch) -> Any:
+        if self._gpu is not None and torch.cuda.current_stream(self._gpu).cuda_stream != 0:
+            # Prefetchers take a batch on a stream of their own, and the step on the default one waits for that stream.
+            batch.used_on(0)
         if not self._fields:
             return to_torch(batch)
         if len(self._fields) == 1:
             return torch.from_dlpack(batch[self._fields[0]])
         return tuple(torch.from_dlpack(batch[name]) for name in self._fields)
+
+
+def _no_gpu() -> str | None:
+    """Why `auto` is the host: this torch cannot use a GPU."""
+    if torch.cuda.is_available():
+        return None
+    built = "is built without CUDA" if torch.version.cuda is None else "sees no usable GPU (torch.cuda.is_available() is False)"
+    return f"auto: torch {torch.__version__} {built}"
+
+
+@functools.cache
+def _mark_steps() -> None:
+    """Marks the end of a step of all loops over loaders on a GPU, after each step of an optimizer."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    def mark(*_: object) -> None:
+        for loader in list(Loader._marked):
+            loader.mark(torch.cuda.current_stream(loader._gpu))
+
+    register_optimizer_step_post_hook(mark)
 
 
 def _order(loader: _Loader[Any], source: str, settings: dict[str, Any]) -> list[str]:
@@ -160,6 +209,60 @@ def cu_seqlens(batch: dict[str, torch.Tensor]) -> torch.Tensor:
     ends = batch["cu_seqlens"]
     starts = torch.arange(rows, dtype=torch.int32, device=ends.device) * length
     return torch.cat([(ends + starts[:, None]).flatten(), ends.new_full((1,), rows * length)])
+
+
+def used_on(batch: Any, stream: Any) -> None:
+    """Says that `stream` works on a batch that was taken on another stream, and waits for that one itself.
+
+    It is `record_stream` for batches: PyTorch's own does nothing for memory that is not of its allocator. Needed where a
+    prefetcher takes batches on a stream of its own and the step does not run on the default stream.
+    """
+
+    def use(tensor: torch.Tensor) -> None:
+        if tensor.is_cuda and not _native._used_on(tensor.data_ptr(), stream):
+            raise ValueError(f"no batch of a loader has the memory of this tensor: {list(tensor.shape)} {tensor.dtype}")
+
+    _mapped(batch, use)
+
+
+class check_streams(TorchDispatchMode):
+    """For debugging: within this context, an operator on a batch raises `RuntimeError` if its stream is not bound to the batch.
+
+    Such an operator may run before the batch has arrived, or on the data of a later batch, without any error. Views do not count.
+
+        with fl.check_streams():
+            for images, labels in loader: ...
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not func.is_view:
+            for tensor in tree_leaves((args, kwargs)):
+                if isinstance(tensor, torch.Tensor):
+                    self._check(func, tensor)
+        return func(*args, **kwargs)
+
+    def _check(self, func: Any, tensor: torch.Tensor) -> None:
+        if (bound := self._bound(tensor)) is None:
+            return
+        stream = self._stream(tensor)
+        if stream not in [handle for handle, _ in bound]:
+            names = ", ".join(f"{_named(handle)} {how}" for handle, how in bound) or "none"
+            raise RuntimeError(
+                f"{func} works on a batch on {_named(stream)}, which is not bound to the batch (bound: {names}): take the batch on "
+                "that stream, or bind it by the loader's `streams`, or call feedline.torch.used_on if it waits for the stream that took"
+            )
+
+    def _bound(self, tensor: torch.Tensor) -> list[tuple[int, str]] | None:
+        return _native._bound(tensor.data_ptr()) if tensor.is_cuda else None
+
+    def _stream(self, tensor: torch.Tensor) -> int:
+        # The default stream is 1 in the driver's terms.
+        return torch.cuda.current_stream(tensor.device).cuda_stream or 1
+
+
+def _named(stream: int) -> str:
+    return "the default stream" if stream == 1 else f"stream {stream:#x}"
 
 
 def agree(loader: Loader, replicas: Any = None) -> None:

@@ -60,6 +60,10 @@ class LoaderLog(TrainerCallback):
         """In front of the other callbacks, which write what they get."""
         trainer.callback_handler.callbacks.insert(0, self)
 
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # A step that only accumulates gradients has no optimizer's step, which would mark its end.
+        self._loader.mark()
+
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         # Logs of an evaluation, and the summary at the end, are of other times.
         if logs is not None and "loss" in logs:

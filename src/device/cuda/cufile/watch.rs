@@ -8,6 +8,7 @@
 //! `F_DUPFD` restores a descriptor only to a free number: if another thread's `open` got the number meanwhile, that
 //! thread keeps it.
 
+use crate::device::cuda::driver::beside_captures;
 use rustix::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
 use std::os::fd::BorrowedFd;
@@ -33,7 +34,8 @@ pub(super) fn within<T: Send + 'static>(
     let (answer, wait) = sync_channel(1);
     let guarded = move || {
         let kept = SavedFds::new();
-        let result = call();
+        // The library makes contexts, which would end another thread's capture of a graph.
+        let result = beside_captures(call);
         kept.put_back();
         // After the deadline there is no receiver.
         let _ = answer.send(result);

@@ -195,8 +195,8 @@ impl DeviceMemory {
         if code == 2 {
             let free = gpu.memory().map_or(0, |(free, _)| free);
             let message = format!(
-                "cuda:{} has no {len} bytes for {what}: {free} of {} bytes are free; use a smaller batch or fewer \
-                 device batches",
+                "cuda:{} has no {len} bytes for {what}: {free} of {} bytes are free; free memory that other libraries of this \
+                 process keep in their caches, or use a smaller batch or fewer device batches",
                 gpu.ordinal(),
                 gpu.bytes
             );

@@ -47,6 +47,8 @@ struct DriverState {
     engine_free: u64,
     /// Duration of the n-th copy.
     copy_ns: Box<dyn Fn(u64) -> u64 + Send>,
+    /// Duration of a kernel of the loader's.
+    kernel_ns: u64,
     copies: Vec<Span>,
     kernels: Vec<Span>,
     callbacks: Vec<Callback>,
@@ -91,6 +93,7 @@ impl Simulated {
             memory: 1 << 20,
             engine_free: 0,
             copy_ns: Box::new(copy_ns),
+            kernel_ns: 0,
             copies: Vec::new(),
             kernels: Vec::new(),
             callbacks: Vec::new(),
@@ -127,6 +130,11 @@ impl Simulated {
         let span = state.run(stream, self.now(), ns).expect("a stream of this GPU");
         state.kernels.push(span);
         span.1
+    }
+
+    /// From now on each kernel of the loader's takes so long.
+    pub(crate) fn kernels_take(&self, ns: u64) {
+        self.lock().kernel_ns = ns;
     }
 
     /// Intervals of the enqueued copies on the bus.
@@ -224,6 +232,10 @@ fn symbols() -> Symbols {
         copy_to_device,
         fill,
         host_func,
+        module_load,
+        module_unload,
+        module_function,
+        launch,
         ..Symbols::unsupported()
     }
 }
@@ -380,6 +392,40 @@ extern "C" fn copy_to_device(_: DevicePtr, _: *const c_void, _: usize, stream: H
 
 extern "C" fn fill(_: DevicePtr, _: u8, _: usize, stream: Handle) -> c_int {
     code(with(stream, |gpu, state| state.run(stream, gpu.now(), 0).map(drop)))
+}
+
+/// Any module has any function.
+extern "C" fn module_load(module: *mut Handle, _: *const c_void) -> c_int {
+    give(module, Some(1))
+}
+
+extern "C" fn module_unload(_: Handle) -> c_int {
+    SUCCESS
+}
+
+extern "C" fn module_function(function: *mut Handle, _: Handle, _: *const c_char) -> c_int {
+    give(function, Some(1))
+}
+
+#[expect(clippy::too_many_arguments, reason = "the driver's")]
+extern "C" fn launch(
+    _: Handle,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    stream: Handle,
+    _: *mut *mut c_void,
+    _: *mut *mut c_void,
+) -> c_int {
+    code(with(stream, |gpu, state| {
+        let span = state.run(stream, gpu.now(), state.kernel_ns)?;
+        state.kernels.push(span);
+        Some(())
+    }))
 }
 
 extern "C" fn host_func(stream: Handle, call: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> c_int {
