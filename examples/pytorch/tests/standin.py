@@ -203,6 +203,14 @@ class Gpu:
         self.call("cuStreamQuery", stream)
         return stream.value, self.cuda.calls("cuStreamQuery")[-1][0]
 
+    def wait(self, stream, other):
+        """Later work of a stream waits for what another one has."""
+        event = c_uint64()
+        self.call("cuEventCreate", byref(event), 2)
+        self.call("cuEventRecord", event, c_uint64(other))
+        self.call("cuStreamWaitEvent", c_uint64(stream), event, 0)
+        self.call("cuEventDestroy_v2", event)
+
     def copy(self, data, length, stream):
         """Copies device memory to a place of its own when the stream gets there; nobody waits."""
         own = c_uint64()

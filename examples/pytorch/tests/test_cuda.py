@@ -6,11 +6,14 @@ Each test runs in a process of its own, see standin.py. What a real GPU and PyTo
 import faulthandler
 import gc
 import itertools
+import json
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
+from ctypes import byref, c_size_t, c_uint64
 from pathlib import Path
 
 import numpy as np
@@ -298,6 +301,210 @@ def test_streams_that_are_bound_are_ordered_like_the_one_that_takes(cuda, folder
     got = [gpu.read(place, 5 * RECORD, on) for place, on in results]
     assert b"".join(got[::2]) == b"".join(got[1::2]) == data.tobytes()
     gpu.close()
+
+
+class Named:
+    """A stream as torch names it."""
+
+    def __init__(self, handle):
+        self.cuda_stream = handle
+
+
+@alone
+def test_the_object_of_a_stream_lives_as_long_as_its_batches(cuda, folder):
+    path, _ = records(folder)
+    gpu = Gpu(cuda)
+    objects = [Named(gpu.stream()[0]) for _ in range(2)]
+    gone = [weakref.ref(stream) for stream in objects]
+    loader = open_records(path, batch_size=10, streams=objects[:1])
+    batch = next(loader.epoch(0))
+    batch.bind(objects[1])
+    taken = Taken(batch["record"], stream=1)
+    del objects, loader, batch
+    gc.collect()
+    assert all(stream() for stream in gone), "a batch is bound to them"
+    taken.drop()
+    # What threads without the interpreter give up goes at the next call of the package.
+    deadline = time.monotonic() + 60
+    while any(stream() for stream in gone) and time.monotonic() < deadline:
+        feedline._native._bound(0)
+        gc.collect()
+    assert not any(stream() for stream in gone)
+    gpu.close()
+
+
+@alone
+def test_the_end_of_a_step_is_marked_or_unknown(cuda, folder):
+    path, _ = records(folder)
+    gpu = Gpu(cuda)
+    stream, name = gpu.stream()
+    for marks in [False, True]:
+        loader = open_records(path, batch_size=10)
+        for batch in loader.epoch(0):
+            taken = Taken(batch["record"], stream=stream)
+            gpu.read(taken.data, taken.bytes, stream)
+            if marks:
+                since = cuda.now()
+                loader.mark(stream)
+                assert [on for _, on in cuda.calls("cuEventRecord", since)] == [name]
+            taken.drop()
+            # As late as nobody takes for the jitter of two threads.
+            time.sleep(0.01)
+        seen = json.loads(loader._snapshot())["consumer"]["gpu"]
+        assert seen["steps"] == 9 and seen["dry_steps"] > 0
+        assert seen["unmarked_steps"] == (0 if marks else seen["dry_steps"])
+        assert ("feedline/host_late_share" in loader.log()) == marks
+        assert ("busy, or your code" in loader._repr_html_()) != marks
+        del loader
+    gpu.close()
+
+
+@alone
+def test_questions_are_answered_while_the_driver_blocks_a_request(cuda, folder):
+    path, _ = records(folder)
+    gpu = Gpu(cuda)
+    stream, _ = gpu.stream()
+    loader = open_records(path, batch_size=10)
+    epoch = loader.epoch(0)
+    Taken(next(epoch)["record"], stream=stream).drop()
+    while len(cuda.calls("cuMemcpyHtoDAsync_v2")) < 4:
+        time.sleep(0.001)
+    cuda.admit("cuEventRecord", cuda.count("cuEventRecord"))
+    faulthandler.dump_traceback_later(60, exit=True)
+    before = cuda.count("cuEventRecord")
+    thread = threading.Thread(target=lambda: next(epoch))
+    thread.start()
+    while cuda.count("cuEventRecord") == before:
+        time.sleep(0.001)
+    for question in [loader.report, loader.snapshot, loader.log, loader.metrics, loader.trace, loader.verdict]:
+        question()
+    faulthandler.cancel_dump_traceback_later()
+    cuda.admit("cuEventRecord", 1 << 40)
+    thread.join()
+    del epoch
+    gpu.close()
+
+
+def torch_on(handle, cuda, full=None):
+    """PyTorch as on a GPU whose current stream is this one; `full`: what its allocator frees."""
+    import torch
+
+    torch.cuda.is_available = lambda: True
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.is_current_stream_capturing = lambda: False
+    torch.cuda.is_initialized = lambda: full is not None
+    torch.cuda.empty_cache = full
+    torch.cuda.current_stream = lambda *_: Named(handle)
+    torch.from_dlpack = lambda tensor: Taken(tensor, stream=handle or 1)
+    return torch
+
+
+@alone
+def test_what_a_prefetcher_takes_is_released_behind_the_default_stream(cuda, folder):
+    """TorchRec's way: `next` on a copy stream, for which the default stream waits, with `record_stream`."""
+    cuda.reset(latency_us=2000)
+    path, data = records(folder)
+    gpu = Gpu(cuda)
+    copying, _ = gpu.stream()
+    torch_on(copying, cuda)
+    import feedline.torch as fl
+
+    results = []
+    for taken in fl.records(path, record_bytes=RECORD, batch_size=10, device_batches=2, device="cuda:0"):
+        gpu.wait(1, copying)
+        results.append((gpu.copy(taken.data, taken.bytes, 1), taken.bytes))
+        # Work that the stream that took the batch does not wait for.
+        taken.drop()
+    assert b"".join(gpu.read(place, length, 1) for place, length in results) == data.tobytes()
+    gpu.close()
+
+
+@alone
+def test_a_step_of_an_optimizer_marks_the_end_of_a_step(cuda, folder):
+    path, _ = records(folder)
+    gpu = Gpu(cuda)
+    stream, name = gpu.stream()
+    torch = torch_on(stream, cuda)
+    import feedline.torch as fl
+
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    loader = fl.records(path, record_bytes=RECORD, batch_size=10, device="cuda:0")
+    for taken in loader:
+        weight.sum().backward()
+        since = cuda.now()
+        optimizer.step()
+        assert [on for _, on in cuda.calls("cuEventRecord", since)] == [name]
+        scheduler.step()
+        taken.drop()
+    since = cuda.now()
+    optimizer.step()
+    assert not cuda.calls("cuEventRecord", since), "no epoch is open"
+    gpu.close()
+
+
+@alone
+def test_auto_is_the_host_where_torch_has_no_gpu(cuda, folder):
+    path, _ = records(folder)
+    import torch
+    import feedline.torch as fl
+
+    assert not torch.cuda.is_available()
+    for device in [{}, {"device": "auto"}]:
+        loader = fl.records(path, record_bytes=RECORD, **device)
+        assert loader.device == "cpu" and f"torch {torch.__version__} " in loader.report()
+    assert fl.records(path, record_bytes=RECORD, device="cuda").device == "cuda:0"
+    torch_on(0, cuda)
+    assert fl.records(path, record_bytes=RECORD).device == "cuda:0"
+
+
+@alone
+def test_memory_that_torch_keeps_for_itself_is_freed(cuda, folder):
+    path, _ = records(folder)
+    gpu = Gpu(cuda)
+    kept = c_uint64()
+    gpu.call("cuMemAlloc_v2", byref(kept), c_size_t((4 << 30) - (1 << 16)))
+    import feedline.torch as fl
+
+    settings = {"record_bytes": RECORD, "batch_size": 50, "device_batches": 40, "device": "cuda:0"}
+    torch_on(0, cuda)
+    raises(feedline.errors.BudgetError, "keep in their caches", lambda: fl.records(path, **settings))
+    torch_on(0, cuda, lambda: gpu.call("cuMemFree_v2", kept))
+    assert fl.records(path, **settings).device == "cuda:0"
+
+
+def test_operators_on_streams_that_are_not_bound_are_named():
+    """With memory of the host in the place of a batch."""
+    import torch
+    import feedline.torch as fl
+
+    batch, own, now = torch.ones(8, 4), torch.ones(8, 4), [7]
+
+    class Checked(fl.check_streams):
+        def _bound(self, tensor):
+            ours = tensor.untyped_storage().data_ptr() == batch.untyped_storage().data_ptr()
+            return [(7, "takes"), (1, "releases")] if ours else None
+
+        def _stream(self, tensor):
+            return now[0]
+
+    def apex(images):
+        return images.float().sub_(1).div_(2)
+
+    uses = [apex, lambda x: x[2:4] + 1, lambda x: torch.addmm(own[:, :1], x, own.T[:, :1]), lambda x: own.copy_(x)]
+    with Checked():
+        for use in uses:
+            now[0] = 7
+            use(batch.clone())
+            use(own)
+            now[0] = 9
+            view = batch[1:].T.detach()
+            assert view.shape == (4, 7), "a view touches no memory"
+            error = raises(RuntimeError, "stream 0x9, which is not bound to the batch (bound: stream 0x7 takes, ", lambda: use(batch))
+            assert "aten." in str(error)
+        now[0] = 1
+        batch.sum()
 
 
 @alone
