@@ -20,6 +20,7 @@ use super::kernels::Kernels;
 use crate::device::{Copied, DeviceOp, DirectStep, FinishStep, Oldest, OnBus, Setup};
 use crate::error::{Error, Result};
 use crate::memory::{Filled, Pinned, Region};
+use crate::meter::nvtx;
 use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::ops::Range;
@@ -133,12 +134,7 @@ impl Copier {
         marks.began.record(self.stream.raw())?;
         let bytes = self.copy_fields(slot, buffer)?;
         marks.ended.record(self.stream.raw())?;
-        for op in &self.ops {
-            match op {
-                DeviceOp::Place(step) => self.place(step, slot, buffer)?,
-                DeviceOp::Finish(step) => self.finish(step, slot, buffer)?,
-            }
-        }
+        self.operate(slot, buffer)?;
         if let Some(made) = &marks.made {
             made.record(self.stream.raw())?;
         }
@@ -153,6 +149,7 @@ impl Copier {
 
     /// Enqueues copies of the slot's fields; returns the bytes.
     fn copy_fields(&self, slot: &Filled, buffer: &Buffer) -> Result<usize> {
+        let _range = nvtx::push(nvtx::Name::Copy, slot.ticket().sequence);
         let Home { gpu, slot: from, contents, .. } = &*self.home;
         let mut bytes = 0;
         let mut copy = |run: Stretch| {
@@ -167,6 +164,18 @@ impl Copier {
             _ => arrays(from, contents, &self.copied, slot.rows(), |field| slot.used(field)).try_for_each(&mut copy)?,
         }
         Ok(bytes)
+    }
+
+    /// Enqueues the batch's operations.
+    fn operate(&self, slot: &Filled, buffer: &Buffer) -> Result<()> {
+        if self.ops.is_empty() {
+            return Ok(());
+        }
+        let _range = nvtx::push(nvtx::Name::Operations, slot.ticket().sequence);
+        self.ops.iter().try_for_each(|op| match op {
+            DeviceOp::Place(step) => self.place(step, slot, buffer),
+            DeviceOp::Finish(step) => self.finish(step, slot, buffer),
+        })
     }
 
     /// Moves rows out of staging, where they lie within their pages.
