@@ -6,7 +6,7 @@
 //!   event starved {batch, ms}         DEBUG   a long wait
 //! event verdict {cause, advice}       INFO    at the end of an iterator; WARN when the consumer starved
 //! event fault {kind, stage, outcome}  WARN    recovered or substituted; ERROR when it ended the iterator
-//! event unheard {why}                 WARN    a tool that the environment names gets no NVTX ranges; once in a process
+//! event no NVTX ranges                WARN    the tool that the environment names cannot be used; once in a process
 //! ```
 //!
 //! Few on purpose: one span and at most one event per batch, none per sample, none on the threads that read and decode. All
