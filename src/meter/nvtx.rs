@@ -7,7 +7,7 @@
 //!
 //! `.ci/nvidia headers` compares numbers, structures and calls with NVIDIA's headers. Of the places where these look for a tool,
 //! the environment is the only one here: not a tool linked into the program (`InitializeInjectionNvtx2_fnptr`), nor one that
-//! the driver brings (`/run/nvidia/nvtx`, from CUDA 13.5 on). `LD_PRELOAD` alone makes no tool, as with the headers.
+//! the driver brings (`/run/nvidia/nvtx`, in the headers of CUDA 13.5). `LD_PRELOAD` alone makes no tool, as with the headers.
 //!
 //! A forked child keeps its parent's tool, again as with the headers; whether it still records is the tool's matter.
 
