@@ -58,6 +58,7 @@ const UNSAFE: &[&str] = &[
     "src/memory/ring.rs",
     "src/memory/row.rs",
     "src/memory/slot.rs",
+    "src/meter/nvtx.rs",
     "src/pipeline/direct.rs",
     "src/storage/mmap.rs",
     "src/storage/syscalls.rs",
@@ -85,6 +86,7 @@ const UNSAFE: &[&str] = &[
     "tests/standin/cuda.rs",
     "tests/standin/cufile.rs",
     "tests/standin/nvml.rs",
+    "tests/standin/nvtx.rs",
 ];
 
 fn files(dir: &str) -> Vec<PathBuf> {

@@ -274,8 +274,52 @@ def dlpack():
         program.run(f"dlpack.rs: dlpack.h {known}", [home])
 
 
+def nvtx():
+    text = uncommented(ROOT / "src/meter/nvtx.rs")
+    for alias, rust in re.findall(r"type (\w+) = (unsafe extern .*?);", text):
+        text = re.sub(rf"\b{alias}\b(?! =)", lambda _: rust, text)
+    aliases = dict(re.findall(r"type (\w+) = (unsafe extern .*?);", text))
+    structs, numbers = structures(text), constants(text)
+    calls = {f"nvtxDomain{name}": prototype(aliases[alias], structs) for name, alias in (
+        ("CreateA", "CreateDomain"), ("RegisterStringA", "RegisterString"), ("RangeStartEx", "RangeStart"),
+        ("RangeEnd", "RangeEnd"), ("RangePushEx", "RangePush"), ("RangePop", "RangePop"))}
+    types = {"ExportTable": "NvtxGetExportTableFunc_t", "Initialize": "NvtxInitializeInjectionNvtxFunc_t",
+             "ModuleTable": "decltype(NvtxExportTableCallbacks::GetModuleFunctionTable)",
+             "SetVersion": "decltype(NvtxExportTableVersionInfo::SetInjectionNvtxVersion)"}
+    same = {
+        "NVTX_VERSION": "NVTX_VERSION", "CALLBACKS": "NVTX_ETID_CALLBACKS", "VERSION_INFO": "NVTX_ETID_VERSIONINFO",
+        "CORE2": "NVTX_CB_MODULE_CORE2", "PAYLOAD_U64": "NVTX_PAYLOAD_TYPE_UNSIGNED_INT64",
+        "MESSAGE_ASCII": "NVTX_MESSAGE_TYPE_ASCII", "MESSAGE_REGISTERED": "NVTX_MESSAGE_TYPE_REGISTERED",
+    }
+    core2 = {"RANGE_START": "RangeStartEx", "RANGE_END": "RangeEnd", "RANGE_PUSH": "RangePushEx", "RANGE_POP": "RangePop",
+             "REGISTER_STRING": "RegisterStringA", "CREATE_DOMAIN": "CreateA"}
+    same |= {name: f"NVTX_CBID_CORE2_Domain{theirs}" for name, theirs in core2.items()}
+    sizes = re.search(r"const SIZES: \[usize; (\d+)\] = \[0, (.*)\];", text)
+    modules = ("CORE", "CUDA", "OPENCL", "CUDART", "CORE2", "SYNC")
+    for version, folder in folders("nvidia-nvtx"):
+        home = find(folder, "nvtx3/nvToolsExt.h").parent
+        program = Program('#include "nvToolsExt.h"', structs, numbers, loose=False)
+        program.calls(calls)
+        for alias, theirs in types.items():
+            program.that(f"call<{prototype(aliases[alias], structs)}, {theirs}>::value", f"{alias} takes other arguments")
+        program.layout("Event", "nvtxEventAttributes_t", {
+            "version": "version", "size": "size", "category": "category", "color_type": "colorType", "color": "color",
+            "payload_type": "payloadType", "reserved": "reserved0", "payload": "payload", "message_type": "messageType",
+            "message": "message"})
+        program.layout("Callbacks", "NvtxExportTableCallbacks", {"size": "struct_size", "module_table": "GetModuleFunctionTable"})
+        program.layout("VersionInfo", "NvtxExportTableVersionInfo", {
+            "size": "struct_size", "version": "version", "reserved": "reserved0", "set_version": "SetInjectionNvtxVersion"})
+        for name, theirs in same.items():
+            program.that(f"{numbers[name]} == {theirs}", f"{name} is another number")
+        program.that(f"NVTX_CB_MODULE_SIZE == {sizes[1]}", "there are other modules")
+        for number, (name, size) in enumerate(zip(modules, sizes[2].split(", "), strict=True), 1):
+            program.that(f"NVTX_CB_MODULE_{name} == {number} && NVTX_CBID_{name}_SIZE == {size}", f"{name} has another size")
+        program.run(f"nvtx.rs: {len(calls) + len(types)} calls, nvToolsExt.h {version}", [home])
+
+
 assert SPECS
 driver()
 cufile()
 dlpack()
+nvtx()
 finish()

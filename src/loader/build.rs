@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result, Stage, caught, config};
 use crate::ledger::LedgerWriter;
 use crate::memory::plan::Limits;
 use crate::memory::{ByteRing, ChunkBuf, Filled, Lease, MemoryPlan, MemoryTerm, Pool, Process, Region};
-use crate::meter::{Effort, Meters, Settings};
+use crate::meter::{Effort, Meters, Settings, nvtx};
 use crate::order::{Batches, Order};
 use crate::pipeline::chunks::{self, ChunkRoom};
 use crate::pipeline::direct::{DIRECT_BOUNCE, DIRECT_THREADS};
@@ -34,6 +34,7 @@ use crate::pipeline::task::Sample;
 use crate::pipeline::watchdog::Watch;
 use crate::pipeline::workers::Workers;
 use crate::pipeline::{Core, EpochJob, Exchange, OnBadSample, ToDevice, ToIo};
+use crate::report::spans;
 use crate::setting::Setting;
 use crate::state::Cursor;
 use crate::storage::{self, Opened, Reader};
@@ -79,6 +80,7 @@ impl LoaderBuilder {
 
     fn make(mut self) -> Result<Loader> {
         self.check()?;
+        nvtx::listen().unwrap_or_else(|why| spans::unheard(&why));
         if self.dataset.chunked().is_none() {
             let sources = self.dataset.sources();
             // The same in memory as on a disk.

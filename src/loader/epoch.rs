@@ -12,7 +12,7 @@ use crate::dataset::member;
 use crate::device::StreamUse;
 use crate::error::{Error, ErrorKind, Result, Stage, caught, config};
 use crate::memory::{MemoryTerm, Ticket};
-use crate::meter::Consuming;
+use crate::meter::{Consuming, nvtx};
 use crate::order::Batches;
 use crate::pipeline::Start;
 use crate::pipeline::runtime::{placed, within};
@@ -54,6 +54,8 @@ pub struct Epoch {
     hangs: bool,
     /// The `tracing` span, for subscribers.
     span: Option<tracing::Span>,
+    /// The same for a tool that listens to NVTX.
+    range: Option<nvtx::Range>,
     /// Excludes other iterators until this one ends.
     live: Option<Live>,
 }
@@ -114,6 +116,7 @@ impl Epoch {
             hangs: false,
             live,
             span: None,
+            range: None,
             shared,
         };
         if epochs == 0 {
@@ -127,6 +130,8 @@ impl Epoch {
         epoch.first = (at.epoch, whole.clone().starting(at.position, at.batch));
         epoch.total = skips.count(&whole, &at, from.epoch.saturating_add(epochs)).min(steps);
         epoch.span = Some(spans::epoch(at.epoch, epoch.total));
+        let name = || format!("{}epoch {}", if epochs > 1 { "from " } else { "" }, at.epoch);
+        epoch.range = nvtx::range(name, epoch.total);
         let jobs = epoch.shared.jobs.clone();
         let first = jobs.job(&at, skips.stop(&whole, &at), steps, (generation, &current))?;
         // A place stays marked as resumed until its first batch is received.
@@ -206,6 +211,7 @@ impl Epoch {
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let contents = {
             let _waiting = self.span.as_ref().map(|span| spans::wait(span, self.delivered));
+            let _range = nvtx::push(nvtx::Name::Wait, self.delivered);
             self.wait(first, until)
         };
         let (now, waited) = self.answered(from);
@@ -332,9 +338,11 @@ impl Epoch {
             return;
         }
         if self.shared.info.process.is_forked() {
-            // Full slots stay too, see `Batch`.
+            // The range is the parent's. Full slots stay too, see `Batch`.
+            std::mem::forget(self.range.take());
             return std::mem::forget(std::mem::replace(&mut self.reorder, Reorder::new(1)));
         }
+        self.range = None;
         let core = self.shared.runtime.core();
         if self.delivered > 0 && core.meters.on {
             self.shared.mark_steady(false);

@@ -14,6 +14,7 @@ mod counters;
 mod cpu;
 #[cfg(feature = "remote")]
 mod network;
+pub(crate) mod nvtx;
 mod reads;
 mod snapshot;
 mod stages;

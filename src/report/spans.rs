@@ -6,6 +6,7 @@
 //!   event starved {batch, ms}         DEBUG   a long wait
 //! event verdict {cause, advice}       INFO    at the end of an iterator; WARN when the consumer starved
 //! event fault {kind, stage, outcome}  WARN    recovered or substituted; ERROR when it ended the iterator
+//! event no NVTX ranges                WARN    the tool that the environment names cannot be used; once in a process
 //! ```
 //!
 //! Few on purpose: one span and at most one event per batch, none per sample, none on the threads that read and decode. All
@@ -63,6 +64,11 @@ pub(crate) fn verdict(cause: &str, advice: &str, starves: bool) {
 pub(crate) fn consumer_hangs(waited: Duration) {
     let waited_s = waited.as_secs_f64();
     warn!(target: "feedline", waited_s, "the consumer's streams do not end their work");
+}
+
+/// The tool that the environment names gets no NVTX ranges.
+pub(crate) fn unheard(why: &str) {
+    warn!(target: "feedline", "no NVTX ranges: {why}");
 }
 
 /// A fault and its outcome.

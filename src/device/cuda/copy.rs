@@ -24,6 +24,7 @@ use super::kernels::Kernels;
 use crate::device::{Copied, DeviceOp, DirectStep, FinishStep, Landed, Oldest, Setup};
 use crate::error::{Error, Result};
 use crate::memory::{Filled, Pinned, Region};
+use crate::meter::nvtx;
 use crate::tensor::{Layout, PAGE};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::ops::Range;
@@ -214,6 +215,7 @@ impl Copier {
 
     /// Enqueues the operations.
     fn operate(&self, slot: &Filled, buffer: &Buffer) -> Result<()> {
+        let _range = nvtx::push(nvtx::Name::Operations, slot.ticket().sequence);
         for op in &self.ops {
             match op {
                 DeviceOp::Place(step) => self.place(step, slot, buffer)?,
@@ -230,6 +232,7 @@ impl Copier {
 
     /// Enqueues copies of the slot's fields; returns the bytes.
     fn copy_fields(&self, slot: &Filled, buffer: &Buffer) -> Result<usize> {
+        let _range = nvtx::push(nvtx::Name::Copy, slot.ticket().sequence);
         let Home { gpu, slot: from, contents, .. } = &*self.home;
         let Staging { fields: staged, layout, areas, next } = &self.staging;
         let area = areas.get(*next).map_or(0, |area| area.memory.ptr());

@@ -30,5 +30,8 @@ mod pair;
 /// Iterators and loaders dropped while the device works.
 mod ends;
 
+/// Ranges for tools that listen to NVTX.
+mod nvtx;
+
 /// Stalled devices and streams, and bad samples.
 mod stalls;

@@ -67,7 +67,7 @@ fn a_stopped_consumer_stream_is_no_stall() {
 
 /// Takes the loader's warnings.
 #[derive(Clone, Default)]
-struct Warnings(Arc<std::sync::Mutex<Vec<String>>>);
+pub(super) struct Warnings(pub(super) Arc<std::sync::Mutex<Vec<String>>>);
 
 impl tracing::field::Visit for Warnings {
     fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
