@@ -146,8 +146,6 @@ fn calls_that_a_gpu_refuses_are_refused() {
     assert_eq!(cu!(cuStreamSynchronize(one)), 709, "its context is gone");
 }
 
-// --- late copies ---
-
 #[test]
 fn a_copy_reads_pinned_memory_when_it_runs() {
     let session = begin(Config::default());

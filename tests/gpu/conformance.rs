@@ -20,7 +20,7 @@ use feedline::dataset::Records;
 use feedline::device::Finish;
 use feedline::device::cuda::Stream;
 use feedline::device::cuda::cudarc::driver::CudaStream;
-use feedline::dlpack::{DLDevice, Dlpack, Tensors};
+use feedline::dlpack::{DLDevice, Tensors};
 use feedline::storage::{Direct, Mode};
 use feedline::tensor::{DType, Element, Field};
 use feedline::{Batch, Device, Epoch, ErrorKind, FieldView, Gds, LastBatch, Loader, LoaderBuilder, MemoryTerm, Order};
@@ -581,21 +581,23 @@ impl Case<'_> {
         let mut arrays = 0;
         for (expected, got) in host.epoch(0).map_err(words)?.zip(there.epoch(0).map_err(words)?) {
             let (expected, got) = (expected.map_err(words)?, got.map_err(words)?);
+            // If no stream is named, it is the legacy one.
+            let bound = got.index() % 2 == 1;
+            let consumer = |tensor| match bound {
+                true => Consumer::bound(tensor, &self.stream),
+                false => Ok(Consumer::new(tensor)),
+            };
             let Tensors { fields, lens, ids, status, .. } = got.into_dlpack();
             let mut consumers = Vec::new();
             for (name, tensor) in fields {
                 let field = expected.field(&name).map_err(words)?;
-                consumers.push(self.array(
-                    tensor,
-                    &name,
-                    &field.shape(),
-                    field.dtype(),
-                    field.as_bytes().map_err(words)?,
-                )?);
+                let (shape, right) = (field.shape(), field.as_bytes().map_err(words)?);
+                consumers.push(self.array(consumer(tensor)?, &name, &shape, field.dtype(), right)?);
             }
             for (name, tensor) in lens {
                 let right = expected.field(&name).map_err(words)?.lens().ok_or("no lengths")?;
-                consumers.push(self.array(tensor, &name, &[right.len()], u64::DTYPE, bytemuck::cast_slice(right))?);
+                let (shape, right) = ([right.len()], bytemuck::cast_slice(right));
+                consumers.push(self.array(consumer(tensor)?, &name, &shape, u64::DTYPE, right)?);
             }
             // These stay on the host.
             if (ids.device(), status.device()) != (DLDevice::CPU, DLDevice::CPU) {
@@ -610,19 +612,19 @@ impl Case<'_> {
 
     fn array(
         &self,
-        tensor: Dlpack,
+        consumer: Consumer,
         name: &str,
         shape: &[usize],
         dtype: DType,
         right: &[u8],
     ) -> Result<Consumer, String> {
-        let consumer = Consumer::new(tensor);
         let (place, sizes, kind, at) = consumer.seen();
         let shape: Vec<i64> = shape.iter().map(|size| *size as i64).collect();
         if (place, &sizes, kind) != (DLDevice::cuda(0), &shape, dtype.into()) || at % 256 != 0 {
             return Err(format!("{name} is {kind:?} {sizes:?} at {at:#x} of {place:?}, not {dtype} {shape:?}"));
         }
-        // No stream was named, so it is the legacy one, in whose order this reads.
+        // The stream waits for the copy only if it was named; this reads in the order of the legacy one.
+        self.stream.synchronize().map_err(said("cuStreamSynchronize"))?;
         differ(name, &read(&self.gpu.context, at, right.len())?, right)?;
         Ok(consumer)
     }
