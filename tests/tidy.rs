@@ -76,7 +76,6 @@ const UNSAFE: &[&str] = &[
     "tests/device/cuda/streams.rs",
     "tests/device/cuda_faults.rs",
     "tests/device/kernels.rs",
-    "tests/device/misuse.rs",
     "tests/device/profile_gpu.rs",
     "tests/device/standin.rs",
     "tests/faults/real/seccomp.rs",

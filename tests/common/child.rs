@@ -89,3 +89,25 @@ pub fn alone(test: &str) -> bool {
     }
     false
 }
+
+/// Runs a test in so many processes at once, each told its part; gives the sum of the numbers that they print after
+/// [`MADE`].
+#[track_caller]
+pub fn in_parts(test: &str, parts: usize, told: impl Fn(usize) -> String) -> usize {
+    let run = |part| {
+        let mut command = process(test, told(part));
+        std::thread::spawn(move || command.output().unwrap())
+    };
+    let children: Vec<_> = (0..parts).map(run).collect();
+    let made = children.into_iter().enumerate().map(|(part, child)| {
+        let Output { status, stdout, stderr } = child.join().unwrap();
+        let text = String::from_utf8_lossy(&stdout);
+        let made = text.lines().find_map(|line| line.split_once(MADE)?.1.parse::<usize>().ok());
+        made.filter(|_| status.success())
+            .unwrap_or_else(|| panic!("part {part}: {status}\n{text}\n{}", String::from_utf8_lossy(&stderr)))
+    });
+    made.sum()
+}
+
+/// What a part of a sweep says before the number of its failures.
+pub const MADE: &str = "failures made: ";

@@ -189,7 +189,7 @@ impl StandIn {
 
     /// The next such call answers that code.
     pub fn fail_register(&self, what: Register, code: i32) {
-        (self.set)(what as c_int, code);
+        self.fail_register_after(what, 0, code);
     }
 
     /// The same of the call after `skip` more.

@@ -472,6 +472,13 @@ impl Consumer {
         Self(tensor.into_versioned())
     }
 
+    /// Binds the tensor by the stream's bare handle first. The caller keeps the stream until the batch is gone.
+    pub fn bound(tensor: Dlpack, stream: &CudaStream) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        unsafe { tensor.bind(stream.cu_stream() as usize) }.map_err(|error| error.to_string())?;
+        Ok(Self::new(tensor))
+    }
+
     /// Its device, shape, dtype and address.
     pub fn seen(&self) -> (DLDevice, Vec<i64>, DLDataType, u64) {
         // SAFETY: alive until the deleter is called by `drop`; `ndim` sizes.

@@ -105,8 +105,6 @@ pub struct Config {
     pub latency: Duration,
     /// Hardware queues that the streams of one priority share; 0 = one for each stream.
     pub queues: u64,
-    /// Attributes of all devices, by their CUDA numbers.
-    pub attributes: Vec<(i32, i32)>,
 }
 
 impl Default for Config {
@@ -120,7 +118,6 @@ impl Default for Config {
             bandwidth: 0,
             latency: Duration::ZERO,
             queues: 0,
-            attributes: Vec::new(),
         }
     }
 }
@@ -143,7 +140,6 @@ impl Config {
         ];
         let gpus = self.devices.iter().map(|gpu| format!("device={}|{}|{}", gpu.name, gpu.bytes, gpu.bus));
         lines.extend(gpus);
-        lines.extend(self.attributes.iter().map(|(attribute, value)| format!("attribute={attribute}:{value}")));
         lines.join("\n")
     }
 }
@@ -162,6 +158,14 @@ pub struct Live {
     pub modules: u64,
     pub leaked: u64,
     pub leaked_bytes: u64,
+}
+
+impl Live {
+    /// The number of objects, leaked ones included.
+    pub fn things(&self) -> u64 {
+        let Self { retains, streams, events, allocations, registrations, host_allocations, modules, leaked, .. } = self;
+        retains + streams + events + allocations + registrations + host_allocations + modules + leaked
+    }
 }
 
 /// The stand-in from a reset to the drop, which fails the test if there are violations. One at a time in a process.

@@ -22,7 +22,6 @@ use feedline::device::cuda::Stream;
 use feedline::order::Draws;
 use feedline::{Batch, Device, Error, ErrorKind, Loader, LoaderBuilder, Order};
 use std::collections::BTreeMap;
-use std::process::Stdio;
 use std::sync::Arc;
 
 const RECORD: usize = 900;
@@ -31,7 +30,7 @@ const PARTS: usize = 6;
 
 /// Effect of a failure on the context.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum After {
+pub enum After {
     /// It works as before.
     Works,
     /// The code shows that it is broken.
@@ -42,7 +41,7 @@ enum After {
 use After::*;
 
 /// Code and its effect. 12345 is a code that no driver knows yet.
-const CODES: [(u32, After); 26] = [
+pub const CODES: [(u32, After); 26] = [
     (2, Works),
     (700, Broken),
     (1, Works),
@@ -272,16 +271,6 @@ struct Rules<'a> {
     right: &'a Right,
 }
 
-fn things(live: &Live) -> u64 {
-    live.retains
-        + live.streams
-        + live.events
-        + live.allocations
-        + live.registrations
-        + live.host_allocations
-        + live.modules
-}
-
 impl Rules<'_> {
     fn check(&self, out: &Outcome, only_ours: bool) {
         for error in &out.errors {
@@ -304,7 +293,7 @@ impl Rules<'_> {
     /// Whether exactly the things counted as left behind are alive; with both lists.
     fn is_accounted_for(&self) -> (bool, String) {
         let live = self.session.live();
-        let alive = (things(&live) + live.leaked).saturating_sub(things(&self.before.0));
+        let alive = live.things().saturating_sub(self.before.0.things());
         let counted = leaked() - self.before.1;
         let accounted = match self.failure.after() {
             // Objects that a refused release did not take back.
@@ -461,25 +450,7 @@ impl Sweep {
     #[track_caller]
     fn run(&self, number: usize) {
         let started = std::time::Instant::now();
-        let children: Vec<_> = (0..PARTS)
-            .map(|part| {
-                let mut command = process(&beside!("part"), format!("{number} {part}"));
-                command.stdout(Stdio::piped()).stderr(Stdio::piped());
-                std::thread::spawn(move || command.output().unwrap())
-            })
-            .collect();
-        let mut count = 0;
-        for (part, child) in children.into_iter().enumerate() {
-            let output = child.join().unwrap();
-            let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-            let made = said(&output.stdout)
-                .lines()
-                .find_map(|line| line.strip_prefix("failures made: ")?.parse::<usize>().ok());
-            match made.filter(|_| output.status.success()) {
-                Some(made) => count += made,
-                None => panic!("part {part}: {}\n{}\n{}", output.status, said(&output.stdout), said(&output.stderr)),
-            }
-        }
+        let count = in_parts(&beside!("part"), PARTS, |part| format!("{number} {part}"));
         assert!(count > sweep::size(50, 500, 500), "a sweep of {count}");
         println!("{}: {count} failures in {:.1} s", self.name, started.elapsed().as_secs_f64());
     }
@@ -492,7 +463,7 @@ fn part() {
     if let Some(part) = told() {
         let (sweep, part) = part.split_once(' ').unwrap();
         let made = SWEEPS[sweep.parse::<usize>().unwrap()].part(part.parse().unwrap());
-        println!("\nfailures made: {made}");
+        println!("\n{MADE}{made}");
     }
 }
 

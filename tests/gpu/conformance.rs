@@ -13,16 +13,17 @@ use crate::common::cufile::Route;
 use crate::common::doubles::CuFileMachine;
 use crate::common::{ALL_LAST, DTYPES, noise};
 use crate::driver::{Consumer, DeviceBytes, Gpu, read, said};
+use crate::kinds;
 use crate::ours::{device, words};
 use crate::section::{Ctx, size};
 use feedline::dataset::Records;
 use feedline::device::Finish;
 use feedline::device::cuda::Stream;
 use feedline::device::cuda::cudarc::driver::CudaStream;
-use feedline::dlpack::{DLDevice, Dlpack, Tensors};
+use feedline::dlpack::{DLDevice, Tensors};
 use feedline::storage::{Direct, Mode};
 use feedline::tensor::{DType, Element, Field};
-use feedline::{Batch, Device, ErrorKind, FieldView, Gds, LastBatch, Loader, LoaderBuilder, Order};
+use feedline::{Batch, Device, Epoch, ErrorKind, FieldView, Gds, LastBatch, Loader, LoaderBuilder, MemoryTerm, Order};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,8 +31,7 @@ use std::time::Duration;
 pub fn run(ctx: &Ctx) -> Result<(), String> {
     let gpu = ctx.gpu()?;
     let all = Case { gpu: &gpu, ctx, device: device()?, stream: gpu.stream()? };
-    ctx.check("every dtype, scalars to matrices, with labels", || all.dtypes());
-    ctx.check("fields of fixed shape and up to a maximum, all and kept ones", || all.mixed());
+    ctx.check("every dtype, of fixed shape and up to a maximum, all and kept ones", || all.mixed());
     ctx.check("finished pictures: dtypes, layouts, channels, widths, flips", || all.finished());
     if ctx.kernels.get() {
         ctx.check("the gather kernel copies each row", || all.gather());
@@ -45,10 +45,11 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
     if ctx.quick {
         return Ok(());
     }
-    ctx.check("device batches × slots × last batch × epochs", || all.matrix());
+    ctx.check("every kind of loader; only what a batch holds is copied", || all.kinds());
+    ctx.check("steps over several epochs", || all.steps());
+    ctx.check("the smallest legal budget", || all.budget());
     ctx.check("records in files, by every reader", || all.files());
-    ctx.check("a consumer that is slow holds its batch for itself", || all.slow());
-    ctx.check("who holds every batch is told, and goes on after a drop", || all.held());
+    ctx.check("who holds every batch has them for itself, is told, and goes on after a drop", || all.held());
     ctx.check("batches outlive their loader; an epoch that is left half-way", || all.outlive());
     ctx.check("two loaders on one device at once", || all.two());
     ctx.check("the caller's own context", || all.own_context());
@@ -62,6 +63,7 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
 struct Tally {
     loaders: usize,
     batches: usize,
+    arrays: usize,
     bytes: usize,
 }
 
@@ -69,6 +71,7 @@ impl Tally {
     fn add(&mut self, other: Self) {
         self.loaders += other.loaders;
         self.batches += other.batches;
+        self.arrays += other.arrays;
         self.bytes += other.bytes;
     }
 
@@ -84,10 +87,10 @@ struct Case<'c> {
     stream: Arc<CudaStream>,
 }
 
-/// 8 bytes and a label for each sample.
-fn numbers(count: usize) -> LoaderBuilder {
+/// So many bytes and a label for each sample.
+pub fn numbers(count: usize, record: usize) -> LoaderBuilder {
     let labels = (0..count as i64).map(|id| id * 3 - 7).collect();
-    let records = Records::builder(8).classes(labels).open_bytes(noise(8 * count, count as u64));
+    let records = Records::builder(record).classes(labels).open_bytes(noise(record * count, count as u64));
     Loader::builder(records.expect("whole records")).workers(2)
 }
 
@@ -99,7 +102,7 @@ fn mixed(count: usize) -> LoaderBuilder {
         fields.push(Field::up_to(format!("up-to-{dtype}"), dtype, 3 * at + 1));
     }
     let names: Vec<_> = fields.iter().map(|field| (field.name().to_string(), field.is_up_to())).collect();
-    numbers(count).map_adding(fields, move |row, ctx| {
+    numbers(count, 8).map_adding(fields, move |row, ctx| {
         for (at, (name, up_to)) in names.iter().enumerate() {
             let field = row.index_of(name)?;
             let most = row.bytes_mut(field).len();
@@ -125,14 +128,32 @@ impl Case<'_> {
     /// The same with this loader on the device.
     fn same_there(&self, make: impl Fn() -> LoaderBuilder, there: &Loader, epochs: u64) -> Result<Tally, String> {
         let host = make().device(Device::host()).build().map_err(words)?;
+        self.same_batches([&host, there], |loader| loader.epochs(loader.next_epoch()..epochs))
+    }
+
+    /// Host and device have the same batches, the same state before each, and the same ledger.
+    fn same_batches(
+        &self,
+        loaders: [&Loader; 2],
+        pull: impl Fn(&Loader) -> feedline::Result<Epoch>,
+    ) -> Result<Tally, String> {
         let mut tally = Tally { loaders: 1, ..Tally::default() };
-        let (mut left, mut right) = (host.epochs(0..epochs).map_err(words)?, there.epochs(0..epochs).map_err(words)?);
+        let [mut left, mut right] = [pull(loaders[0]).map_err(words)?, pull(loaders[1]).map_err(words)?];
         loop {
+            let [host, there] = loaders.map(|loader| loader.state().map(|state| state.to_bytes()));
+            if host.map_err(words)? != there.map_err(words)? {
+                return Err(format!("the states after {} batches differ", tally.batches));
+            }
             match (left.next(), right.next()) {
-                (None, None) => return Ok(tally),
+                (None, None) => {
+                    let [host, there] = loaders.map(|loader| loader.ledger());
+                    let same = (host.substituted, &host.samples) == (there.substituted, &there.samples);
+                    return if same { Ok(tally) } else { Err(format!("{there:?}, not {host:?}")) };
+                }
                 (Some(expected), Some(got)) => {
                     let (expected, got) = (expected.map_err(words)?, got.map_err(words)?);
                     tally.bytes += self.compare(&expected, &got, tally.batches)?;
+                    tally.arrays += got.fields().count();
                     tally.batches += 1;
                 }
                 (expected, _) => {
@@ -149,13 +170,24 @@ impl Case<'_> {
         let mut bytes = 0;
         for (expected, field) in expected.fields().zip(got.fields()) {
             let right = expected.as_bytes().map_err(words)?;
+            if field.as_bytes().is_ok() {
+                return Err(format!("batch {number}: `{}` is on the host", field.name()));
+            }
             let seen = self.look(got, &field, number)?;
             differ(field.name(), &seen, right).map_err(|error| format!("batch {number}: {error}"))?;
-            if let (Some(lens), Some(at)) = (field.lens(), field.device_lens_ptr().map_err(words)?) {
-                self.settle(got)?;
-                differ("lengths", &read(&self.gpu.context, at, 8 * lens.len())?, bytemuck::cast_slice(lens))?;
-            }
             bytes += right.len();
+            let lens = (field.lens(), field.device_lens_ptr().map_err(words)?);
+            let offsets = (field.offsets(), field.device_offsets_ptr().map_err(words)?);
+            for (what, (numbers, at)) in [("lengths", lens), ("offsets", offsets)] {
+                if numbers.is_some() != at.is_some() {
+                    return Err(format!("batch {number}: {what} here {numbers:?}, there {at:?}"));
+                }
+                if let (Some(numbers), Some(at)) = (numbers, at) {
+                    self.settle(got)?;
+                    differ(what, &read(&self.gpu.context, at, 8 * numbers.len())?, bytemuck::cast_slice(numbers))?;
+                    bytes += 8 * numbers.len();
+                }
+            }
         }
         Ok(bytes)
     }
@@ -213,23 +245,6 @@ impl Case<'_> {
         self.stream.synchronize().map_err(said("cuStreamSynchronize"))
     }
 
-    fn dtypes(&self) -> Result<String, String> {
-        let mut tally = Tally::default();
-        for dtype in DTYPES.into_iter().step_by(self.thin(4)) {
-            for shape in [vec![], vec![3], vec![5, 7]] {
-                let record = shape.iter().product::<usize>() * dtype.size();
-                let bytes = noise(record * 50, record as u64);
-                let make = || {
-                    let records = Records::builder(record).field("x", dtype, shape.clone());
-                    let records = records.classes((0..50).collect()).open_bytes(bytes.clone()).expect("whole records");
-                    Loader::builder(records).order(Order::shuffled(2)).batch_size(7).workers(1)
-                };
-                tally.add(self.same(make, 1, false).map_err(|error| format!("{dtype} {shape:?}: {error}"))?);
-            }
-        }
-        Ok(tally.words())
-    }
-
     fn mixed(&self) -> Result<String, String> {
         let keeps: [&[&str]; 6] = [
             &[],
@@ -252,21 +267,58 @@ impl Case<'_> {
         Ok(tally.words())
     }
 
-    fn matrix(&self) -> Result<String, String> {
-        let mut tally = Tally::default();
-        for device_batches in [2, 3, 5] {
-            for slots in [1, 2, 3, 8] {
-                for (last, epochs) in ALL_LAST.into_iter().zip([1, 2, 3, 5]) {
-                    let make = || {
-                        let builder = numbers(53).order(Order::shuffled(9)).batch_size(8).last_batch(last);
-                        builder.tuning(|t| t.slots(slots).device_batches(device_batches))
-                    };
-                    let said = |error| format!("{device_batches} device batches, {slots} slots, {last:?}: {error}");
-                    tally.add(self.same(make, epochs, slots % 2 == 0).map_err(said)?);
+    fn kinds(&self) -> Result<String, String> {
+        // Settings that must not change batches.
+        let settings: [fn(LoaderBuilder) -> LoaderBuilder; 4] = [
+            |builder| builder,
+            |builder| builder.tuning(|t| t.slots(1).device_batches(2)),
+            |builder| builder.tuning(|t| t.slots(2).device_batches(5)),
+            |builder| builder.tuning(|t| t.slots(7).device_batches(3)).workers(3),
+        ];
+        let folder = self.ctx.folder()?;
+        let mut all = Tally::default();
+        for (name, make) in kinds::all(folder.path()).map_err(|error| error.to_string())? {
+            for (number, set) in settings.iter().enumerate() {
+                let there = set(make()).device(self.device.clone()).build().map_err(words)?;
+                let said = |error| format!("{name}, settings {number}: {error}");
+                let tally = self.same_there(&make, &there, 2).map_err(said)?;
+                let copied = there.report().total.copy.map_or(0, |copy| copy.bytes) as usize;
+                // Arrays that are copied together are at most a page apart, as are their lengths.
+                if !(tally.bytes..=tally.bytes + tally.arrays * 2 * 4096).contains(&copied) {
+                    return Err(said(format!("{copied} bytes were copied for {}", tally.bytes)));
                 }
+                all.add(tally);
             }
         }
-        Ok(tally.words())
+        Ok(all.words())
+    }
+
+    fn steps(&self) -> Result<String, String> {
+        let make = || numbers(31, 100).order(Order::shuffled(4)).batch_size(8);
+        let host = make().build().map_err(words)?;
+        let there = make().device(self.device.clone()).build().map_err(words)?;
+        Ok(self.same_batches([&host, &there], |loader| loader.steps(11))?.words())
+    }
+
+    fn budget(&self) -> Result<String, String> {
+        let make = || numbers(90, 3000).batch_size(7).workers(2).tuning(|t| t.depth(2).device_batches(2));
+        let on_device = |budget: usize| make().device(self.device.clone()).memory_budget(budget).build();
+        let roomy = make().device(self.device.clone()).build().map_err(words)?;
+        let (mut least, mut most) = (0, roomy.plan().total());
+        drop(roomy);
+        while most - least > 1 {
+            let middle = least + (most - least) / 2;
+            match on_device(middle) {
+                Ok(_) => most = middle,
+                Err(error) if error.kind() == ErrorKind::Budget => least = middle,
+                Err(error) => return Err(words(error)),
+            }
+        }
+        let there = on_device(most).map_err(words)?;
+        match there.plan().term(MemoryTerm::SLOTS).count {
+            2 => Ok(format!("{most} bytes: {}", self.same_there(make, &there, 2)?.words())),
+            slots => Err(format!("{slots} slots, not 2")),
+        }
     }
 
     fn files(&self) -> Result<String, String> {
@@ -438,27 +490,12 @@ impl Case<'_> {
         streams.iter().try_for_each(|stream| stream.synchronize().map_err(said("cuStreamSynchronize")))
     }
 
-    fn slow(&self) -> Result<String, String> {
-        let make = || mixed(60).order(Order::shuffled(3)).batch_size(5).tuning(|t| t.slots(2).device_batches(2));
-        let there = make().device(self.device.clone()).build().map_err(words)?;
-        let host = make().build().map_err(words)?;
-        let mut batches = 0;
-        for (expected, got) in host.epoch(0).map_err(words)?.zip(there.epoch(0).map_err(words)?) {
-            let (expected, got) = (expected.map_err(words)?, got.map_err(words)?);
-            std::thread::sleep(Duration::from_millis(self.ctx.either(10, 2)));
-            self.compare(&expected, &got, 2)?;
-            self.compare(&expected, &got, 0)?;
-            batches += 1;
-        }
-        Ok(format!("{batches} batches"))
-    }
-
     fn held(&self) -> Result<String, String> {
         let loader =
-            numbers(64).batch_size(4).tuning(|t| t.device_batches(3).held_deadline(Duration::from_millis(100)));
+            numbers(64, 8).batch_size(4).tuning(|t| t.device_batches(3).held_deadline(Duration::from_millis(100)));
         let loader = loader.device(self.device.clone()).build().map_err(words)?;
         let right: Vec<Batch> =
-            host_batches(&numbers(64).batch_size(4).tuning(|t| t.slots(16)).build().map_err(words)?)?;
+            host_batches(&numbers(64, 8).batch_size(4).tuning(|t| t.slots(16)).build().map_err(words)?)?;
         let mut epoch = loader.epoch(0).map_err(words)?;
         let (mut held, mut seen) = (Vec::new(), 0);
         loop {
@@ -469,8 +506,13 @@ impl Case<'_> {
                     seen += 1;
                     held.push(batch);
                 }
-                // The middle one goes: out of order.
-                Some(Err(error)) if error.kind() == ErrorKind::BatchesHeld && held.len() == 3 => drop(held.remove(1)),
+                Some(Err(error)) if error.kind() == ErrorKind::BatchesHeld && held.len() == 3 => {
+                    for batch in &held {
+                        self.compare(&right[batch.index() as usize], batch, 2)?;
+                    }
+                    // The middle one goes: out of order.
+                    held.remove(1);
+                }
                 Some(Err(error)) => return Err(words(error)),
             }
         }
@@ -539,21 +581,23 @@ impl Case<'_> {
         let mut arrays = 0;
         for (expected, got) in host.epoch(0).map_err(words)?.zip(there.epoch(0).map_err(words)?) {
             let (expected, got) = (expected.map_err(words)?, got.map_err(words)?);
+            // If no stream is named, it is the legacy one.
+            let bound = got.index() % 2 == 1;
+            let consumer = |tensor| match bound {
+                true => Consumer::bound(tensor, &self.stream),
+                false => Ok(Consumer::new(tensor)),
+            };
             let Tensors { fields, lens, ids, status, .. } = got.into_dlpack();
             let mut consumers = Vec::new();
             for (name, tensor) in fields {
                 let field = expected.field(&name).map_err(words)?;
-                consumers.push(self.array(
-                    tensor,
-                    &name,
-                    &field.shape(),
-                    field.dtype(),
-                    field.as_bytes().map_err(words)?,
-                )?);
+                let (shape, right) = (field.shape(), field.as_bytes().map_err(words)?);
+                consumers.push(self.array(consumer(tensor)?, &name, &shape, field.dtype(), right)?);
             }
             for (name, tensor) in lens {
                 let right = expected.field(&name).map_err(words)?.lens().ok_or("no lengths")?;
-                consumers.push(self.array(tensor, &name, &[right.len()], u64::DTYPE, bytemuck::cast_slice(right))?);
+                let (shape, right) = ([right.len()], bytemuck::cast_slice(right));
+                consumers.push(self.array(consumer(tensor)?, &name, &shape, u64::DTYPE, right)?);
             }
             // These stay on the host.
             if (ids.device(), status.device()) != (DLDevice::CPU, DLDevice::CPU) {
@@ -568,19 +612,19 @@ impl Case<'_> {
 
     fn array(
         &self,
-        tensor: Dlpack,
+        consumer: Consumer,
         name: &str,
         shape: &[usize],
         dtype: DType,
         right: &[u8],
     ) -> Result<Consumer, String> {
-        let consumer = Consumer::new(tensor);
         let (place, sizes, kind, at) = consumer.seen();
         let shape: Vec<i64> = shape.iter().map(|size| *size as i64).collect();
         if (place, &sizes, kind) != (DLDevice::cuda(0), &shape, dtype.into()) || at % 256 != 0 {
             return Err(format!("{name} is {kind:?} {sizes:?} at {at:#x} of {place:?}, not {dtype} {shape:?}"));
         }
-        // No stream was named, so it is the legacy one, in whose order this reads.
+        // The stream waits for the copy only if it was named; this reads in the order of the legacy one.
+        self.stream.synchronize().map_err(said("cuStreamSynchronize"))?;
         differ(name, &read(&self.gpu.context, at, right.len())?, right)?;
         Ok(consumer)
     }

@@ -38,6 +38,7 @@ mod contexts;
 mod drops;
 mod end;
 mod forks;
+mod kinds;
 mod leaks;
 mod machine;
 mod ours;
@@ -112,31 +113,19 @@ struct Own {
     quick: bool,
 }
 
-/// What `cargo test -- …` passes to every test program; taken, and of no effect.
+/// What `cargo test -- …` passes to every test program.
 #[derive(clap::Args)]
 struct Libtest {
     #[arg(long, hide = true)]
-    nocapture: bool,
-    #[arg(long, hide = true)]
-    no_capture: bool,
-    #[arg(long, hide = true)]
-    show_output: bool,
-    #[arg(long, hide = true)]
-    exact: bool,
-    #[arg(long, hide = true)]
     ignored: bool,
     #[arg(long, hide = true)]
-    include_ignored: bool,
-    #[arg(short, long, hide = true)]
-    quiet: bool,
-    #[arg(long, hide = true)]
     skip: Vec<String>,
-    #[arg(long, hide = true)]
-    test_threads: Option<usize>,
-    #[arg(long, hide = true)]
-    color: Option<String>,
-    #[arg(long, hide = true)]
-    format: Option<String>,
+    /// Of no effect.
+    #[arg(long = "nocapture", short = 'q', hide = true, action = clap::ArgAction::Count)]
+    #[arg(aliases = ["no-capture", "show-output", "exact", "include-ignored", "quiet"])]
+    flags: u8,
+    #[arg(long = "test-threads", aliases = ["color", "format"], hide = true)]
+    values: Vec<String>,
 }
 
 fn main() -> ExitCode {

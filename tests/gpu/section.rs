@@ -52,7 +52,7 @@ const fn section(name: &'static str, limit: u64, run: fn(&Ctx) -> Result<(), Str
 /// is below 10 minutes.
 pub const SECTIONS: [Section; 15] = [
     Section { without_driver: true, ..section("environment", 90, machine::run) },
-    section("conformance", 150, conformance::run),
+    section("conformance", 240, conformance::run),
     section("rates", 90, rates::run),
     section("stage", 90, stage::run),
     section("end", 120, end::run),

@@ -191,7 +191,6 @@ struct Config {
     latency: Duration,
     /// Hardware queues of each priority; 0 = one for each stream.
     queues: u64,
-    attributes: BTreeMap<i32, i32>,
 }
 
 struct Context {
@@ -945,41 +944,17 @@ entry!(cuDeviceGetPCIBusId, |s, bus: *mut c_char, len: i32, device: i32| put_tex
     &s.device(device)?.bus
 ));
 
-fn uuid(s: &State, device: i32) -> Result<[u8; 16]> {
-    let mut uuid = *b"feedline-standin";
-    uuid[15] = s.device(device).map(|_| device as u8)?;
-    Ok(uuid)
-}
-
-entry!(cuDeviceGetUuid, |s, out: Out<[u8; 16]>, device: i32| out.put(uuid(s, device)?));
-
-entry!(cuDeviceGetUuid_v2, |s, out: Out<[u8; 16]>, device: i32| out.put(uuid(s, device)?));
-
 entry!(cuDeviceTotalMem_v2, |s, bytes: Out<usize>, device: i32| bytes.put(s.device(device)?.bytes as usize));
 
 entry!(cuDeviceGetAttribute, |s, value: Out<i32>, attribute: i32, device: i32| {
-    let bus = &s.device(device)?.bus;
-    let hex = |part: usize| {
-        let digits = bus.split([':', '.']).nth(part).unwrap_or_default();
-        i32::from_str_radix(digits, 16).unwrap_or_default()
-    };
-    let known = match attribute {
-        1 => 1024,                     // MAX_THREADS_PER_BLOCK
-        2 | 3 => 1024,                 // MAX_BLOCK_DIM_X, _Y
-        4 => 64,                       // MAX_BLOCK_DIM_Z
-        5 => i32::MAX,                 // MAX_GRID_DIM_X
-        6 | 7 => 65_535,               // MAX_GRID_DIM_Y, _Z
-        10 => 32,                      // WARP_SIZE
-        16 => 108,                     // MULTIPROCESSOR_COUNT
-        19 | 41 | 99 | 115 | 116 => 1, // CAN_MAP_HOST_MEMORY, UNIFIED_ADDRESSING, HOST_REGISTER, MEMORY_POOLS, RDMA
-        33 => hex(1),                  // PCI_BUS_ID
-        34 => hex(2),                  // PCI_DEVICE_ID
-        40 => 2,                       // ASYNC_ENGINE_COUNT
-        50 => hex(0),                  // PCI_DOMAIN_ID
-        75 => 8,                       // COMPUTE_CAPABILITY_MAJOR
+    s.device(device)?;
+    value.put(match attribute {
+        16 => 108, // MULTIPROCESSOR_COUNT
+        40 => 2,   // ASYNC_ENGINE_COUNT
+        75 => 8,   // COMPUTE_CAPABILITY_MAJOR
+        115 => 1,  // MEMORY_POOLS_SUPPORTED
         _ => 0,
-    };
-    value.put(s.config.attributes.get(&attribute).copied().unwrap_or(known))
+    })
 });
 
 entry!(cuDevicePrimaryCtxRetain, |s, out: Out<u64>, device: i32| {
@@ -1068,8 +1043,6 @@ entry!(cuCtxPopCurrent_v2, |s, out: Out<u64>| {
     let _ = out.put(context);
     Ok(())
 });
-
-entry!(cuCtxGetDevice, |s, device: Out<i32>| device.put(s.alive(s.current()?)?.device as i32));
 
 entry!(cuCtxSynchronize, |s| {
     let context = s.current()?;
@@ -1450,29 +1423,6 @@ entry!(cuMemFreeHost, |s, at: Address| {
     // SAFETY: mapped by cuMemHostAlloc with this length, and forgotten just now.
     unsafe { munmap(at.0 as *mut c_void, len as usize) };
     Ok(())
-});
-
-entry!(cuMemHostGetDevicePointer_v2, |s, out: Out<u64>, at: Address, flags: u32| {
-    s.current()?;
-    s.range_at(at.0).filter(|range| !matches!(range.place, Place::Device(_))).ok_or(INVALID_VALUE)?;
-    out.put(at.0)
-});
-
-entry!(cuPointerGetAttribute, |s, data: *mut c_void, attribute: i32, at: Address| {
-    let range = s.range_at(at.0).filter(|range| range.freed.is_none()).ok_or(INVALID_VALUE)?;
-    let on_device = matches!(range.place, Place::Device(_));
-    let device = s.contexts.get(&range.context).ok_or(CONTEXT_IS_DESTROYED)?.device;
-    match attribute {
-        1 => Out(data.cast()).put(range.context),                    // CONTEXT
-        2 => Out(data.cast()).put(if on_device { 2u32 } else { 1 }), // MEMORY_TYPE
-        3 => Out(data.cast()).put(at.0),                             // DEVICE_POINTER
-        4 if !on_device => Out(data.cast()).put(at.0),               // HOST_POINTER
-        8 => Out(data.cast()).put(0u32),                             // IS_MANAGED
-        9 => Out(data.cast()).put(device as i32),                    // DEVICE_ORDINAL
-        11 => Out(data.cast()).put(range.start),                     // RANGE_START_ADDR
-        12 => Out(data.cast()).put(range.len),                       // RANGE_SIZE
-        _ => Err(INVALID_VALUE),
-    }
 });
 
 // --- copies ---
@@ -2029,11 +1979,6 @@ impl State {
             "bandwidth" => self.config.bandwidth = number,
             "queues" => self.config.queues = number,
             "latency_us" => self.config.latency = Duration::from_micros(number),
-            "attribute" => {
-                let (attribute, value) = value.split_once(':').unwrap_or_default();
-                let value = value.parse().unwrap_or_default();
-                self.config.attributes.insert(attribute.parse().unwrap_or_default(), value);
-            }
             _ => self.violation(format!("unknown setting {key}")),
         }
     }
@@ -2080,12 +2025,6 @@ pub extern "C" fn standin_violations(out: *mut c_char, len: usize) -> usize {
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_forget_violations() {
     Held::lock().violations.clear();
-}
-
-/// Adds a violation; for stand-ins of other libraries.
-#[unsafe(no_mangle)]
-pub extern "C" fn standin_violation(what: *const c_char) {
-    Held::lock().violation(text(what));
 }
 
 /// The calls, one a line: `INDEX THREAD SYMBOL ARGUMENTS = CODE`.

@@ -94,7 +94,7 @@ struct Fault {
     errno: c_int,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Gpu {
     route: c_int,
     bytes: u64,
@@ -104,8 +104,7 @@ struct Gpu {
     errors: u64,
 }
 
-const NO_READS: Gpu = Gpu { route: 0, bytes: 0, total: 0, routes: [0; 3], unaligned: 0, errors: 0 };
-
+#[derive(Default)]
 struct State {
     version: c_int,
     /// 0 well, 1 fails, 2 hangs, 3 closes descriptor 0 and then does as `open_code` says.
@@ -141,32 +140,7 @@ struct State {
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
 fn fresh() -> State {
-    State {
-        version: 1200,
-        open_mode: 0,
-        open_code: 0,
-        contexts: false,
-        users: 0,
-        opens: 0,
-        closes: 0,
-        next: 0,
-        files: HashMap::new(),
-        buffers: BTreeMap::new(),
-        registered: [0; 3],
-        registers: HashMap::new(),
-        reads: 0,
-        writing: Vec::new(),
-        faults: HashMap::new(),
-        hold: false,
-        held: 0,
-        level: 0,
-        counting: false,
-        gpu_count: 1,
-        gpus_at: 0,
-        gpus: [NO_READS; GPUS],
-        trace: Vec::new(),
-        violations: Vec::new(),
-    }
+    State { version: 1200, gpu_count: 1, ..State::default() }
 }
 
 fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
@@ -698,8 +672,7 @@ pub extern "C" fn standin_cufile_reset() {
 }
 
 /// 0 version (1000 major + 10 minor; negative: not told) · 1 how `cuFileDriverOpen` goes (0 well, 1 fails with the code of
-/// 2, 2 hangs, 3 closes descriptor 0) · 2 its code · 3, 4, 5 code of the next registration of a file, of a buffer, of the
-/// next deregistration of a buffer · 6 hold reads · 7 number of GPUs · 8 offset of the array of GPUs in the statistics ·
+/// 2, 2 hangs, 3 closes descriptor 0) · 2 its code · 6 hold reads · 7 number of GPUs · 8 offset of the array of GPUs in the statistics ·
 /// 9 level of statistics · 100 + g route of aligned reads to GPU g (0 P2P, 1 nvidia-fs, 2 host).
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_cufile_set(what: c_int, value: c_int) {
@@ -707,7 +680,6 @@ pub extern "C" fn standin_cufile_set(what: c_int, value: c_int) {
         0 => state.version = value,
         1 => state.open_mode = value,
         2 => state.open_code = value,
-        3..=5 => state.fail_register(what as usize - 3, 0, value),
         6 => {
             state.hold = value != 0;
             state.held = 0;
@@ -721,17 +693,12 @@ pub extern "C" fn standin_cufile_set(what: c_int, value: c_int) {
     });
 }
 
-impl State {
-    fn fail_register(&mut self, what: usize, skip: u64, code: c_int) {
-        self.registers.insert((what, self.registered[what] + skip), code);
-    }
-}
-
 /// Of the registrations of a file (3), of a buffer (4), or the deregistrations of a buffer (5), the one after `skip` more
 /// answers `code`.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_cufile_fail_register(what: c_int, skip: u64, code: c_int) {
-    with(|state| state.fail_register((what as usize).clamp(3, 5) - 3, skip, code));
+    let what = (what as usize).clamp(3, 5) - 3;
+    with(|state| state.registers.insert((what, state.registered[what] + skip), code));
 }
 
 /// Read number `call` (from 0) answers `result` with `errno`; a result of 0 or more is the most that it reads.

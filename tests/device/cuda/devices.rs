@@ -15,14 +15,40 @@ use std::sync::Arc;
 const CHILDREN: &[(&str, fn())] = &[
     ("no library", no_library),
     ("no driver", no_driver),
-    ("too old", too_old),
-    ("the stub", the_stub),
     ("no device", no_device),
-    ("none in the list", none_in_the_list),
-    ("does not start", does_not_start),
     ("auto", auto),
     ("auto of one", auto_of_one),
     ("auto unusable", auto_unusable),
+];
+
+/// Drivers that give no GPU: which reason, and its words.
+type Useless = (&'static str, fn() -> Config, fn(&Absent) -> bool, &'static str);
+
+const USELESS: [Useless; 4] = [
+    (
+        "too old",
+        || Config { driver_version: 11_080, ..Config::default() },
+        |why| matches!(why, Absent::TooOld(_)),
+        "too old: it supports CUDA 11.8, 12.0 is needed",
+    ),
+    (
+        "the stub",
+        || Config { driver_version: -34, ..Config::default() },
+        |why| matches!(why, Absent::Init(34, _)),
+        "(34): this libcuda is the stub for linking",
+    ),
+    (
+        "does not start",
+        || Config { init_error: 803, ..Config::default() },
+        |why| matches!(why, Absent::Init(803, _)),
+        "does not start: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: system has unsupported display driver",
+    ),
+    (
+        "none in the list",
+        || Config { devices: vec![], ..Config::default() },
+        |why| *why == Absent::NoDevice,
+        "no CUDA device",
+    ),
 ];
 
 /// Entry point of those processes; it does nothing without the variable.
@@ -30,8 +56,14 @@ const CHILDREN: &[(&str, fn())] = &[
 #[ignore = "a part of other tests, which start it as a process of its own"]
 fn child() {
     if let Some(name) = told() {
-        let (_, body) = CHILDREN.iter().find(|(known, _)| *known == name).unwrap();
-        body();
+        if let Some((_, body)) = CHILDREN.iter().find(|(known, _)| *known == name) {
+            body();
+        } else {
+            let (_, config, kind, words) = USELESS.iter().find(|(known, ..)| *known == name).unwrap();
+            let session = standin::cuda().session(config());
+            absent(*kind, words);
+            assert!(session.count("cuInit") <= 1, "once per process");
+        }
         println!("{name}: passed");
     }
 }
@@ -79,17 +111,18 @@ fn auto_is_the_host_without_a_driver_library() {
     alone("no library", &[]);
 }
 
+#[test]
+fn a_useless_driver_is_a_reason_and_no_panic() {
+    alone("no driver", &[]);
+    USELESS.iter().for_each(|(name, ..)| alone(name, &[]));
+}
+
 fn no_library() {
     // SAFETY: a driver's initialisers may run at any time.
     if ["libcuda.so.1", "libcuda.so"].iter().any(|name| unsafe { Library::new(*name) }.is_ok()) {
         return println!("this machine has a driver");
     }
     absent(|why| matches!(why, Absent::NoLibrary(_)), "no CUDA driver: libcuda.so");
-}
-
-#[test]
-fn a_library_that_is_no_driver_is_a_reason_and_no_panic() {
-    alone("no driver", &[]);
 }
 
 fn no_driver() {
@@ -101,31 +134,10 @@ fn no_driver() {
 }
 
 #[test]
-fn a_driver_that_is_too_old_is_named_with_what_it_supports() {
-    alone("too old", &[]);
-}
-
-fn too_old() {
-    let _session = standin::cuda().session(Config { driver_version: 11_080, ..Config::default() });
-    absent(|why| matches!(why, Absent::TooOld(_)), "too old: it supports CUDA 11.8, 12.0 is needed");
-}
-
-#[test]
-fn the_stub_for_linking_is_named() {
-    alone("the stub", &[]);
-}
-
-fn the_stub() {
-    let _session = standin::cuda().session(Config { driver_version: -34, ..Config::default() });
-    absent(|why| matches!(why, Absent::Init(34, _)), "(34): this libcuda is the stub for linking");
-}
-
-#[test]
 fn a_hidden_device_is_explained_by_its_variable() {
     alone("no device", &[]);
     alone("no device", &[("CUDA_VISIBLE_DEVICES", "")]);
     alone("no device", &[("CUDA_VISIBLE_DEVICES", "7,8")]);
-    alone("none in the list", &[]);
 }
 
 fn no_device() {
@@ -135,23 +147,6 @@ fn no_device() {
         Err(_) => "no CUDA device".into(),
     };
     absent(|why| *why == Absent::NoDevice, &words);
-}
-
-fn none_in_the_list() {
-    let _session = standin::cuda().session(Config { devices: vec![], ..Config::default() });
-    absent(|why| *why == Absent::NoDevice, "no CUDA device");
-}
-
-#[test]
-fn a_driver_that_does_not_start_is_named_with_its_code() {
-    alone("does not start", &[]);
-}
-
-fn does_not_start() {
-    let session = standin::cuda().session(Config { init_error: 803, ..Config::default() });
-    let words = "does not start: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: system has unsupported display driver";
-    absent(|why| matches!(why, Absent::Init(803, _)), words);
-    assert_eq!(session.count("cuInit"), 1, "once per process");
 }
 
 #[test]
@@ -267,69 +262,40 @@ fn device_names_parse_or_the_error_lists_the_devices() {
 
 #[test]
 fn the_callers_own_context_is_used_and_kept_alive() {
-    for config in [config(), late()] {
-        case(config, |session| {
-            let right = Got::epoch(&build(data()), 0);
-            let context = CudaContext::new(1).unwrap();
-            let stream = context.new_stream().unwrap();
-            let device = Device::cuda_in(context.clone()).unwrap();
-            assert_eq!(device.to_string(), "cuda:1 (Stand-in GPU, requested, in the caller's context)");
-            assert_eq!(session.live().retains, 1);
-            let loader = build(data().device(device).stream(stream.clone()));
-            let mut epoch = loader.epoch(0).unwrap();
-            for (number, batch) in epoch.by_ref().take(3).enumerate() {
-                let batch = batch.unwrap();
-                let slice = batch.field("record").unwrap().cuda_slice::<u8>(&stream).unwrap();
-                assert!(stream.clone_dtoh(&*slice).unwrap() == right[number].bytes("record"));
-            }
-            drop((context, stream));
-            same(&Got::all(epoch), &right[3..], "after the caller's own are gone");
-            assert_eq!(session.live().retains, 1);
-        });
-    }
-}
-
-#[test]
-fn loaders_of_one_device_share_its_context() {
     case(late(), |session| {
-        let right = Got::epoch(&build(data()), 0);
-        let device = gpu(0);
-        let loaders =
-            [build(data().device(device.clone())), build(data().device(device)), build(data().device(gpu(0)))];
+        let context = CudaContext::new(1).unwrap();
+        let device = Device::cuda_in(context.clone()).unwrap();
+        assert_eq!(device.to_string(), "cuda:1 (Stand-in GPU, requested, in the caller's context)");
+        let loader = build(data().device(device));
+        drop(context);
+        same(&Got::epoch(&loader, 0), &Got::epoch(&build(data()), 0), "after the caller's own is gone");
         assert_eq!(session.live().retains, 1);
-        let mut epochs: Vec<_> = loaders.iter().map(|loader| loader.epoch(0).unwrap()).collect();
-        let mut found = vec![Vec::new(); 3];
-        for step in 0..right.len() * 3 {
-            let batch = epochs[step % 3].next().unwrap().unwrap();
-            found[step % 3].push(Got::of(&batch).unwrap());
-        }
-        found.iter().for_each(|found| same(found, &right, "shared"));
-        let [first, second, third] = loaders;
-        drop((epochs, second));
-        same(&Got::epoch(&first, 0), &right, "the others go on");
-        drop((first, third));
     });
 }
 
 #[test]
-fn two_devices_are_fed_by_two_loaders_in_one_process() {
+fn loaders_share_the_context_of_their_device() {
     case(late(), |session| {
         let right = Got::epoch(&build(data()), 0);
-        let loaders = [build(data().device(gpu(0))), build(data().device(gpu(1)))];
+        let device = gpu(0);
+        let loaders = [device.clone(), device, gpu(0), gpu(1)].map(|device| build(data().device(device)));
         assert_eq!(session.live().retains, 2);
-        for (here, there) in loaders[0].epoch(0).unwrap().zip(loaders[1].epoch(0).unwrap()) {
-            let (here, there) = (here.unwrap(), there.unwrap());
-            assert_eq!(Got::of(&here).unwrap(), Got::of(&there).unwrap());
-            assert!(here.device() != there.device());
+        let mut epochs: Vec<_> = loaders.iter().map(|loader| loader.epoch(0).unwrap()).collect();
+        let mut found = vec![Vec::new(); 4];
+        for step in 0..right.len() * 4 {
+            let batch = epochs[step % 4].next().unwrap().unwrap();
+            found[step % 4].push(Got::of(&batch).unwrap());
         }
+        found.iter().for_each(|found| same(found, &right, "in turn"));
+        let [first, second, third, other] = loaders;
+        drop((epochs, second, third));
         std::thread::scope(|scope| {
-            for loader in &loaders {
+            for loader in [&first, &other] {
                 scope.spawn(|| same(&Got::epoch(loader, 0), &right, "from its own thread"));
             }
         });
-        let [first, second] = loaders;
         drop(first);
-        same(&Got::epoch(&second, 0), &right, "alone");
+        same(&Got::epoch(&other, 0), &right, "alone");
     });
 }
 

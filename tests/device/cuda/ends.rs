@@ -84,31 +84,6 @@ fn a_loader_dropped_with_copies_in_flight_leaks_nothing() {
 }
 
 #[test]
-fn a_loader_may_be_dropped_right_after_it_was_built() {
-    case(late(), |session| {
-        for _ in 0..20 {
-            drop(build(data().device(gpu(0)).tuning(|t| t.slots(8))));
-            drop(build(data().device(gpu(1)).tuning(|t| t.slots(8))).epoch(0).unwrap());
-            // A thread of its own frees a batch that nobody received.
-            crate::common::wait::until("all is freed", || session.live() == Live::default());
-        }
-    });
-}
-
-#[test]
-fn unfinished_epochs_have_the_right_batches() {
-    case(late(), |_| {
-        let host = build(data());
-        let loader = build(data().device(gpu(0)).tuning(|t| t.slots(3)));
-        for epoch in 0..60 {
-            let taken = epoch as usize * 7 % 5;
-            let found = Got::all(loader.epoch(epoch).unwrap().take(taken));
-            same(&found, &Got::all(host.epoch(epoch).unwrap().take(taken)), "a part");
-        }
-    });
-}
-
-#[test]
 fn a_stopped_consumer_stream_only_delays_the_loaders_end() {
     case(config(), |session| {
         let context = CudaContext::new(0).unwrap();

@@ -1,8 +1,5 @@
 //! The promises of a loader on a CUDA device, against the stand-in driver. The same loader on the host is the oracle.
 
-/// Bytes, shapes and numbers of batches equal the host's.
-mod conformance;
-
 /// The consumer's streams: begin and end of its reads.
 mod streams;
 
@@ -33,5 +30,5 @@ mod ends;
 /// Ranges for tools that listen to NVTX.
 mod nvtx;
 
-/// Stalled devices and streams, and bad samples.
+/// Stalled devices and streams.
 mod stalls;

@@ -81,52 +81,41 @@ fn idle(loader: &Loader, steps: u64) -> GpuIdle {
     idle()
 }
 
-/// `watched`: the training's numbers before and after each validation are the same; else nothing waits for the stream.
-fn take_turns(config: Config, watched: bool) {
-    case(config, move |_| {
-        let (right, context) = (right(), CudaContext::new(0).unwrap());
-        let stream = context.new_stream().unwrap();
-        let (train, validate) =
-            (train().tuning(|t| t.slots(3).device_batches(3)), validate().tuning(|t| t.slots(2).device_batches(2)));
-        let [train, validate] = [train, validate].map(|builder| build(builder.device(gpu(0)).stream(&stream)));
-        let mut consumer = Consumer { stream, kernels: Kernels::new(&context), copies: Vec::new() };
-        for epoch in 0..EPOCHS {
-            let mut last = None;
-            for (batch, step) in train.epoch(epoch).unwrap().zip(1..) {
-                consumer.step(batch.unwrap(), &mut last);
-                if step % EVERY > 0 {
-                    continue;
-                }
-                let before = watched.then(|| idle(&train, epoch * (TRAIN - 1) + step - 1));
-                consumer.run(validate.epoch(0).unwrap());
-                if let Some(before) = before {
-                    assert_eq!(train.snapshot().consumer.gpu.unwrap(), before);
-                }
-            }
-        }
-        assert!(consumer.found() == right, "bytes differ");
-        for (loader, iterators, batches) in [(&train, EPOCHS, TRAIN), (&validate, EPOCHS * VALIDATIONS, VALIDATE)] {
-            let (GpuIdle { span_ns, starved_ns, .. }, report) =
-                (idle(loader, iterators * (batches - 1)), loader.report());
-            assert!(starved_ns <= span_ns, "{starved_ns} of {span_ns}");
-            assert_eq!(
-                (report.total.consumer.batches, report.total.copy.unwrap().batches),
-                (iterators * batches, iterators * batches)
-            );
-        }
-    });
-}
-
 #[test]
 fn training_and_validation_take_turns_on_one_stream() {
-    for queues in [0, 1] {
-        take_turns(Config { queues, ..late() }, false);
-    }
-}
-
-#[test]
-fn validation_changes_no_number_of_the_training_meanwhile() {
-    for queues in [0, 1] {
-        take_turns(Config { queues, ..late() }, true);
+    // Watched: the training's numbers before and after each validation are the same; else nothing waits for the stream.
+    for (queues, watched) in [(0, false), (1, false), (0, true), (1, true)] {
+        case(Config { queues, ..late() }, move |_| {
+            let (right, context) = (right(), CudaContext::new(0).unwrap());
+            let stream = context.new_stream().unwrap();
+            let (train, validate) =
+                (train().tuning(|t| t.slots(3).device_batches(3)), validate().tuning(|t| t.slots(2).device_batches(2)));
+            let [train, validate] = [train, validate].map(|builder| build(builder.device(gpu(0)).stream(&stream)));
+            let mut consumer = Consumer { stream, kernels: Kernels::new(&context), copies: Vec::new() };
+            for epoch in 0..EPOCHS {
+                let mut last = None;
+                for (batch, step) in train.epoch(epoch).unwrap().zip(1..) {
+                    consumer.step(batch.unwrap(), &mut last);
+                    if step % EVERY > 0 {
+                        continue;
+                    }
+                    let before = watched.then(|| idle(&train, epoch * (TRAIN - 1) + step - 1));
+                    consumer.run(validate.epoch(0).unwrap());
+                    if let Some(before) = before {
+                        assert_eq!(train.snapshot().consumer.gpu.unwrap(), before);
+                    }
+                }
+            }
+            assert!(consumer.found() == right, "bytes differ");
+            for (loader, iterators, batches) in [(&train, EPOCHS, TRAIN), (&validate, EPOCHS * VALIDATIONS, VALIDATE)] {
+                let (GpuIdle { span_ns, starved_ns, .. }, report) =
+                    (idle(loader, iterators * (batches - 1)), loader.report());
+                assert!(starved_ns <= span_ns, "{starved_ns} of {span_ns}");
+                assert_eq!(
+                    (report.total.consumer.batches, report.total.copy.unwrap().batches),
+                    (iterators * batches, iterators * batches)
+                );
+            }
+        });
     }
 }

@@ -1,5 +1,4 @@
-//! A device that does not answer, a consumer's stream that does not end, a consumer's kernel that breaks the context, and
-//! bad samples on the way to a GPU.
+//! A device that does not answer, a consumer's stream that does not end, a consumer's kernel that breaks the context.
 
 use crate::common::cuda::*;
 use crate::common::standin::{self, Config};
@@ -7,7 +6,7 @@ use crate::common::*;
 use cudarc::driver::{CudaContext, CudaStream};
 use feedline::dataset::Records;
 use feedline::device::cuda::Stream;
-use feedline::{Device, Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Stage, Status};
+use feedline::{Device, Error, ErrorKind, Loader, LoaderBuilder, Order, Stage};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -191,26 +190,4 @@ fn a_consumers_kernel_that_breaks_the_context_is_one_error() {
             });
         }
     }
-}
-
-#[test]
-fn a_device_has_the_same_substitutes_and_ledger() {
-    case(config(), |_| {
-        let make = || {
-            data().on_bad_sample(OnBadSample::Substitute { budget: 3 }).map(|_, ctx| match ctx.id() {
-                7 | 8 | 31 => Err(Error::user("odd")),
-                _ => Ok(()),
-            })
-        };
-        let (host, device) = (build(make()), build(make().device(gpu(0))));
-        let right = Got::epoch(&host, 0);
-        same(&Got::epoch(&device, 0), &right, "rows");
-        let all = |loader: &Loader| {
-            let batches = loader.epoch(1).unwrap().map(|batch| batch.unwrap().status().to_vec());
-            batches.flatten().filter(|status| *status == Status::Substitute as u8).count()
-        };
-        assert_eq!((all(&host), all(&device)), (3, 3));
-        assert_eq!(host.ledger().samples, device.ledger().samples);
-        assert_eq!(device.ledger().substituted, 6);
-    });
 }

@@ -131,37 +131,6 @@ fn a_bound_stream_reads_the_batches_of_the_host() {
 }
 
 #[test]
-fn cudarc_copies_a_slice_back_on_the_consumers_stream() {
-    for config in [config(), late()] {
-        case(config, |_| {
-            let context = CudaContext::new(0).unwrap();
-            let stream = context.new_stream().unwrap();
-            let loader = build(on_gpu());
-            let mut found = Vec::new();
-            for batch in loader.epoch(0).unwrap() {
-                let batch = batch.unwrap();
-                let labels = batch.field("label").unwrap().cuda_slice::<i64>(&stream).unwrap();
-                let labels = stream.clone_dtoh(&*labels).unwrap();
-                assert_eq!(labels.iter().map(|label| *label as u64).collect::<Vec<_>>(), batch.ids());
-                found.push(
-                    stream.clone_dtoh(&*batch.field("record").unwrap().cuda_slice::<u8>(&stream).unwrap()).unwrap(),
-                );
-                // Parts of a batch are slices of their own.
-                let rows: Vec<u8> = batch
-                    .micro(3)
-                    .unwrap()
-                    .flat_map(|part| {
-                        stream.clone_dtoh(&*part.field("record").unwrap().cuda_slice::<u8>(&stream).unwrap()).unwrap()
-                    })
-                    .collect();
-                assert!(rows == *found.last().unwrap());
-            }
-            assert!(found == right());
-        });
-    }
-}
-
-#[test]
 fn the_legacy_stream_reads_batches_by_default() {
     for config in [config(), late()] {
         case(config, |_| {

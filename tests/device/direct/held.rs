@@ -6,7 +6,6 @@ use crate::common::doubles::*;
 use crate::common::*;
 use cudarc::driver::CudaContext;
 use feedline::dataset::{Dataset, Parts, Records, Sizes};
-use feedline::order::Draws;
 use feedline::storage::{Extent, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{ErrorKind, Loader, LoaderBuilder, Order, Result};
@@ -172,23 +171,6 @@ fn reads_begin_after_the_consumers_work_on_the_buffer() {
     });
 }
 
-#[test]
-fn a_consumer_that_holds_every_batch_is_told_and_can_go_on() {
-    on_machine(|machine| {
-        let dir = Dir::new();
-        let (path, _) = records_file(&dir, COUNT, RECORD);
-        let right = right(&path);
-        let loader = build(machine.direct(plain(&path).tuning(|t| t.held_deadline(Duration::from_millis(50)))));
-        let mut batches = loader.epoch(0).unwrap();
-        let mut held: Vec<_> = batches.by_ref().take(3).map(Result::unwrap).collect();
-        let error = batches.next().unwrap().unwrap_err();
-        assert!(error.kind() == ErrorKind::BatchesHeld && error.to_string().contains("`device_batches`"), "{error}");
-        same(&held.drain(..).map(|batch| Got::of(&batch).unwrap()).collect::<Vec<_>>(), &right[0][..3], "held");
-        let rest: Vec<_> = batches.map(|batch| Got::of(&batch.unwrap()).unwrap()).collect();
-        same(&rest, &right[0][3..], "the others");
-    });
-}
-
 /// Panics at its first sample when asked for direct reads.
 struct Panics(Arc<Sources>, Vec<EncodedField>);
 
@@ -233,32 +215,5 @@ fn an_error_does_not_wait_for_the_reads_of_later_batches() {
             machine.double.cufile.hold_reads(false);
             dropped.join().unwrap();
         });
-    });
-}
-
-#[test]
-fn epochs_that_end_anywhere_leave_the_next_ones_whole() {
-    on_machine(|machine| {
-        let dir = Dir::new();
-        let (path, _) = records_file(&dir, COUNT, RECORD);
-        let right = right(&path);
-        let loader = build(machine.direct(plain(&path)));
-        let mut kept = Vec::new();
-        for round in 0..60 {
-            let mut draws = Draws::new(11, 0, round, "rounds");
-            let (epoch, count) = (draws.below(2) as usize, draws.below(14) as usize);
-            machine.double.cufile.hold_reads(draws.below(3) == 0 && count == 0);
-            let mut batches = loader.epoch(epoch as u64).unwrap();
-            for (batch, right) in batches.by_ref().take(count).zip(&right[epoch]) {
-                let batch = batch.unwrap();
-                if draws.below(2) == 0 {
-                    same(&[Got::of(&batch).unwrap()], std::slice::from_ref(right), "a round");
-                }
-                kept.push(batch);
-                kept.truncate(draws.below(2) as usize);
-            }
-            drop(batches);
-            machine.double.cufile.hold_reads(false);
-        }
     });
 }

@@ -315,38 +315,3 @@ fn the_report_counts_the_bytes_of_each_route() {
         }
     }
 }
-
-/// On machines without the kernel module: the calls are the same, and so are the bytes. Only tests may want that.
-#[test]
-fn a_test_may_have_cufile_read_through_host_memory() {
-    on_double(CuFileMachine::new(Route::Host), |machine| {
-        let dir = Dir::new();
-        // With rows that the gather kernel moves, and without.
-        for record in [RECORD, RECORD - 1] {
-            let (path, _) = records_file(&dir, COUNT, record);
-            let make = || uncached(Records::builder(record).field("x", DType::U8, [record]).open(&path).unwrap());
-            let error = machine.direct(make()).build().unwrap_err();
-            assert!(error.message().contains("through host memory (compat"), "{error}");
-            let before = machine.reads();
-            let loader = build(machine.direct(make()).tuning(|t| t.cufile_any_route()));
-            let route = loader.report().routes[0].to_string();
-            assert_eq!(route, "x direct (cuFile 1.20: compat: through host memory)");
-            same(&Got::try_epoch(&loader, 0).unwrap(), &Got::try_epoch(&build(make()), 0).unwrap(), "any route");
-            let direct = loader.report().total.copy.unwrap().direct.unwrap();
-            assert_eq!((direct.how.as_str(), direct.reads), ("compat: through host memory", 3));
-            assert_eq!(machine.reads(), before + 1 + 3, "the trial, and one for each batch");
-        }
-    });
-}
-
-#[test]
-fn a_route_that_ends_after_the_trial_is_not_direct() {
-    on_machine(|machine| {
-        let dir = Dir::new();
-        let (path, _) = records_file(&dir, COUNT, RECORD);
-        let loader = build(machine.direct(uncached(open(&path))));
-        machine.double.cufile.route(0, Route::Host);
-        Got::try_epoch(&loader, 0).unwrap();
-        assert_eq!(loader.report().total.copy.unwrap().direct.unwrap().how, "compat: through host memory");
-    });
-}
