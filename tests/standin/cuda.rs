@@ -1044,6 +1044,8 @@ entry!(cuCtxPopCurrent_v2, |s, out: Out<u64>| {
     Ok(())
 });
 
+entry!(cuCtxGetDevice, |s, device: Out<i32>| device.put(s.alive(s.current()?)?.device as i32));
+
 entry!(cuCtxSynchronize, |s| {
     let context = s.current()?;
     let State { streams, captures, .. } = &mut **s;

@@ -139,6 +139,29 @@ fn copies_have_the_highest_priority_and_events_spin() {
     });
 }
 
+#[test]
+fn no_bell_rings_while_slots_are_free() {
+    const RING: &str = "cuLaunchHostFunc";
+    case(config(), |session| {
+        let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
+        let builder = data().device(gpu(0)).stream(&stream);
+        let loader = build(builder.tuning(|t| t.slots(12).device_batches(2)));
+        all_pinned(&loader);
+        let run = |epoch| {
+            for batch in loader.epoch(epoch).unwrap() {
+                drop(batch.unwrap());
+                // No more copies are on their way than device batches.
+                stream.synchronize().unwrap();
+            }
+        };
+        // The first copies tell how long one takes.
+        run(0);
+        let rung = session.count(RING);
+        (1..4).for_each(run);
+        assert_eq!(session.count(RING), rung);
+    });
+}
+
 /// Counts of these symbols.
 fn counts(session: &Session, symbols: &[&'static str]) -> Vec<(&'static str, u64)> {
     symbols.iter().map(|symbol| (*symbol, session.count(symbol))).collect()
