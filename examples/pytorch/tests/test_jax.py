@@ -1,9 +1,11 @@
 """The package with JAX: 8 devices of its CPU backend, and the stand-in's GPU where streams matter. No GPU is needed."""
 
+import contextlib
 import ctypes
 import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
 import warnings
@@ -28,9 +30,10 @@ RECORD, COUNT, BATCH = 48, 100, 16
 
 
 def records(folder):
-    data = np.random.default_rng(1).integers(0, 256, (COUNT, RECORD), dtype=np.uint8)
-    data.tofile(folder / "records.bin")
-    return folder / "records.bin"
+    path = folder / "records.bin"
+    if not path.exists():
+        np.random.default_rng(1).integers(0, 256, (COUNT, RECORD), dtype=np.uint8).tofile(path)
+    return path
 
 
 def opened(folder, package=fj, **settings):
@@ -180,6 +183,33 @@ def test_work_on_the_stream_that_jax_computes_on_is_ordered_with_the_copies(cuda
     gpu.close()
 
 
+@alone
+def test_each_block_is_copied_to_the_gpu_of_its_devices(cuda, folder):
+    cuda.reset(devices=2, latency_us=500)
+    jax.config.update("jax_num_cpu_devices", 4)
+    gpus = [Gpu(cuda, number) for number in range(2)]
+    computes, real, used = [gpu.stream()[0] for gpu in gpus], jax.dlpack.from_dlpack, []
+
+    def to_the_host(tensor):
+        kind, number = tensor.__dlpack_device__()
+        if kind == 1:
+            return real(tensor)
+        taken = Taken(tensor, stream=computes[number])
+        data = gpus[number].read(taken.data, taken.bytes, computes[number])
+        taken.drop()
+        used.append(number)
+        return real(np.frombuffer(data, np.uint8).reshape(taken.shape).copy())
+
+    jax.dlpack.from_dlpack, fj._stream = to_the_host, computes.__getitem__
+    fj._cuda = lambda device: f"cuda:{device.id // 2}"
+    sharding = NamedSharding(mesh(2, 2), P("data"))
+    loader = opened(folder, sharding=sharding, ids=True, last_batch="drop")
+    got, right = list(loader), opened(folder, fn, last_batch="drop", ids=True)
+    same([{"record": batch["record"]} for batch in arrays(got)], [{"record": batch["record"]} for batch in right])
+    assert sorted(set(used)) == [0, 1] and len(used) == 12 and loader.device == "cuda:0"
+    [gpu.close() for gpu in gpus]
+
+
 # Several devices
 
 
@@ -188,9 +218,10 @@ def test_rows_of_all_devices_are_those_of_one(folder):
     for spec, shape in [(P("data"), (8,)), (P("data"), (4, 2)), (P("model"), (4, 2)), (P("data", "model"), (4, 2)), (P(), (8,)),
                         (P(None, "data"), (8,)), (P(("data", "model")), (2, 4)), (P("data"), (1,))]:
         sharding = NamedSharding(mesh(*shape), spec)
-        for last in ["drop", "pad"]:
+        for last, set_mesh in [("drop", contextlib.nullcontext), ("pad", lambda: jax.set_mesh(sharding.mesh))]:
             loader = opened(folder, sharding=sharding, last_batch=last, ids=True)
-            got, right = list(loader), opened(folder, fn, last_batch=last, ids=True)
+            with set_mesh():
+                got, right = list(loader), opened(folder, fn, last_batch=last, ids=True)
             assert len(loader) == len(right) == len(got) and loader.samples_per_epoch == right.samples_per_epoch
             same(arrays(got), [batch | {"ids": batch["ids"].astype(np.uint32)} for batch in map(dict, right)])
             assert got[0]["record"].sharding == sharding and got[0]["ids"].sharding.spec == P(*spec[:1])
@@ -252,22 +283,24 @@ def test_whatever_ends_a_loop_all_loaders_stand_at_one_place(folder):
     np.save(folder / "rows.npy", tokens)
     settings = {"rows": True, "global_batch": 8, "sharding": NamedSharding(mesh(8), P("data")), "last_batch": "drop"}
 
-    def first(epoch):
-        return np.asarray(next(epoch)["array"]).tolist()[0]
+    def rows(epoch):
+        first, *rest = np.asarray(next(epoch)["array"]).tolist()
+        assert rest == list(range(first + 1, first + 8))
+        return first
 
     loader = fj.npy(folder / "rows.npy", **settings)
     epoch = iter(loader)
     interrupt(epoch, 4)
-    assert [first(epoch), first(epoch)] == [0, 8]
+    assert [rows(epoch), rows(epoch)] == [0, 8]
     interrupt(epoch, 7)
     state = loader.state_dict()
-    assert state["batch"] == 2 and first(epoch) == 16
+    assert state["batch"] == 2 and rows(epoch) == 16
     loader.close()
     with pytest.raises(RuntimeError, match="ended by close"):
         next(epoch)
     loader.load_state_dict(state)
     interrupt(iter(loader), 5)
-    assert first(loader.epoch(0)) == 16 and first(iter(loader)) == 0
+    assert rows(loader.epoch(0)) == 16 and rows(iter(loader)) == 0
     tokens[42] = 2**40
     np.save(folder / "wide.npy", tokens)
     loader = fj.npy(folder / "wide.npy", **settings)
@@ -275,16 +308,44 @@ def test_whatever_ends_a_loop_all_loaders_stand_at_one_place(folder):
     with pytest.raises(Error, match=r"`array` has 1099511627776, which 32 bits do not hold") as error:
         for batch in epoch:
             got.append(batch)
-    assert "sample 42" in str(error.value) and len(got) == 5 == loader.state_dict()["batch"]
+    assert "sample=42" in str(error.value) and len(got) == 5 == loader.state_dict()["batch"]
     with pytest.raises(RuntimeError, match="ended by an error"):
         next(epoch)
     loader.skip(range(5, 6), epoch=1)
     assert len(list(loader.epoch(1))) == 11
+    # All devices are of this process, so that a request to stop ends the loop.
+    loader = fj.npy(folder / "rows.npy", stop_on_signals=True, **settings)
+    assert [loader._request_stop() for _ in loader] == [None] and list(loader) == []
     # Others stand in, and are told of whichever loader met them.
     loader = fj.npy(folder / "wide.npy", substitute=1, **settings)
     assert len(list(loader)) == 12 and [bad["sample"] for bad in loader.bad_samples()] == [42]
     assert loader.report().startswith("8 loaders, one for each block of rows; that of block ")
     assert loader.log()["feedline/bad_samples"] == 1 and loader.verdict()["headline"]
+
+
+def half(folder):
+    """Of the test below, with 4 of 8 devices."""
+    number = int(os.environ["HALF"])
+    jax.distributed.initialize(os.environ["PLACE"], 2, number)
+    right = arrays(opened(folder, fn, last_batch="pad"))
+    for spec, shard in [(P("data"), (4 * number, 8)), (P(), (0, 1))]:
+        loader = opened(folder, sharding=NamedSharding(jax.make_mesh((8,), ("data",)), spec), last_batch="pad")
+        assert loader.shard == shard
+        for batch, whole in zip(loader, right, strict=True):
+            shards = batch["record"].addressable_shards
+            assert len(shards) == 4 and batch["record"].shape == (BATCH, RECORD)
+            assert all(np.array_equal(part.data, whole["record"][part.index]) for part in shards)
+
+
+def test_each_process_has_the_rows_of_its_devices(tmp_path):
+    records(tmp_path)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        place = f"localhost:{free.getsockname()[1]}"
+    variables = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu", "PLACE": place}
+    command = [sys.executable, __file__, "half", str(tmp_path)]
+    halves = [subprocess.Popen(command, env=os.environ | variables | {"HALF": str(number)}) for number in range(2)]
+    assert [half.wait(timeout=300) for half in halves] == [0, 0]
 
 
 @on_eight
@@ -373,4 +434,5 @@ if __name__ == "__main__":
     if len(sys.argv) > 3:
         standin.main(globals())
     else:
-        globals()[sys.argv[1]].test(Path(sys.argv[2]))
+        test = globals()[sys.argv[1]]
+        getattr(test, "test", test)(Path(sys.argv[2]))
