@@ -737,7 +737,7 @@ impl Settings {
         steps.extend(step(given.take("workers")?, |builder, count| Ok(builder.workers(count))));
         steps.extend(step(given.take("slots")?, |builder, count| Ok(builder.tuning(|t| t.slots(count)))));
         let budget: Option<usize> = given.take("memory_budget")?;
-        let shared = given.take("loaders")?.zip(budget).map(|(loaders, bytes)| Budget::new(bytes, loaders));
+        let shared = given.take("_loaders")?.zip(budget).map(|(loaders, bytes)| Budget::new(bytes, loaders));
         steps.extend(step(budget, |builder, bytes| Ok(builder.memory_budget(bytes))));
         steps.extend(step(shared, |builder, budget| Ok(builder.shared_budget(&budget))));
         steps.extend(step(given.take("reader")?, |builder, name: String| {

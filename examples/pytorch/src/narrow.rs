@@ -32,10 +32,15 @@ pub fn narrowed(field: Field) -> Field {
 
 /// Copies integers of 64 bits into a field of 32.
 pub fn copy(input: &[u8], field: usize, ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
+    let (values, []) = input.as_chunks() else {
+        let (name, bytes) = (out.spec().fields()[field].name(), input.len());
+        let message = format!("field `{name}` has {bytes} bytes, and each of its numbers has 8");
+        return Err(Error::new(ErrorKind::Shape, Stage::Decode, message));
+    };
     let signed = out.spec().fields()[field].dtype() == DType::I32;
     let bytes: &mut Vec<u8> = ctx.scratch().get();
     bytes.clear();
-    for value in input.as_chunks().0 {
+    for value in values {
         let narrow = if signed {
             i32::try_from(i64::from_ne_bytes(*value)).map(i32::to_ne_bytes)
         } else {

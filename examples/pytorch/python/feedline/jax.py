@@ -284,7 +284,7 @@ class Loader(_Loader["dict[str, jax.Array]"]):
         settings |= {"device": place, "shard": (blocks.ranks[-1], blocks.world)}
         if others:
             # Of all loaders together.
-            settings["loaders"] = len(blocks.ranks)
+            settings["_loaders"] = len(blocks.ranks)
             workers = settings.get("workers") or len(os.sched_getaffinity(0))
             settings["workers"] = max(1, workers // len(blocks.ranks))
         loader = super().__new__(cls, source, path, **settings)
