@@ -52,6 +52,7 @@ __all__ = [
 
 _TARGET = "feedline_stream"
 # What works where a GPU does not.
+_CPU = 'give device="cpu", or install a jax for CUDA'
 _HOST = 'give device="cpu" and use jax.device_put, or take a newer jax'
 
 
@@ -86,7 +87,7 @@ def _stream(ordinal: int) -> int:
     try:
         gpus = jax.local_devices(backend="cuda")
     except RuntimeError as error:
-        raise ConfigError(f"cuda:{ordinal}: jax {jax.__version__} uses no CUDA ({error}): {_HOST}") from None
+        raise ConfigError(f"cuda:{ordinal}: jax {jax.__version__} uses no CUDA ({error}): {_CPU}") from None
     for gpu in gpus:
         if gpu.local_hardware_id == ordinal:
             return _compute_stream(gpu)
@@ -114,7 +115,7 @@ def _placed(device: Any) -> tuple[Any, str]:
         ours = _default()
         name = _cuda(ours)
         if name is None and device == "cuda":
-            raise ConfigError(f'device "cuda": jax computes on {ours}: give device="cpu", or install a jax for CUDA')
+            raise ConfigError(f'device="cuda": jax computes on {ours}: {_CPU}')
         device, why = name or "cpu", "" if name else f"jax computes on {ours}, so batches lie on the host"
     words = f"cuda:{device}" if str(device).isdigit() else str(device)
     if words.startswith("cuda:") and words[5:].isdigit():
@@ -173,7 +174,7 @@ class _Blocks:
         own: list[Any] = sorted(sharding.addressable_devices, key=lambda device: device.id)
         self._rank = {device: starts.index(rows[device][0].start or 0) for device in own}
         if not self._rank:
-            raise ConfigError("sharding: it has no device of this process")
+            raise ConfigError("sharding: none of its devices is of this process: give one over all processes")
         #: The blocks of this process. The last one's loader is that whose state counts.
         self.ranks = sorted(set(self._rank.values()), reverse=True)
 
