@@ -37,6 +37,7 @@ const UNSAFE: &[&str] = &[
     "examples/pytorch/src/lent.rs",
     "examples/pytorch/src/stream.rs",
     "examples/pytorch/src/tensor.rs",
+    "examples/pytorch/src/xla.rs",
     "src/device/cuda/copy.rs",
     "src/device/cuda/cufile/api.rs",
     "src/device/cuda/cufile/mod.rs",

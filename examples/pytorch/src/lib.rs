@@ -8,6 +8,8 @@
 //! stream.rs   CUDA streams as Python names them
 //! python.rs   Python functions in the pipeline: map_batch, decoders, datasets
 //! lent.rs     arrays of a batch during a call of such a function
+//! narrow.rs   integers of 64 bits as such of 32
+//! xla.rs      the stream on which JAX works
 //! error.rs    feedline's errors as Python's
 //! ```
 //!
@@ -18,10 +20,12 @@ mod error;
 mod given;
 mod lent;
 mod loader;
+mod narrow;
 mod python;
 mod source;
 mod stream;
 mod tensor;
+mod xla;
 
 /// feedline's loader for Python.
 #[pyo3::pymodule]
@@ -36,6 +40,8 @@ mod _native {
     use crate::stream::{bound, used_on};
     #[pymodule_export]
     use crate::tensor::Tensor;
+    #[pymodule_export]
+    use crate::xla::{handler, stream};
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

@@ -13,7 +13,8 @@ use feedline::order::Groups;
 use feedline::profile::{Across, Change, Names, RankReport, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{
-    BadSample, Batch, Device, ErrorKind, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Process, Rank, Result, Stage,
+    BadSample, Batch, Budget, Device, ErrorKind, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Process, Rank,
+    Result, Stage,
     State, Stop,
 };
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
@@ -37,7 +38,9 @@ const LOOK: Duration = Duration::from_millis(100);
 /// built again where they differ from those that it was built with; one that has is an error.
 #[pyclass(frozen, subclass, module = "feedline")]
 pub struct Loader {
-    recipe: Recipe,
+    recipe: Arc<Recipe>,
+    /// One of several of a process: its rank does not come from the process.
+    beside: bool,
     process: Process,
     /// Locked with the GIL only, and for no call.
     built: Mutex<Built>,
@@ -80,9 +83,19 @@ impl Loader {
         let (seed, budget) = (settings.seed, settings.budget);
         let open = move || source.open(seed, budget).map(|opened| (source, opened));
         let (source, opened) = interruptible(py, open)?.map_err(|error| exception(py, &error))?;
-        let recipe = Recipe { source, opened, pictures, settings, code };
-        let built = recipe.build_for(class, shard).map_err(|error| exception(py, &error))?;
-        Ok(Self { recipe, process: Process::current(), built: Mutex::new(built) })
+        let recipe = Arc::new(Recipe { source, opened, pictures, settings, code });
+        let built = recipe.build_for(class, shard, None).map_err(|error| exception(py, &error))?;
+        Ok(Self { recipe, beside: false, process: Process::current(), built: Mutex::new(built) })
+    }
+
+    /// A loader of the same data and settings for another rank, on a device of its own.
+    fn _beside(slf: &Bound<'_, Self>, shard: (u32, u32), device: &str) -> PyResult<Self> {
+        let (py, own) = (slf.py(), slf.get());
+        own._check_fork(py)?;
+        let recipe = own.recipe.clone();
+        let built = Rank::new(shard.0, shard.1).and_then(|shard| recipe.build_for(slf.as_any(), shard, Some(device)));
+        let built = Mutex::new(built.map_err(|error| exception(py, &error))?);
+        Ok(Self { recipe, beside: true, process: own.process, built })
     }
 
     /// The batches of epoch `epoch`, by default of the one that comes next; an iterator. Only one may be open at a time:
@@ -93,7 +106,7 @@ impl Loader {
         slf.get().recipe.code.check(py)?;
         let started = py.detach(|| loader.epoch(epoch.unwrap_or_else(|| loader.next_epoch())));
         let inner = started.map_err(|error| exception(py, &error))?;
-        let Recipe { settings, code, .. } = &slf.get().recipe;
+        let Recipe { settings, code, .. } = &*slf.get().recipe;
         // One rank that leaves its loop alone would keep the others waiting in their next collective operation.
         let stop = settings.stop.clone().filter(|_| loader.rank().world() == 1);
         let (inner, next) = (Mutex::new(Some(inner)), Mutex::new(()));
@@ -380,6 +393,9 @@ impl Loader {
     fn settled(slf: &Bound<'_, Self>) -> PyResult<Arc<feedline::Loader>> {
         let (py, own) = (slf.py(), slf.get());
         own._check_fork(py)?;
+        if own.beside {
+            return own.inner(py);
+        }
         let found = match own.recipe.settings.shard {
             Some(ShardArg::From(_)) => slf.call_method0("_ranks")?.extract()?,
             _ => None,
@@ -409,12 +425,12 @@ impl Loader {
         }
         let old = own.built().loader.take();
         py.detach(|| drop(old));
-        let again = own.recipe.build_for(slf.as_any(), now);
+        let again = own.recipe.build_for(slf.as_any(), now, None);
         *own.built() = match again {
             Ok(built) => Built { told: true, ..built },
             // It stays as it was, so that what follows is this error, too.
             Err(error) => {
-                let before = py.detach(|| own.recipe.build(shard)).map_err(|error| exception(py, &error))?;
+                let before = py.detach(|| own.recipe.build(shard, None)).map_err(|error| exception(py, &error))?;
                 *own.built() = before;
                 return Err(exception(py, &error));
             }
@@ -454,9 +470,9 @@ struct Recipe {
 
 impl Recipe {
     /// Builds without the GIL, since it takes memory. Where a GPU has too little, the class or loader `owner` may free what its
-    /// framework keeps of it; then once more.
-    fn build_for(&self, owner: &Bound<'_, PyAny>, shard: Rank) -> Result<Built> {
-        let build = || owner.py().detach(|| self.build(shard));
+    /// framework keeps of it; then once more. `device`: in place of the setting.
+    fn build_for(&self, owner: &Bound<'_, PyAny>, shard: Rank, device: Option<&str>) -> Result<Built> {
+        let build = || owner.py().detach(|| self.build(shard, device));
         match build() {
             Err(error) if error.kind() == ErrorKind::Budget && error.stage() == Stage::Device => {
                 let freed = owner.call_method0("_free_device_memory").and_then(|freed| freed.is_truthy());
@@ -466,10 +482,10 @@ impl Recipe {
         }
     }
 
-    fn build(&self, shard: Rank) -> Result<Built> {
+    fn build(&self, shard: Rank, device: Option<&str>) -> Result<Built> {
         let settings = &self.settings;
         let builder = self.source.builder(&self.opened, &self.pictures, settings.seed)?;
-        let (builder, device) = settings.apply(builder, self.opened.1.clone(), shard)?;
+        let (builder, device) = settings.apply(builder, self.opened.1.clone(), shard, device)?;
         let loader = builder.build()?;
         no_doubled_names(&loader, settings.ids)?;
         Ok(Built { loader: Some(Arc::new(loader)), device, shard, told: false })
@@ -765,7 +781,9 @@ impl Settings {
         steps.extend(step(given.take("workers")?, |builder, count| Ok(builder.workers(count))));
         steps.extend(step(given.take("slots")?, |builder, count| Ok(builder.tuning(|t| t.slots(count)))));
         let budget: Option<usize> = given.take("memory_budget")?;
+        let shared = given.take("_loaders")?.zip(budget).map(|(loaders, bytes)| Budget::new(bytes, loaders));
         steps.extend(step(budget, |builder, bytes| Ok(builder.memory_budget(bytes))));
+        steps.extend(step(shared, |builder, budget| Ok(builder.shared_budget(&budget))));
         steps.extend(step(given.take("reader")?, |builder, name: String| {
             let mode = reader(&name)?;
             Ok(builder.tuning(|t| t.reader(mode)))
@@ -860,13 +878,19 @@ impl Settings {
     }
 
     /// The builder with all settings, and the device's name.
-    fn apply(&self, builder: LoaderBuilder, mixed: Option<Order>, shard: Rank) -> Result<(LoaderBuilder, String)> {
+    fn apply(
+        &self,
+        builder: LoaderBuilder,
+        mixed: Option<Order>,
+        shard: Rank,
+        device: Option<&str>,
+    ) -> Result<(LoaderBuilder, String)> {
         let last = last_or_default(self.last, shard, self.ids)?;
         let mut builder = builder.order(self.order.order(self.seed, mixed)?).rank(shard).last_batch(last);
         for step in &self.steps {
             builder = step(builder)?;
         }
-        let device = self.device.as_ref().map_or("auto", |device| &device.0);
+        let device = device.or(self.device.as_ref().map(|device| &*device.0)).unwrap_or("auto");
         place(builder, device, self.device_why.as_deref(), self.gds.as_deref().unwrap_or("auto"))
     }
 }

@@ -11,6 +11,7 @@
 
 use crate::error::config;
 use crate::lent::Lease;
+use crate::narrow::{self, narrowed};
 use crate::source::dtype;
 use feedline::dataset::{Dataset, Parts, Sizes};
 use feedline::decode::{Ctx, Decoder};
@@ -237,10 +238,13 @@ impl Samples {
         Arc::new(Indices { count: self.1, name: self.2.clone(), schema, sources })
     }
 
-    pub fn decoder(&self, py: Python<'_>, code: Arc<Code>) -> Result<impl Decoder + use<>> {
-        let fields = self.3.iter().map(Declared::field).collect::<Result<_>>()?;
+    /// `narrow`: integers of 64 bits come with 32.
+    pub fn decoder(&self, py: Python<'_>, code: Arc<Code>, narrow: bool) -> Result<impl Decoder + use<>> {
+        let declared = self.3.iter().map(Declared::field).collect::<Result<Vec<_>>>()?;
         code.check.get_or_init(|| self.4.clone_ref(py));
-        Ok(Items { code, function: self.0.clone_ref(py), fields })
+        let fields = if narrow { declared.iter().cloned().map(narrowed).collect() } else { declared.clone() };
+        let narrows = declared.iter().zip(&fields).map(|(declared, field)| declared != field).collect();
+        Ok(Items { code, function: self.0.clone_ref(py), fields, narrows })
     }
 }
 
@@ -287,6 +291,8 @@ struct Items {
     code: Arc<Code>,
     function: Py<PyAny>,
     fields: Vec<Field>,
+    /// Which fields have integers of 64 bits that come with 32.
+    narrows: Vec<bool>,
 }
 
 impl Decoder for Items {
@@ -299,8 +305,10 @@ impl Decoder for Items {
         self.code.call(|py| {
             let sample = self.function.bind(py).call1((sample,))?;
             let sample = sample.cast::<PyTuple>()?;
-            for (field, bytes) in fields.zip(sample.iter()) {
-                if let Err(error) = out.copy_from(field, bytes.cast::<PyBytes>()?.as_bytes()) {
+            for ((field, bytes), narrows) in fields.zip(sample.iter()).zip(&self.narrows) {
+                let bytes = bytes.cast::<PyBytes>()?.as_bytes();
+                let copied = if *narrows { narrow::copy(bytes, field, ctx, out) } else { out.copy_from(field, bytes) };
+                if let Err(error) = copied {
                     return Ok(Err(error));
                 }
             }

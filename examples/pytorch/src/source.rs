@@ -2,6 +2,7 @@
 
 use crate::error::{config, exception};
 use crate::given::Given;
+use crate::narrow::Narrow;
 use crate::python::{self, Code, Declared, Samples};
 use feedline::dataset::{
     Concat, Dataset, DatasetExt, Images, Mds, Megatron, Mix, Npy, Npz, Nulls, Parquet, ParquetBuilder, Records,
@@ -55,6 +56,7 @@ pub struct Source {
     seek_points: Option<PathBuf>,
     packed: Option<Packing>,
     in_memory: Option<bool>,
+    integers: Option<String>,
 }
 
 /// Rows of documents.
@@ -235,16 +237,22 @@ impl Source {
             seek_points: given.take("seek_points")?,
             packed: given.take::<Py<PyDict>>("packed")?.map(|own| Packing::of(own.bind(given.py()))).transpose()?,
             in_memory: given.take("in_memory")?,
+            integers: given.take("integers")?,
         })
     }
 
     /// The dataset in a builder, with a decoder for each field that needs one.
     pub fn builder(&self, opened: &Opened, pictures: &Pictures, seed: Option<u64>) -> Result<LoaderBuilder> {
         let random = pictures.random(seed.is_some());
+        let narrow = match self.integers.as_deref() {
+            None => false,
+            Some("i32") => true,
+            Some(other) => return Err(config(format!("integers {other:?}: there is \"i32\""))),
+        };
         let dataset = opened.0.clone();
         if let Some(samples) = &self.samples {
             pictures.refuse()?;
-            let decoder = Python::attach(|py| samples.decoder(py, self.code.clone()))?;
+            let decoder = Python::attach(|py| samples.decoder(py, self.code.clone(), narrow))?;
             return Ok(Loader::builder(dataset).decode(decoder));
         }
         let schema = dataset.schema().to_vec();
@@ -273,6 +281,9 @@ impl Source {
                         None => usize::try_from(dataset.field_bytes_max(number)?.max(1)).unwrap_or(usize::MAX),
                     };
                     builder.decode_field(&field.name, Bytes::up_to(most))
+                }
+                Encoding::Raw { dtype: DType::I64 | DType::U64, .. } if narrow => {
+                    builder.decode_field(&field.name, Narrow)
                 }
                 _ => builder,
             })

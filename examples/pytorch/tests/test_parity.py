@@ -33,7 +33,7 @@ BUILDER = {
     "last_batch": {"last_batch"},
     "workers": {"workers"},
     "memory_budget": {"memory_budget"},
-    "shared_budget": "several loaders of one process have a budget each",
+    "shared_budget": {"sharding"},
     "cache": {"cache", "cache_bytes"},
     "device": {"device"},
     "stream": {"streams"},

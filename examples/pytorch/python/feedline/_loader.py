@@ -69,9 +69,19 @@ class Settings(TypedDict, total=False):
     output: Literal["auto", "dict"] | None
     """feedline.torch: "dict" hands out every batch as a dict from name to tensor."""
     batch_size: int | None
-    """Rows of a batch of this rank; 32 by default."""
+    """Rows of a batch of this rank; 32 by default. With `sharding`: of a block of rows."""
     global_batch: int | None
-    """Rows of a batch of all ranks together, in place of `batch_size`."""
+    """Rows of a batch of all ranks together, in place of `batch_size`. With `sharding`: of the array, over all processes."""
+    sharding: Any
+    """feedline.jax: the jax.sharding.Sharding of the batches, which are arrays over its devices. Its first dimension cuts the rows
+    into blocks, each a data rank; arrays of fewer dimensions get the first entries of its spec. `workers` and `memory_budget`
+    count for all blocks of the process together, `slots`, `device_batches` and `substitute` for each.
+
+    The rows are those of one device (with several `lanes`, in the order of their blocks), and so are states. `last_batch` is as on
+    several ranks. `ragged` cannot be, nor fields whose rows differ in shape between blocks."""
+    integers: Literal["i32"] | None
+    """"i32": integers of 64 bits, such as labels and tokens, come with 32, and u64 as u32. One that does not fit is an error that
+    names its sample. The default of feedline.jax, unless jax_enable_x64 is set."""
     shuffle: int | bool | None
     """The seed of the order, and of the pictures' augmentation. True is 0. None or False: in order, as for validation."""
     seed: int | None
@@ -620,11 +630,14 @@ class Loader(_Native, Generic[Out]):
         if self._live is None and self._is_env:
             # A mesh may be younger than the loader.
             _ranks.check()
-        native = super().epoch(number)
+        native = self._start(number)
         self._next, self._live, self._chosen, self._loaded = number + 1, weakref.ref(epoch), False, False
         self._behind, epoch._left, epoch._number = None, len(native), number
         self._began(epoch)
         return native
+
+    def _start(self, number: int) -> Any:
+        return super().epoch(number)
 
     def _began(self, epoch: Epoch[Out]) -> None:
         """An epoch was opened."""

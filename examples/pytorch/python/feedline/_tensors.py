@@ -85,7 +85,11 @@ class _Writable:
 
 
 def to_jax(batch: Batch) -> dict[str, jax.Array]:
-    """The batch as a dict of JAX arrays, where they lie; JAX copies what its alignment or read-only rule asks for."""
-    import jax
+    """The batch as a dict of JAX arrays, where they lie; JAX copies what its alignment or read-only rule asks for.
 
-    return {name: jax.dlpack.from_dlpack(tensor) for name, tensor in batch.items()}
+    On a GPU they are ordered with the stream on which JAX computes. A JAX of 32 bits takes lengths, offsets and ids as `uint32`,
+    f64 as f32, and no other integers of 64 bits.
+    """
+    from .jax import arrays
+
+    return arrays(batch)
