@@ -40,9 +40,9 @@ const HINTS: [(i32, &str); 11] = [
     (34, "this libcuda is the stub for linking, the driver's own must come first on the library path"),
     (46, "another process has the GPU for itself, or its compute mode forbids work; see nvidia-smi -q -d COMPUTE"),
     (209, "the kernels run on GPUs of compute capability 7.0 (Volta) and newer"),
-    (221, "the kernels are compiled for this GPU, install libnvidia-ptxjitcompiler of the driver's release"),
+    (221, "the driver compiles the kernels for this GPU by libnvidia-ptxjitcompiler, install that of its release"),
     (222, "libnvidia-ptxjitcompiler is older than the driver, install that of the driver's release"),
-    (223, "the kernels are compiled for this GPU, unset CUDA_DISABLE_JIT and CUDA_DISABLE_PTX_JIT"),
+    (223, "the driver compiles the kernels for this GPU, unset CUDA_DISABLE_JIT and CUDA_DISABLE_PTX_JIT"),
     (802, "GPUs behind an NVSwitch need the service nvidia-fabricmanager, of the driver's release"),
     (803, "libcuda and the kernel's driver are of different releases"),
     (804, "the compatibility libraries of CUDA do not support this GPU"),
@@ -75,20 +75,24 @@ mod tests {
 
     #[test]
     fn a_driver_that_does_not_start_is_explained() {
-        let said = |code| Absent::Init(code, "NAME".into()).to_string();
         for (code, words) in [
-            (46, "NAME (46): another process has the GPU"),
-            (802, "NAME (802): GPUs behind an NVSwitch need the service nvidia-fabricmanager"),
-            (919, "try again"),
-            (999, "NAME (999): is there a device /dev/nvidia-uvm?"),
+            (3, "(3)"),
+            (34, "(34): this libcuda is the stub for linking"),
+            (46, "(46): another process has the GPU for itself"),
+            (209, "(209): the kernels run on GPUs of compute capability 7.0"),
+            (221, "(221): the driver compiles the kernels for this GPU by libnvidia-ptxjitcompiler, install"),
+            (222, "(222): libnvidia-ptxjitcompiler is older than the driver"),
+            (223, "(223): the driver compiles the kernels for this GPU, unset CUDA_DISABLE_JIT"),
+            (802, "(802): GPUs behind an NVSwitch need the service nvidia-fabricmanager"),
+            (803, "(803): libcuda and the kernel's driver"),
+            (804, "(804): the compatibility libraries"),
+            (916, "(916): the GPU's keys for confidential computing"),
+            (919, "(919): the links between the GPUs are not up yet, try again"),
+            (999, "(999): is there a device /dev/nvidia-uvm?"),
         ] {
-            assert!(said(code).contains(words), "{}", said(code));
+            let said = Absent::Init(code, "NAME".into()).to_string();
+            let start = format!("the CUDA driver does not start: NAME {words}");
+            assert!(said.starts_with(&start) && (code != 3 || said == start), "{said}");
         }
-        assert_eq!(said(3), "the CUDA driver does not start: NAME (3)");
-    }
-
-    #[test]
-    fn hints_are_in_the_order_of_their_codes() {
-        assert!(HINTS.is_sorted_by_key(|(code, _)| *code));
     }
 }
