@@ -5,14 +5,15 @@
 //!      host                        device             y = (x / 255 - mean) / std per channel, mirrored where drawn
 //! ```
 //!
-//! The rule is exact, and the same on the CPU (this file), on a GPU (`cuda/kernels/finish.cu`) and in the image decoder
+//! The rule is exact, and the same on the CPU (this file), on a GPU (by this file's table) and in the image decoder
 //! (`decode/image/finish.rs`), bit for bit:
 //!
 //! ```text
 //! y = dtype(f32(f32(f32(x / 255) - mean) / std))        each rounded to nearest, ties to even; never fused
 //! ```
 //!
-//! A pixel value has 256 values, so this file uses a table of 256 results per channel, made once per field.
+//! A pixel value has 256 values, so one table of 256 results per channel is made per field. The CPU and the kernels
+//! (`cuda/kernels/finish.cu`) look results up in it.
 //!
 //! Limits: 1 to 4 channels, fewer than 2^31 values per picture, every result finite in its dtype. `build` checks all of
 //! them, and the kernels rely on them.
@@ -20,7 +21,7 @@
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::tensor::{DType, EncodedField, Field, Shape, bf16, f16, normalized};
 
-/// Maximum channels of a picture: the kernels take this many means by value.
+/// Maximum channels of a picture: the kernels have a table of this many.
 const CHANNELS_MAX: usize = 4;
 
 /// Conversion of a `u8` image field after its copy to the device: dtype, normalisation, layout, flip.
@@ -137,7 +138,7 @@ impl Finish {
             DType::BF16 => Table::Two(table(&moments, size, |y| bf16::from_f32(y).to_ne_bytes())),
             _ => Table::Four(table(&moments, size, f32::to_ne_bytes)),
         };
-        Ok(FinishPlan { size, dtype: self.dtype, channels_first: self.channels_first, moments, table })
+        Ok(FinishPlan { size, dtype: self.dtype, channels_first: self.channels_first, table })
     }
 
     fn made(&self, input: &Field, size: Size) -> Field {
@@ -196,10 +197,8 @@ fn each(what: &str, values: &[f32], channel: usize, channels: usize) -> Result<f
     }
 }
 
-/// Mean and std per channel, as the kernels take them; 0 and 1 for absent channels.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[repr(C)]
-pub(crate) struct Moments {
+/// Mean and std per channel; 0 and 1 for absent channels.
+struct Moments {
     mean: [f32; CHANNELS_MAX],
     std: [f32; CHANNELS_MAX],
 }
@@ -272,8 +271,6 @@ pub(crate) struct FinishPlan {
     pub(crate) dtype: DType,
     /// Whether the output is `[C, H, W]`.
     pub(crate) channels_first: bool,
-    /// Mean and std per channel.
-    pub(crate) moments: Moments,
     table: Table,
 }
 
@@ -286,6 +283,14 @@ impl FinishPlan {
     /// Output bytes of one picture.
     pub(crate) fn output_bytes(&self) -> usize {
         self.size.values() * self.dtype.size()
+    }
+
+    /// The table as the kernels read it: 256 results per channel.
+    pub(crate) fn table(&self) -> &[u8] {
+        match &self.table {
+            Table::Two(table) => table.as_flattened().as_flattened(),
+            Table::Four(table) => table.as_flattened().as_flattened(),
+        }
     }
 
     /// Converts one picture without allocating.

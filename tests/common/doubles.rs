@@ -23,10 +23,9 @@ use std::time::{Duration, Instant};
 pub use super::got::*;
 
 /// Sizes of the parameters of a kernel, which of them are device pointers, and which of these are written.
-const KERNELS: [(&str, &[u32], u64, u64); 4] = [
-    ("feedline_finish_f32", &[8, 8, 8, 4, 4, 4, 4, 4, 32], 0b111, 0b010),
-    ("feedline_finish_f16", &[8, 8, 8, 4, 4, 4, 4, 4, 32], 0b111, 0b010),
-    ("feedline_finish_bf16", &[8, 8, 8, 4, 4, 4, 4, 4, 32], 0b111, 0b010),
+const KERNELS: [(&str, &[u32], u64, u64); 3] = [
+    ("feedline_finish_2", &[8, 8, 8, 8, 4, 4, 4, 4, 4], 0b1111, 0b0010),
+    ("feedline_finish_4", &[8, 8, 8, 8, 4, 4, 4, 4, 4], 0b1111, 0b0010),
     ("feedline_gather", &[8, 8, 8, 8, 8], 0b111, 0b100),
 ];
 

@@ -19,13 +19,12 @@ use std::sync::OnceLock;
 
 /// The sources, relative to the crate; the first includes the second.
 const SOURCES: [&str; 2] = ["tests/standin/kernels.cpp", "src/device/cuda/kernels/finish.cu"];
-/// Each operation rounded by itself; undefined behaviour in C++ and misaligned access end the process.
-const FLAGS: [&str; 11] = [
+/// Undefined behaviour in C++ and misaligned access end the process.
+const FLAGS: [&str; 10] = [
     "-std=c++17",
     "-O2",
     "-shared",
     "-fPIC",
-    "-ffp-contract=off",
     "-fno-strict-aliasing",
     "-fsanitize=undefined",
     "-fsanitize-undefined-trap-on-error",

@@ -49,6 +49,7 @@ const OUT_OF_MEMORY: u32 = 2;
 const NOT_INITIALIZED: u32 = 3;
 const INVALID_DEVICE: u32 = 101;
 const INVALID_CONTEXT: u32 = 201;
+const NO_BINARY: u32 = 209;
 const INVALID_PTX: u32 = 218;
 const INVALID_HANDLE: u32 = 400;
 const ILLEGAL_STATE: u32 = 401;
@@ -1529,9 +1530,33 @@ entry!(cuMemsetD8Async, |s, to: Address, byte: u8, len: usize, stream: Handle| {
 
 // --- modules, kernels, host functions ---
 
+/// The PTX of an image: itself, or that of a fat binary, whose entries have a kind, lengths and bytes.
+///
+/// # Safety
+/// The image is text with a zero byte at its end, or a whole fat binary.
+unsafe fn ptx(image: *const c_char) -> Result<String> {
+    // SAFETY: the caller's promise; text ends where it differs from the magic number, or later.
+    let byte = |at: usize| unsafe { *image.cast::<u8>().add(at) };
+    let number = |at: usize, len: usize| (0..len).rev().fold(0, |number, i| number << 8 | usize::from(byte(at + i)));
+    if image.is_null() || ![0x50, 0xed, 0x55, 0xba].into_iter().enumerate().all(|(at, magic)| byte(at) == magic) {
+        return Ok(text(image));
+    }
+    let (mut at, end) = (16, 16 + number(8, 8));
+    while at < end {
+        let (kind, from) = (number(at, 2), at + number(at + 4, 4));
+        if kind == 1 {
+            // SAFETY: within the image, and PTX ends with a zero byte there, too.
+            return Ok(text(unsafe { image.add(from) }));
+        }
+        at = from + number(at + 8, 8);
+    }
+    Err(NO_BINARY)
+}
+
 entry!(cuModuleLoadData, |s, out: Out<u64>, image: *const c_char| {
     let context = s.current()?;
-    let image = text(image);
+    // SAFETY: what the driver asks of its caller.
+    let image = unsafe { ptx(image) }?;
     if image.trim().is_empty() {
         return Err(INVALID_PTX);
     }
@@ -1873,7 +1898,7 @@ fn execute(work: Work) -> Option<String> {
 
 // --- names of errors ---
 
-const ERRORS: [(u32, &CStr, &CStr); 41] = [
+const ERRORS: [(u32, &CStr, &CStr); 42] = [
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
     (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
@@ -1888,6 +1913,7 @@ const ERRORS: [(u32, &CStr, &CStr); 41] = [
     (209, c"CUDA_ERROR_NO_BINARY_FOR_GPU", c"no kernel image is available for execution on the device"),
     (214, c"CUDA_ERROR_ECC_UNCORRECTABLE", c"uncorrectable ECC error encountered"),
     (218, c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
+    (221, c"CUDA_ERROR_JIT_COMPILER_NOT_FOUND", c"PTX JIT compiler library not found"),
     (222, c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION", c"the provided PTX was compiled with an unsupported toolchain."),
     (304, c"CUDA_ERROR_OPERATING_SYSTEM", c"OS call failed or operation not supported on this OS"),
     (400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),

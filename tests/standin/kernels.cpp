@@ -2,8 +2,9 @@
 //
 //   void run_NAME(const unsigned grid[3], const unsigned block[3], const void* const params[])
 //
-// runs the kernel NAME once for each thread of each block, one after the other (the kernels share no memory and wait
-// for nobody), with parameters as cuLaunchKernel takes them: the places of the values. May be called from any thread.
+// runs the kernel NAME for each thread of each block, one after the other, with parameters as cuLaunchKernel takes them: the
+// places of the values. May be called from any thread. A kernel may have one barrier, before which it fills shared memory: each
+// thread of a block first runs up to it and leaves, then all run as a whole.
 //
 //   void limit_loads(const void* from, const void* to)
 //
@@ -12,27 +13,31 @@
 // Compiled with the sanitizer for undefined behaviour set to trap: a misaligned vector access, an error on a GPU, ends
 // the process here.
 
+#include <csetjmp>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <utility>
 
-#define FEEDLINE_ON_CPU
 #define __global__
 #define __device__
+#define __shared__ thread_local
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct Dim {
     unsigned x, y, z;
 };
 static thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
 
-// With -ffp-contract=off each operation is rounded by itself.
-static inline float __fdiv_rn(float a, float b) { return a / b; }
-static inline float __fsub_rn(float a, float b) { return a - b; }
+// Threads run to the barrier alone, or past it.
+static thread_local bool to_barrier = false;
+static thread_local std::jmp_buf leave;
+
+static inline void __syncthreads() {
+    if (to_barrier) std::longjmp(leave, 1);
+}
 
 static thread_local std::uintptr_t loads_from = 0, loads_to = UINTPTR_MAX;
 
@@ -56,34 +61,19 @@ static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by)
     return (unsigned)(both >> (by & 31));
 }
 
-static inline unsigned feedline_bits(float value) {
-    unsigned bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-// What cvt.rn.f16.f32 does with finite values that f16 holds: to the nearest, ties to even, with subnormals.
-static inline unsigned short feedline_f16(float value) {
-    const unsigned bits = feedline_bits(value);
-    const unsigned sign = bits >> 16 & 0x8000u;
-    const int exponent = (int)(bits >> 23 & 0xff) - 127;
-    // Too small even for half of the smallest subnormal, 2^-24.
-    if (exponent < -25) return (unsigned short)sign;
-    const unsigned mantissa = (bits & 0x7fffffu) | 0x800000u;
-    // Bits that are cut off: 13, and one more for each power of two below the smallest normal value, 2^-14.
-    const unsigned cut = exponent >= -14 ? 13u : 13u + (unsigned)(-14 - exponent);
-    const unsigned kept = mantissa >> cut, rest = mantissa & ((1u << cut) - 1), half = 1u << (cut - 1);
-    const unsigned rounded = kept + (rest > half || (rest == half && (kept & 1)) ? 1 : 0);
-    // The leading bit of `kept`, and what rounding carries, count the exponent up by themselves.
-    const unsigned base = exponent >= -14 ? (unsigned)(exponent + 14) << 10 : 0;
-    return (unsigned short)(sign | (base + rounded));
-}
-
 #include "../../src/device/cuda/kernels/finish.cu"
 
 template <class... Args, std::size_t... I>
 static void call(void (*kernel)(Args...), const void* const* params, std::index_sequence<I...>) {
     kernel(*static_cast<const Args*>(params[I])...);
+}
+
+// Runs one thread; whether it has left at the barrier.
+template <class... Args>
+static bool leaves(void (*kernel)(Args...), const void* const* params) {
+    if (setjmp(leave) != 0) return true;
+    call(kernel, params, std::index_sequence_for<Args...>{});
+    return false;
 }
 
 template <class... Args>
@@ -92,9 +82,14 @@ static void run(void (*kernel)(Args...), const unsigned* grid, const unsigned* b
     blockDim = {block[0], block[1], block[2]};
     for (unsigned b = 0; b < grid[0] * grid[1] * grid[2]; b++) {
         blockIdx = {b % grid[0], b / grid[0] % grid[1], b / grid[0] / grid[1]};
-        for (unsigned t = 0; t < block[0] * block[1] * block[2]; t++) {
-            threadIdx = {t % block[0], t / block[0] % block[1], t / block[0] / block[1]};
-            call(kernel, params, std::index_sequence_for<Args...>{});
+        // Once, or twice if threads have left at a barrier.
+        bool left = true;
+        for (to_barrier = true; left; to_barrier = false) {
+            left = false;
+            for (unsigned t = 0; t < block[0] * block[1] * block[2]; t++) {
+                threadIdx = {t % block[0], t / block[0] % block[1], t / block[0] / block[1]};
+                left |= leaves(kernel, params);
+            }
         }
     }
 }
@@ -103,7 +98,6 @@ static void run(void (*kernel)(Args...), const unsigned* grid, const unsigned* b
     extern "C" void run_##NAME(const unsigned* grid, const unsigned* block, const void* const* params) {               \
         run(NAME, grid, block, params);                                                                                \
     }
-RUN(feedline_finish_f32)
-RUN(feedline_finish_f16)
-RUN(feedline_finish_bf16)
+RUN(feedline_finish_2)
+RUN(feedline_finish_4)
 RUN(feedline_gather)

@@ -20,7 +20,7 @@ use super::buffer::{BatchMemory, Buffer, Home};
 use super::driver::{self, CopyStream, DeviceMemory, DevicePtr, Event, Gpu, Pin};
 use super::flight::{InFlight, Marks};
 use super::idle::IdleMeter;
-use super::kernels::Kernels;
+use super::kernels::{Finisher, Kernels};
 use crate::device::{Copied, DeviceOp, DirectStep, FinishStep, Landed, Oldest, Setup};
 use crate::error::{Error, Result};
 use crate::memory::{Filled, Pinned, Region};
@@ -74,14 +74,35 @@ impl Staging {
     }
 }
 
+/// An operation on a copy, with what it runs by.
+enum Op {
+    /// The kernels for the gathering of rows, if the step has one.
+    Place(DirectStep, Option<Arc<Kernels>>),
+    Finish(Arc<FinishStep>, Finisher),
+}
+
+impl Op {
+    fn of(gpu: &Arc<Gpu>, op: DeviceOp) -> Result<Self> {
+        match op {
+            DeviceOp::Place(step) => {
+                let kernels = step.gather.map(|_| Kernels::of(gpu)).transpose()?;
+                Ok(Self::Place(step, kernels))
+            }
+            DeviceOp::Finish(step) => {
+                let finisher = Finisher::new(gpu, &step.plan)?;
+                Ok(Self::Finish(step, finisher))
+            }
+        }
+    }
+}
+
 /// Copies slots. Owned by the transfer thread.
 pub(crate) struct Copier {
     home: Arc<Home>,
     /// Fields of the slot to copy into the batch.
     copied: Vec<usize>,
     staging: Staging,
-    ops: Vec<DeviceOp>,
-    kernels: Option<Arc<Kernels>>,
+    ops: Vec<Op>,
     /// Of the highest priority, as all streams here: our kernels must not delay the next copy until a consumer's kernel ends.
     /// And streams share few hardware queues per priority: a bell that waits for a consumer must not hold up another one's
     /// stream.
@@ -128,7 +149,7 @@ impl Copier {
         let area = || Ok(Area { memory: DeviceMemory::new(gpu, layout.bytes(), "a staging area")?, last: None });
         let areas = (0..areas).map(|_| area()).collect::<Result<_>>()?;
         let staging = Staging { fields: staged, layout, areas, next: 0 };
-        let kernels = if ops.iter().any(needs_kernels) { Some(Kernels::of(gpu)?) } else { None };
+        let ops = ops.into_iter().map(|op| Op::of(gpu, op)).collect::<Result<Vec<_>>>()?;
         let (gpu, freed, closed) = (gpu.clone(), free.clone(), AtomicBool::new(false));
         let home = Arc::new(Home { gpu: gpu.clone(), slot, contents, idle, back, freed, closed });
         for _ in 0..batches {
@@ -149,7 +170,6 @@ impl Copier {
             home,
             copied,
             ops,
-            kernels,
             free,
             whole,
         })
@@ -218,8 +238,8 @@ impl Copier {
         let _range = nvtx::push(nvtx::Name::Operations, slot.ticket().sequence);
         for op in &self.ops {
             match op {
-                DeviceOp::Place(step) => self.place(step, slot, buffer)?,
-                DeviceOp::Finish(step) => self.finish(step, slot, buffer)?,
+                Op::Place(step, kernels) => self.place(step, kernels.as_deref(), slot, buffer)?,
+                Op::Finish(step, finisher) => self.finish(step, finisher, slot, buffer)?,
             }
         }
         Ok(())
@@ -256,9 +276,9 @@ impl Copier {
     }
 
     /// Moves rows out of staging, where they lie within their pages.
-    fn place(&self, step: &DirectStep, slot: &Filled, buffer: &Buffer) -> Result<()> {
+    fn place(&self, step: &DirectStep, kernels: Option<&Kernels>, slot: &Filled, buffer: &Buffer) -> Result<()> {
         let (at, rows) = (|field| self.home.at(buffer, field), real_rows(slot));
-        if let (Some(kernels), Some(gather)) = (&self.kernels, step.gather) {
+        if let (Some(kernels), Some(gather)) = (kernels, step.gather) {
             let places = (at(gather.staging), at(gather.offsets), at(step.field));
             // SAFETY: staging has `stride` bytes per row, and every offset leaves a whole row before its end, as computed
             // in `pipeline/direct.rs`. The arrays lie in the buffer, which only this stream uses now.
@@ -274,13 +294,12 @@ impl Copier {
     }
 
     /// Converts pictures to floats. Blank rows stay zero.
-    fn finish(&self, step: &FinishStep, slot: &Filled, buffer: &Buffer) -> Result<()> {
-        let Some(kernels) = &self.kernels else { return Ok(()) };
+    fn finish(&self, step: &FinishStep, finisher: &Finisher, slot: &Filled, buffer: &Buffer) -> Result<()> {
         let (at, made) = (|field| self.at(buffer, field), real_rows(slot));
         let fields = (at(step.input), at(step.output));
-        // SAFETY: the fields lie in the buffer or the staging area with the plan's lengths, and only this stream uses them
-        // now; the caller has bound the context.
-        unsafe { kernels.finish(self.made.raw(), &step.plan, fields, step.flips.map(at), made) }?;
+        // SAFETY: the fields lie in the buffer or the staging area with the lengths of the finisher's plan, and only this stream
+        // uses them now; the caller has bound the context.
+        unsafe { finisher.run(self.made.raw(), &step.plan, fields, step.flips.map(at), made) }?;
         self.blank(step.output, step.plan.output_bytes(), made, slot, buffer)
     }
 
@@ -419,13 +438,6 @@ impl Drop for Copier {
         self.home.closed.store(true, Ordering::SeqCst);
         // Frees these buffers here, rather than in the thread that drops the last batch.
         self.free.try_iter().for_each(drop);
-    }
-}
-
-fn needs_kernels(op: &DeviceOp) -> bool {
-    match op {
-        DeviceOp::Place(step) => step.gather.is_some(),
-        DeviceOp::Finish(_) => true,
     }
 }
 

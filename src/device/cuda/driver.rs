@@ -25,7 +25,7 @@ pub(crate) mod simulated;
 
 pub(crate) use objects::{CopyStream, DeviceMemory, Event, Pin};
 
-use super::found::{Absent, Found};
+use super::found::{Absent, Found, hint};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use libloading::Library;
 use std::any::Any;
@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-/// The API version of the committed PTX and the symbols below, in the driver's encoding.
+/// The API version of the committed kernels and the symbols below, in the driver's encoding.
 const VERSION_LEAST: c_int = 12_000;
 
 /// Opaque driver handles. Numbers, so that they can cross threads: driver objects are usable from any thread.
@@ -655,12 +655,16 @@ impl Gpu {
         waited
     }
 
-    /// Loads PTX text with a terminating zero byte.
-    pub(crate) fn load_module(&self, ptx: &CStr) -> Result<Handle> {
+    /// Loads a fat binary. The driver finds its length in it.
+    ///
+    /// # Safety
+    /// `image` must be a whole fat binary.
+    pub(crate) unsafe fn load_module(&self, image: &[u8]) -> Result<Handle> {
         let _bound = self.bind()?;
         let mut module = 0;
-        // SAFETY: the pointers are valid for the call, the text ends with a zero.
-        self.check("cuModuleLoadData", unsafe { (self.driver.symbols.module_load)(&mut module, ptx.as_ptr().cast()) })?;
+        // SAFETY: the pointers are valid for the call; the image is whole by the caller's promise.
+        let code = unsafe { (self.driver.symbols.module_load)(&mut module, image.as_ptr().cast()) };
+        self.check("cuModuleLoadData", code)?;
         Ok(module)
     }
 
@@ -713,7 +717,10 @@ impl Driver {
     fn checked(&self, stage: Stage, what: &'static str, code: c_int) -> Result<()> {
         match code {
             SUCCESS => Ok(()),
-            _ => Err(Error::new(ErrorKind::Device, stage, format!("{what}: {} ({code})", self.name_of(code)))),
+            _ => {
+                let message = format!("{what}: {} ({code}){}", self.name_of(code), hint(code));
+                Err(Error::new(ErrorKind::Device, stage, message))
+            }
         }
     }
 

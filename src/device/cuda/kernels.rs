@@ -1,40 +1,46 @@
-//! The crate's kernels: loading and launching.
+//! The crate's kernels: loading, tables of results, launching.
 //!
 //! ```text
-//! kernels/finish.cu ── build.py (NVRTC, by hand) ──► kernels/finish.ptx ── in this binary; compiled by the driver
-//!          └── runs on the CPU in tests/device/kernels.rs
+//! kernels/finish.cu ─┬─ build.py (by hand) ──► kernels/finish.ptx ──► kernels/finish.fatbin: machine code and PTX, in this binary
+//!                    └─ runs on the CPU in tests/device/kernels.rs
 //! ```
 //!
 //! Limits: rows < 2^31; pictures as checked by `finish.rs`. Any launch shape gives the same bytes, so the shapes here
-//! only affect speed. Nothing here waits: each launch is ordered by its stream.
+//! only affect speed. No launch waits: each is ordered by its stream.
 //!
-//! Invariant: every launch has ended before [`Kernels`] is dropped.
+//! Invariant: every launch has ended before [`Kernels`] and [`Finisher`] are dropped.
 
 #![allow(unsafe_code)]
 
-use super::driver::{DevicePtr, Gpu, Handle};
-use crate::device::finish::{FinishPlan, Moments};
+use super::driver::{DeviceMemory, DevicePtr, Gpu, Handle};
+use crate::device::finish::FinishPlan;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::sync::Hold;
-use crate::tensor::DType;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-/// The kernels as PTX text, NUL-terminated. The driver compiles it for the GPU at hand.
-pub(crate) const PTX: &str = concat!(include_str!("kernels/finish.ptx"), "\0");
+/// A fat binary, aligned as NVIDIA's tools align it.
+#[repr(C, align(16))]
+struct FatBinary<B: ?Sized>(B);
 
-/// `const u8* in, T* out, const u8* flips, u32 rows, height, width, channels, int channels_first, Moments`.
-pub(crate) const FINISH_F32: &CStr = c"feedline_finish_f32";
-/// As [`FINISH_F32`].
-pub(crate) const FINISH_F16: &CStr = c"feedline_finish_f16";
-/// As [`FINISH_F32`].
-pub(crate) const FINISH_BF16: &CStr = c"feedline_finish_bf16";
+/// The kernels for all GPUs: the driver takes machine code that fits, or else compiles the PTX.
+static KERNELS: &FatBinary<[u8]> = &FatBinary(*include_bytes!("kernels/finish.fatbin"));
+
+/// Results of 2 bytes: `const u8* in, T* out, const u8* flips, const T* table, u32 rows, height, width, channels, int
+/// channels_first`.
+const FINISH_2: &CStr = c"feedline_finish_2";
+/// Results of 4 bytes; the parameters are those of [`FINISH_2`].
+const FINISH_4: &CStr = c"feedline_finish_4";
 /// `const u8* staging, const u64* offsets, u8* out, u64 row_bytes, u64 rows`.
-pub(crate) const GATHER: &CStr = c"feedline_gather";
+const GATHER: &CStr = c"feedline_gather";
 
 /// Threads per block; the kernels are compiled for at most this many.
 const THREADS: u32 = 256;
+/// Maximum blocks of [`FINISH_2`] and [`FINISH_4`]. Each block loads the table, 1 to 4 KiB, so it should make many pixels: 7168 of
+/// 256 pictures of 224 x 224, and the table is 2 to 3 % of its traffic. The largest GPUs run 800 to 1200 blocks at once, so there are
+/// about two for each place, and none idles long at the end.
+const BLOCKS: usize = 2048;
 /// Maximum blocks of a grid in y.
 const GRID_Y_MAX: u32 = 65_535;
 
@@ -42,9 +48,8 @@ const GRID_Y_MAX: u32 = 65_535;
 pub(crate) struct Kernels {
     gpu: Arc<Gpu>,
     module: Handle,
-    f32: Handle,
-    f16: Handle,
-    bf16: Handle,
+    finish_2: Handle,
+    finish_4: Handle,
     gather: Handle,
 }
 
@@ -63,66 +68,19 @@ impl Kernels {
         Ok(loaded)
     }
 
-    /// Compiles and loads the kernels. Takes up to seconds the first time; the driver caches the result.
+    /// Loads the kernels. Takes half a second on a GPU whose machine code is not there, once: the driver keeps what it compiles.
     ///
     /// Errors: driver failures, for instance on a GPU older than Volta.
     fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let text = CStr::from_bytes_with_nul(PTX.as_bytes()).unwrap_or_default();
-        let module = gpu.load_module(text)?;
-        let mut kernels = Self { gpu: gpu.clone(), module, f32: 0, f16: 0, bf16: 0, gather: 0 };
-        for (function, name) in [
-            (&mut kernels.f32, FINISH_F32),
-            (&mut kernels.f16, FINISH_F16),
-            (&mut kernels.bf16, FINISH_BF16),
-            (&mut kernels.gather, GATHER),
-        ] {
+        // SAFETY: made by NVIDIA's `fatbinary`, and whole.
+        let module = unsafe { gpu.load_module(&KERNELS.0) }?;
+        let mut kernels = Self { gpu: gpu.clone(), module, finish_2: 0, finish_4: 0, gather: 0 };
+        for (function, name) in
+            [(&mut kernels.finish_2, FINISH_2), (&mut kernels.finish_4, FINISH_4), (&mut kernels.gather, GATHER)]
+        {
             *function = gpu.function(module, name)?;
         }
         Ok(kernels)
-    }
-
-    /// Converts `rows` pictures, as [`crate::device::Finish::apply`], in stream order. 0 rows launch nothing.
-    ///
-    /// Fast if both arrays are aligned to 16 bytes and the width is a multiple of 4; correct in any case.
-    ///
-    /// Errors: [`ErrorKind::Config`] for 2^31 rows or more; driver failures.
-    ///
-    /// # Safety
-    /// The context is bound. Until the kernel has ended:
-    /// * `input` is `rows * plan.input_bytes()` bytes in it, without a writer;
-    /// * `out` is `rows * plan.output_bytes()` bytes without another user, aligned to the dtype;
-    /// * `flips`, if given, is `rows` bytes without a writer.
-    pub(crate) unsafe fn finish(
-        &self,
-        stream: Handle,
-        plan: &FinishPlan,
-        (input, out): (DevicePtr, DevicePtr),
-        flips: Option<DevicePtr>,
-        rows: usize,
-    ) -> Result<()> {
-        let Some(shape) = Shape::finish(plan.size.height * plan.size.width, rows)? else { return Ok(()) };
-        let function = match plan.dtype {
-            DType::F16 => self.f16,
-            DType::BF16 => self.bf16,
-            _ => self.f32,
-        };
-        // A plan has fewer than 2^31 values per picture, and the shape fewer than 2^31 rows, so no value is truncated.
-        let sizes = [rows, plan.size.height, plan.size.width, plan.size.channels].map(|size| size as c_uint);
-        let channels_first = c_int::from(plan.channels_first);
-        let (flips, moments): (_, Moments) = (flips.unwrap_or(0), plan.moments);
-        let params = [
-            place(&input),
-            place(&out),
-            place(&flips),
-            place(&sizes[0]),
-            place(&sizes[1]),
-            place(&sizes[2]),
-            place(&sizes[3]),
-            place(&channels_first),
-            place(&moments),
-        ];
-        // SAFETY: the parameters match `FINISH_F32` in order and types; the caller promises the arrays.
-        unsafe { self.launch(function, shape, stream, params) }
     }
 
     /// Copies `row_bytes` bytes of `staging` from `offsets[i]` to row `i` of `out`, in stream order.
@@ -171,6 +129,64 @@ impl Drop for Kernels {
     }
 }
 
+/// A conversion of pictures, with its table in device memory.
+pub(crate) struct Finisher {
+    kernels: Arc<Kernels>,
+    table: DeviceMemory,
+}
+
+impl Finisher {
+    /// Loads the kernels and uploads the plan's table. Waits for the copy.
+    pub(crate) fn new(gpu: &Arc<Gpu>, plan: &FinishPlan) -> Result<Self> {
+        let kernels = Kernels::of(gpu)?;
+        let table = DeviceMemory::holding(gpu, plan.table(), "a table of pixel values")?;
+        Ok(Self { kernels, table })
+    }
+
+    /// Converts `rows` pictures, as [`crate::device::Finish::apply`], in stream order. 0 rows launch nothing.
+    ///
+    /// Fast if both arrays are aligned to 16 bytes and the width is a multiple of 4; correct in any case.
+    ///
+    /// Errors: [`ErrorKind::Config`] for 2^31 rows or more; driver failures.
+    ///
+    /// # Safety
+    /// The context is bound, and the plan is that of [`Finisher::new`]. Until the kernel has ended:
+    /// * `input` is `rows * plan.input_bytes()` bytes in it, without a writer;
+    /// * `out` is `rows * plan.output_bytes()` bytes without another user, aligned to the dtype;
+    /// * `flips`, if given, is `rows` bytes without a writer.
+    pub(crate) unsafe fn run(
+        &self,
+        stream: Handle,
+        plan: &FinishPlan,
+        (input, out): (DevicePtr, DevicePtr),
+        flips: Option<DevicePtr>,
+        rows: usize,
+    ) -> Result<()> {
+        let Some(shape) = Shape::finish(plan.size.height * plan.size.width, rows)? else { return Ok(()) };
+        let function = match plan.dtype.size() {
+            2 => self.kernels.finish_2,
+            _ => self.kernels.finish_4,
+        };
+        // A plan has fewer than 2^31 values per picture, and the shape fewer than 2^31 rows, so no value is truncated.
+        let sizes = [rows, plan.size.height, plan.size.width, plan.size.channels].map(|size| size as c_uint);
+        let channels_first = c_int::from(plan.channels_first);
+        let (flips, table) = (flips.unwrap_or(0), self.table.ptr());
+        let params = [
+            place(&input),
+            place(&out),
+            place(&flips),
+            place(&table),
+            place(&sizes[0]),
+            place(&sizes[1]),
+            place(&sizes[2]),
+            place(&sizes[3]),
+            place(&channels_first),
+        ];
+        // SAFETY: the parameters match `FINISH_2` in order and types; the caller promises the arrays, and `self` has the table.
+        unsafe { self.kernels.launch(function, shape, stream, params) }
+    }
+}
+
 /// A pointer to a parameter, as the driver takes it. The driver reads it during the launch call, and never writes it.
 fn place<T>(value: &T) -> *mut c_void {
     ptr::from_ref(value).cast_mut().cast()
@@ -184,17 +200,19 @@ struct Shape {
 }
 
 impl Shape {
-    /// x: one thread per 4 pixels; y: pictures. `None`: nothing to launch.
+    /// x: one thread per 4 pixels; y: pictures. All blocks do the same number of both. `None`: nothing to launch.
     fn finish(pixels: usize, rows: usize) -> Result<Option<Self>> {
-        let Some(rows) = u32::try_from(rows).ok().filter(|rows| *rows <= i32::MAX as u32) else {
+        if rows > i32::MAX as usize {
             let message = format!("a batch has {rows} pictures to convert; at most 2^31 - 1 are possible");
             return Err(Error::new(ErrorKind::Config, Stage::Device, message));
-        };
-        let blocks = pixels.div_ceil(4 * THREADS as usize);
-        // More blocks would not run at once, and the kernel's 32-bit indices must not wrap: threads loop over the grid.
-        let blocks = u32::try_from(blocks).unwrap_or(u32::MAX).min(1 << 20);
-        let some = blocks > 0 && rows > 0;
-        Ok(some.then(|| Self { grid: [blocks, rows.min(GRID_Y_MAX)], block: [THREADS, 1] }))
+        }
+        if pixels == 0 || rows == 0 {
+            return Ok(None);
+        }
+        let down = rows.div_ceil(rows.div_ceil(BLOCKS));
+        let whole = pixels.div_ceil(4 * THREADS as usize);
+        let across = whole.div_ceil(whole.div_ceil(BLOCKS / down));
+        Ok(Some(Self { grid: [across as u32, down as u32], block: [THREADS, 1] }))
     }
 
     /// x: one thread per 16 bytes; y: rows, several per block if they are short. `None`: nothing to launch.
@@ -217,6 +235,24 @@ mod tests {
     use proptest::prelude::*;
 
     const SOURCE: &str = include_str!("kernels/finish.cu");
+    const PTX: &str = include_str!("kernels/finish.ptx");
+
+    /// The images of the fat binary: kind (1 is PTX, 2 is ELF), GPU, bytes.
+    fn images() -> Vec<(u16, u32, &'static [u8])> {
+        let number = |at: usize, len: usize| {
+            let bytes = KERNELS.0[at..at + len].iter().rev();
+            bytes.fold(0, |number, byte| number << 8 | usize::from(*byte))
+        };
+        assert_eq!((number(0, 4), number(8, 8)), (0xba55_ed50, KERNELS.0.len() - 16), "magic number, length");
+        let mut images = Vec::new();
+        let mut at = 16;
+        while at < KERNELS.0.len() {
+            let (from, len) = (at + number(at + 4, 4), number(at + 8, 8));
+            images.push((number(at, 2) as u16, number(at + 28, 4) as u32, &KERNELS.0[from..from + len]));
+            at = from + len;
+        }
+        images
+    }
 
     #[test]
     fn ptx_is_built_from_the_present_source() {
@@ -230,7 +266,6 @@ mod tests {
         let lines: Vec<&str> = PTX.lines().collect();
         assert!(lines.contains(&".version 8.0") && lines.contains(&".target sm_70"));
         assert!(lines.contains(&".address_size 64"));
-        assert_eq!(PTX.find('\0'), Some(PTX.len() - 1), "one NUL, at the end");
     }
 
     #[test]
@@ -238,22 +273,33 @@ mod tests {
         let word = ".visible .entry ";
         let mut entries: Vec<&str> =
             PTX.lines().filter_map(|line| line.strip_prefix(word)).map(|name| name.trim_end_matches('(')).collect();
-        let mut names = [FINISH_F32, FINISH_F16, FINISH_BF16, GATHER].map(|name| name.to_str().unwrap());
         entries.sort_unstable();
-        names.sort_unstable();
-        assert_eq!(entries, names);
+        assert_eq!(entries, [FINISH_2, FINISH_4, GATHER].map(|name| name.to_str().unwrap()));
     }
 
     #[test]
-    fn ptx_rounds_three_times_per_value() {
-        let count = |word: &str| PTX.matches(word).count();
-        let values = count("cvt.rn.f32.u16");
-        assert!(values > 0);
-        assert_eq!((count("div.rn.f32"), count("sub.rn.f32")), (2 * values, values));
-        // Reciprocals, approximations, products, sums, fused operations, flushed subnormals.
-        let others = ["rcp", "approx", "full", "mul", "add", "fma", "mad", ".ftz"];
-        for line in PTX.lines().filter(|line| line.contains(".f32")) {
-            assert!(!others.iter().any(|word| line.contains(word)), "{line}");
+    fn ptx_computes_nothing_with_floats() {
+        assert!(!PTX.contains(".f32") && !PTX.contains(".f16") && !PTX.contains(".f64"));
+    }
+
+    #[test]
+    fn the_fat_binary_has_the_ptx_and_code_for_four_gpus() {
+        let images = images();
+        let kinds: Vec<(u16, u32)> = images.iter().map(|(kind, gpu, _)| (*kind, *gpu)).collect();
+        assert_eq!(kinds, [(2, 80), (2, 90), (2, 100), (2, 120), (1, 70)]);
+        // `fatbinary` leaves comments and tabs out.
+        let bare = |text: &str| -> String {
+            let lines = text.lines().filter_map(|line| line.split("//").next());
+            lines.flat_map(str::chars).filter(|c| !c.is_whitespace()).collect()
+        };
+        let text = CStr::from_bytes_until_nul(images[4].2).unwrap().to_str().unwrap();
+        assert!(bare(text) == bare(PTX), "finish.fatbin has other PTX: run src/device/cuda/kernels/build.py");
+        for (_, gpu, code) in &images[..4] {
+            assert!(code.starts_with(b"\x7fELF"), "sm_{gpu}");
+            for name in [FINISH_2, FINISH_4, GATHER].map(CStr::to_bytes_with_nul) {
+                let symbol = [b".text.", name].concat();
+                assert!(code.windows(symbol.len()).any(|part| part == symbol), "sm_{gpu}: {name:?}");
+            }
         }
     }
 
@@ -266,9 +312,11 @@ mod tests {
     }
 
     #[test]
-    fn usual_launches_have_one_thread_per_piece() {
+    fn usual_launches_have_equal_blocks() {
         let cases = [
-            (Shape::finish(224 * 224, 256).unwrap(), [49, 256], [256, 1]),
+            (Shape::finish(224 * 224, 256).unwrap(), [7, 256], [256, 1]),
+            (Shape::finish(224 * 224, 16).unwrap(), [49, 16], [256, 1]),
+            (Shape::finish(32 * 32, 2049).unwrap(), [1, 1025], [256, 1]),
             (Shape::finish(1, 1).unwrap(), [1, 1], [256, 1]),
             (Shape::gather(150_528, 256), [37, 256], [256, 1]),
             (Shape::gather(8, 1000), [1, 8], [2, 128]),

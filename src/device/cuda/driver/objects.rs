@@ -206,6 +206,21 @@ impl DeviceMemory {
         Ok(Self { gpu: gpu.clone(), given: ptr, ptr: ptr.next_multiple_of(PAGE as DevicePtr), len })
     }
 
+    /// Device memory with a copy of these bytes. Waits for the copy.
+    pub(crate) fn holding(gpu: &Arc<Gpu>, bytes: &[u8], what: &str) -> Result<Self> {
+        let memory = Self::new(gpu, bytes.len(), what)?;
+        let stream = CopyStream::new(gpu)?;
+        let _bound = gpu.bind()?;
+        // SAFETY: the memory is new and as long as the bytes, which stay borrowed until the copy has ended.
+        let copied = unsafe { gpu.copy_to_device(memory.ptr, bytes.as_ptr(), bytes.len(), stream.raw()) };
+        let waited = stream.synchronize();
+        if waited.is_err() {
+            // If this fails too, the context is broken, and runs nothing any more.
+            let _ = gpu.synchronize();
+        }
+        copied.and(waited).map(|()| memory)
+    }
+
     /// Leaks the memory for ever, and the context too, because its end would free the memory.
     pub(crate) fn leak(&mut self) {
         self.given = 0;

@@ -1,29 +1,52 @@
 #!/usr/bin/env python3
-"""Makes finish.ptx from finish.cu. Needs NVRTC 12.0, no GPU and no toolkit:
+"""Makes finish.ptx and finish.fatbin from finish.cu. Needs NVIDIA's tools of `WHEELS`, no GPU and no toolkit:
 
-    python3 -m venv venv && venv/bin/pip install 'nvidia-cuda-nvrtc-cu12==12.0.*'
-    venv/bin/python src/device/cuda/kernels/build.py            # writes finish.ptx
-    venv/bin/python src/device/cuda/kernels/build.py --check    # fails if the committed one differs
+    for wheel in $(python3 src/device/cuda/kernels/build.py --wheels); do
+        pip install --no-deps --target "tools/${wheel/==/-}" "$wheel"
+    done
+    python3 src/device/cuda/kernels/build.py tools            # writes both files
+    python3 src/device/cuda/kernels/build.py tools --check    # fails if the committed ones differ
 
-NVRTC 12.0 emits PTX 8.0, which drivers of CUDA 12.0 and newer compile; compute_70 is Volta and newer. The result is
-the same on every machine. Its first line holds the CRC32C of finish.cu, which a unit test compares.
+finish.ptx: NVRTC 12.0 emits PTX 8.0, which drivers of CUDA 12.0 and newer compile; compute_70 is Volta and newer. Its first
+line holds the CRC32C of finish.cu, which a unit test compares.
+
+finish.fatbin: machine code for the GPUs of `PTXAS`, and finish.ptx for all others, without its comments and indentation, which
+`fatbinary` leaves out. The driver takes what fits: code for sm_80 also runs on sm_86 and sm_89, that for sm_100 on sm_103, that
+for sm_120 on sm_121. Nothing is compressed. Both files are the same on every machine.
 """
 
 import ctypes
 import os
 import pathlib
 import re
+import subprocess
 import sys
+import tempfile
+
+NVRTC = "nvidia-cuda-nvrtc-cu12==12.0.140"
+# By the oldest assembler of each GPU, for the sake of old drivers. But NVIDIA's newer tools do not accept code for sm_90 of 12.0
+# and 12.1; drivers of 12.0 load that of every 12.x.
+PTXAS = {
+    80: "nvidia-cuda-nvcc-cu12==12.0.140",
+    90: "nvidia-cuda-nvcc-cu12==12.9.86",
+    100: "nvidia-cuda-nvcc-cu12==12.9.86",
+    120: "nvidia-cuda-nvcc-cu12==12.9.86",
+}
+# Wheels of CUDA 12 have no `fatbinary`. Its headers for sm_80, sm_90 and PTX are those in libraries of CUDA 12.0.
+FATBINARY = "nvidia-cuda-nvcc==13.5.37"
+WHEELS = sorted({NVRTC, FATBINARY, *PTXAS.values()})
 
 OPTIONS = [b"--gpu-architecture=compute_70", b"--std=c++17", b"--restrict"]
 HERE = pathlib.Path(__file__).resolve().parent
 
 
-def library_folder():
-    """The folder of the wheel's libraries."""
-    import nvidia.cuda_nvrtc
-
-    return pathlib.Path(list(nvidia.cuda_nvrtc.__path__)[0]) / "lib"
+def tool(tools, wheel, name):
+    """The file of that name in a wheel."""
+    folder = pathlib.Path(tools).resolve() / wheel.replace("==", "-")
+    found = sorted(folder.rglob(name))
+    if not found:
+        sys.exit(f"{folder} has no {name}: see --help")
+    return found[0]
 
 
 def with_library_path(folder):
@@ -77,23 +100,46 @@ def without_targets(ptx):
     return ptx
 
 
-def main():
-    folder = library_folder()
-    with_library_path(folder)
-    nvrtc = ctypes.CDLL(str(folder / "libnvrtc.so.12"))
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    check(nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
-    if (major.value, minor.value) != (12, 0):
-        sys.exit(f"NVRTC 12.0 is needed, this is {major.value}.{minor.value}")
-    source = (HERE / "finish.cu").read_bytes()
+def made_ptx(tools, source):
+    library = tool(tools, NVRTC, "libnvrtc.so.12")
+    with_library_path(library.parent)
     options = " ".join(option.decode() for option in OPTIONS)
     ptx = f"// crc32c of finish.cu: {crc32c(source):08x}; made by build.py: NVRTC 12.0 {options}\n"
-    ptx += without_targets(compile_source(nvrtc, source)).strip("\n") + "\n"
-    target = HERE / "finish.ptx"
-    if "--check" not in sys.argv[1:]:
-        target.write_text(ptx)
-    elif target.read_text() != ptx:
-        sys.exit("finish.ptx is not what finish.cu gives: run build.py")
+    return (ptx + without_targets(compile_source(ctypes.CDLL(str(library)), source)).strip("\n") + "\n").encode()
+
+
+def run(*command, **options):
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
+    if done.returncode:
+        sys.exit(f"{command[0]}: {done.stdout}{done.stderr}")
+
+
+def made_fatbin(tools, ptx):
+    with tempfile.TemporaryDirectory() as folder:
+        place = pathlib.Path(folder)
+        (place / "finish.ptx").write_bytes(ptx)
+        images = []
+        for gpu, wheel in PTXAS.items():
+            run(tool(tools, wheel, "ptxas"), f"-arch=sm_{gpu}", "-o", f"{gpu}.cubin", "finish.ptx", cwd=place)
+            images.append(f"--image3=kind=elf,sm={gpu},file={gpu}.cubin")
+        images.append("--image3=kind=ptx,sm=70,file=finish.ptx")
+        fatbinary = tool(tools, FATBINARY, "fatbinary")
+        run(fatbinary, "--64", "--compress=false", "--create=finish.fatbin", *images, cwd=place)
+        return (place / "finish.fatbin").read_bytes()
+
+
+def main():
+    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    if "--wheels" in sys.argv:
+        return print(*WHEELS, sep="\n")
+    if len(arguments) != 1 or "--help" in sys.argv:
+        sys.exit(__doc__)
+    ptx = made_ptx(arguments[0], (HERE / "finish.cu").read_bytes())
+    for name, made in ("finish.ptx", ptx), ("finish.fatbin", made_fatbin(arguments[0], ptx)):
+        if "--check" not in sys.argv:
+            (HERE / name).write_bytes(made)
+        elif (HERE / name).read_bytes() != made:
+            sys.exit(f"{name} is not what finish.cu gives: run build.py")
 
 
 main()
