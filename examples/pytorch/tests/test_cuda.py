@@ -140,8 +140,8 @@ def test_floats_are_made_on_the_gpu_of_bytes_and_are_those_of_the_host(cuda, fol
             settings = {"batch_size": 4, "size": 14, "augment": True, "shuffle": 1, "layout": "nchw" if first else "nhwc"}
             if name is not None:
                 settings |= {"dtype": name, "normalize": IMAGENET}
-            since = cuda.now()
             loader = Loader("images", path, device="cuda:0", **settings)
+            since = cuda.now()
             assert loader.spec()[0] == ("image", name or "u8", (3, 14, 14) if first else (14, 14, 3))
             host = Loader("images", path, device="cpu", **settings)
             for batch, expected in zip(loader.epoch(0), host.epoch(0), strict=True):
