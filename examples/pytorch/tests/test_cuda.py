@@ -391,7 +391,7 @@ def torch_on(handle, cuda, full=None):
 
     torch.cuda.is_available = lambda: True
     torch.cuda.current_device = lambda: 0
-    torch.cuda.is_current_stream_capturing = lambda: False
+    torch.accelerator.current_accelerator = lambda *_, **__: None
     torch.cuda.is_initialized = lambda: full is not None
     torch.cuda.empty_cache = full
     torch.cuda.current_stream = lambda *_: Named(handle)
