@@ -303,6 +303,11 @@ def test_streams_that_are_bound_are_ordered_like_the_one_that_takes(cuda, folder
     gpu.close()
 
 
+def marked(cuda, name, since):
+    """Events on the stream; the loader's own threads record theirs at any time."""
+    return [on for _, on in cuda.calls("cuEventRecord", since)].count(name)
+
+
 class Named:
     """A stream as torch names it."""
 
@@ -346,7 +351,7 @@ def test_the_end_of_a_step_is_marked_or_unknown(cuda, folder):
             if marks:
                 since = cuda.now()
                 loader.mark(stream)
-                assert [on for _, on in cuda.calls("cuEventRecord", since)] == [name]
+                assert marked(cuda, name, since) == 1
             taken.drop()
             # As late as nobody takes for the jitter of two threads.
             time.sleep(0.01)
@@ -435,12 +440,12 @@ def test_a_step_of_an_optimizer_marks_the_end_of_a_step(cuda, folder):
         weight.sum().backward()
         since = cuda.now()
         optimizer.step()
-        assert [on for _, on in cuda.calls("cuEventRecord", since)] == [name]
+        assert marked(cuda, name, since) == 1
         scheduler.step()
         taken.drop()
     since = cuda.now()
     optimizer.step()
-    assert not cuda.calls("cuEventRecord", since), "no epoch is open"
+    assert not marked(cuda, name, since), "no epoch is open"
     gpu.close()
 
 
