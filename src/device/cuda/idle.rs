@@ -224,8 +224,9 @@ impl IdleMeter {
     pub(crate) fn new(gpu: &Arc<Gpu>, clock: Clock, (slots, batches): (usize, usize), measured: bool) -> Result<Self> {
         // Each buffer: its copy, its release. Each step: asked, now, start, marked, and what its buffer has given up, a copy and
         // a release. A step is unread while its copy is in flight and has a slot, or while its buffer is in use, or after the
-        // last reading, which each copy makes. One is in the making. The last start, release and mark.
-        let count = 2 * batches + if measured { 6 * (slots + 2 * batches + 1) + 3 } else { 0 };
+        // last reading, which each copy makes. One is in the making. The last start, release and mark. The last operations on
+        // each of two staging areas.
+        let count = 2 * batches + 2 + if measured { 6 * (slots + 2 * batches + 1) + 3 } else { 0 };
         let all = (0..count).map(|_| Events::make(gpu, measured)).collect::<Result<_>>()?;
         let empty = measured.then(|| CopyStream::preferred(gpu)).transpose()?;
         let consumer = Consumer { handed: Vec::with_capacity(batches), ..Consumer::default() };
