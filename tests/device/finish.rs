@@ -402,7 +402,12 @@ fn a_byte_for_each_value_crosses_the_bus_and_one_for_each_flip() {
             let (least, batches) = (count as u64 * (bytes + each), (count / batch) as u64);
             assert_eq!(copies.batches, batches);
             assert!((least..least + batches * 4096).contains(&copies.bytes), "{} of {least}", copies.bytes);
-            assert_eq!(loader.plan().term(MemoryTerm::SLOTS).each, (8 * bytes as usize).next_multiple_of(4096) + 4096);
+            let plan = loader.plan();
+            assert_eq!(plan.term(MemoryTerm::SLOTS).each, (8 * bytes as usize).next_multiple_of(4096) + 4096);
+            // A batch has room for floats alone; two areas hold the bytes of all batches.
+            let (device, staging) = (plan.term(MemoryTerm::DEVICE), plan.term(MemoryTerm::STAGING));
+            assert_eq!((device.count, staging.count), (3, 2));
+            assert!(device.each < 5 * 8 * bytes as usize && (1..2).contains(&(staging.each / (8 * bytes as usize))));
         }
     });
 }

@@ -10,6 +10,7 @@ use feedline::decode::Raw;
 use feedline::storage::{Direct, Mode};
 use feedline::tensor::DType;
 use feedline::{Device, ErrorKind, Gds, Loader, LoaderBuilder, Stage};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -207,6 +208,23 @@ fn cufile_is_not_opened_where_nothing_can_be_direct() {
         // A requirement gets the library's abilities.
         assert!(machine.direct(uncached(open(&path))).build().is_ok());
         assert_eq!(machine.double.cufile.counts().opens, 1);
+    });
+}
+
+#[test]
+fn cufile_opens_in_the_mode_that_ends_no_capture() {
+    on_machine(|machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, RECORD);
+        build(machine.direct(uncached(open(&path))));
+        let mut calls = BTreeMap::<_, Vec<_>>::new();
+        for line in machine.session.trace().lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            calls.entry(words[1].to_string()).or_default().push(words[2].to_string());
+        }
+        // The thread of cuFile's open makes no other calls of its own.
+        let opening = ["cuThreadExchangeStreamCaptureMode"; 2];
+        assert!(calls.values().any(|calls| *calls == opening), "{calls:?}");
     });
 }
 
