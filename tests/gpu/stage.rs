@@ -65,7 +65,7 @@ fn finish(ctx: &Ctx, gpu: &Gpu, width: usize, dtype: DType, planes: bool) -> Res
     let builder = counted_as(rows, &shape)?.finish("record", finish).device(device()?);
     let mut loader = Puller::new(builder, Some(gpu.stream()?))?;
     let what = format!("finish, {dtype}, {}, {width} wide", if planes { "planes" } else { "interleaved" });
-    if planes && dtype == DType::F16 && width % 4 == 0 {
+    if planes && dtype == DType::F16 && width.is_multiple_of(4) {
         against_bare(ctx, gpu, &what, values, &mut loader, Some(Target::Least(SHARE)))?;
     }
     let mut times = Vec::new();

@@ -3,7 +3,8 @@
     machine ─► facts: start ─► JAX, PyTorch: what users run ─► tests/gpu: right or wrong ─► the other facts ─► figures ─► the rest
                   └─ no loader can be built: the rest is left out                        each a process with a time limit
 
-All of it ends within 590 s: what comes last is left out when the time is over. Without a GPU the same against the stand-in for libcuda, as each line then says. FEEDLINE_GPU: auto, real or standin.
+All of it ends within 590 s: what comes last is left out when the time is over. Without a GPU the same against the stand-in for
+libcuda, as each line then says. FEEDLINE_GPU: auto, real or standin.
 """
 
 import argparse
@@ -88,9 +89,9 @@ ROWS = [
     ("rates", "D2D, 1024 MiB", 1400, 2200, "H100: 1,400 to 1,500; H200: 2,100 to 2,200"),
     ("stage", "alone, 38.5 MB: loader / bare", 0.97, None, "events between copies (facts: the 8 calls of copy.rs), or the copy thread is late"),
     ("stage", "alone, 38.5 MB: the copy thread's CPU time", None, 20, "the prices of its calls, or more questions than batches"),
-    ("rates", "bytes at offset 1", None, 32, "26: the memory's limit of an H100; far above: its loads are not words"),
+    ("rates", "bytes at offset 1", 10, 32, "26: the memory's limit of an H100; far above: its loads are not words"),
     ("stage", "finish, f16, planes, 224 wide: loader / bare", 0.97, None, "0.92: the bus waits for operations on batches (G4-3)"),
-    *(("stage", f"finish, {dtype}, {layout}, {width} wide: kernel", None, most, "as reckoned for an H100. Above 55 of f16, planes: no table in shared memory")
+    *(("stage", f"finish, {dtype}, {layout}, {width} wide: kernel", 10, most, "as reckoned for an H100. Above 55 of f16, planes: no table in shared memory")
       for dtype, layout, width, most in [("f16", "planes", 224, 50), ("f16", "interleaved", 224, 60), ("f32", "planes", 224, 95),
                                          ("f32", "interleaved", 224, 120), ("f16", "planes", 225, 120), ("f16", "interleaved", 225, 120),
                                          ("f32", "planes", 225, 140), ("f32", "interleaved", 225, 140)]),
@@ -166,7 +167,7 @@ class Run:
     def wrong(self):
         facts = [f"{it['section']}: {it['name']}: {it['value']}. {it['meaning']}" for it in self.book["facts"] if it["verdict"] == "other" and it["must"]]
         sections = [it for it in self.book["sections"] if it["verdict"] == "wrong"]
-        return facts + [f"{it['name']}: {'left out,' if it['exit'] is None else it['exit']} {it['why']}"[:300] for it in sections]
+        return facts + [f"{it['name']}: {'left out,' if it['exit'] is None else it['exit']} {it['why'][-280:]}" for it in sections]
 
     def write(self):
         fresh = self.args.out / "first.json.part"
@@ -248,8 +249,8 @@ class Run:
         why = "on a stand-in: it wants a real GPU" if fact.STANDIN else f"without {', '.join(lacks)}" if lacks else ""
         part = name.split()[-1]
         it = self.section(name, [sys.executable, HERE / "frameworks.py", part, self.args.data], seconds, why, **env)
-        if part == "leave" and it["exit"] is not None:
-            meaning = "longer: the exit waits for more than its queue; a crash: a call meets the driver's exit handler"
+        if part == "leave" and it["exit"] == 0:
+            meaning = "longer: the exit waits for more than its queue"
             self.put(name, fact.judged("end with queued work", it["seconds"], (None, 12), meaning, "s", timing=True))
         # PyTorch itself may abort a process whose context is broken.
         if part == "broken" and it["exit"] == -signal.SIGABRT:
@@ -280,9 +281,11 @@ def output(command, seconds=40):
 
 def main():
     wheels = sorted((ROOT / "target/wheels").glob("feedline*x86_64.whl"))
-    plan = "\n".join(f"  {seconds:>4}  {name:<44} {wants} {' '.join(f'{key}={value}' for key, value in env.items())}".rstrip() for name, seconds, wants, env in PLAN)
+    given = lambda env: " ".join(f"{key}={value}" for key, value in env.items())
+    plan = "\n".join(f"  {seconds:>4}  {name:<44} {wants} {given(env)}".rstrip() for name, seconds, wants, env in PLAN)
     parser = argparse.ArgumentParser(prog=".ci/nvidia first", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     epilog=f"In this order, with the seconds that each may take:\n{plan}\n\nExit status: 0 nothing is wrong (figures may be other than expected), 1 something is, or no driver starts.")
+                                     epilog=f"In this order, with the seconds that each may take:\n{plan}\n\n"
+                                     "Exit status: 0 nothing is wrong (figures may be other than expected), 1 something is, or no driver starts.")
     parser.add_argument("--out", type=pathlib.Path, default=PLACE / "first", help="folder for first.json and what else is left")
     parser.add_argument("--dir", type=pathlib.Path, help="folder for data, on the file system of your data [default: --out]; it is removed at the end")
     parser.add_argument("--program", type=pathlib.Path, default=os.environ.get("FEEDLINE_GPU_PROGRAM"),
