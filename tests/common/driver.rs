@@ -99,15 +99,17 @@ impl Gpu {
         self.launch(self.spin, stream, [1, 1, 1], [1, 1, 1], &mut params)
     }
 
-    /// Row `i` of `out` becomes the `row_bytes` bytes of `staging` from `offsets[i]` on.
+    /// Row `i` of `out` becomes the `row_bytes` bytes of `staging` from `offsets[i]` on. By `count` launches of this grid and
+    /// block, one after the other; returns the milliseconds of one.
     pub fn gather(
         &self,
         stream: &CudaStream,
-        staging: &DeviceBytes,
-        offsets: &[u64],
+        (staging, offsets): (&DeviceBytes, &[u64]),
         row_bytes: usize,
         out: &DeviceBytes,
-    ) -> Result<()> {
+        [grid, block]: [[u32; 3]; 2],
+        count: u32,
+    ) -> Result<f64> {
         let last = offsets.iter().max().map_or(0, |offset| *offset as usize + row_bytes);
         assert!(last <= staging.len && offsets.len() * row_bytes <= out.len && staging.len.is_multiple_of(4));
         let list = DeviceBytes::new(self, (8 * offsets.len()).max(8))?;
@@ -115,8 +117,12 @@ impl Gpu {
         let (mut from, mut at, mut to) = (staging.ptr, list.ptr, out.ptr);
         let (mut bytes, mut rows) = (row_bytes as u64, offsets.len() as u64);
         let mut params = [place(&mut from), place(&mut at), place(&mut to), place(&mut bytes), place(&mut rows)];
-        self.launch(self.gather, stream, [3, 5, 1], [16, 8, 1], &mut params)?;
-        stream.synchronize().map_err(said("cuStreamSynchronize"))
+        let (begin, end) = (self.event()?, self.event()?);
+        begin.record(stream).map_err(said("cuEventRecord"))?;
+        (0..count).try_for_each(|_| self.launch(self.gather, stream, grid, block, &mut params))?;
+        end.record(stream).map_err(said("cuEventRecord"))?;
+        let ms = begin.elapsed_ms(&end).map_err(said("cuEventElapsedTime"))?;
+        Ok(f64::from(ms) / f64::from(count))
     }
 
     /// Private: the callers above pass what the kernels declare.

@@ -23,14 +23,14 @@ pub const RECORD: usize = 150_528;
 /// Records of a batch.
 pub const BATCH: usize = 256;
 
-/// Makes records of `bytes` bytes of which it writes the first 8.
+/// Makes records of this shape of which it writes the first 8 bytes.
 struct Counted {
-    bytes: usize,
+    shape: Vec<usize>,
 }
 
 impl Decoder for Counted {
     fn outputs(&self, _: &EncodedField) -> feedline::Result<Vec<Field>> {
-        Ok(vec![Field::fixed("record", DType::U8, [self.bytes])])
+        Ok(vec![Field::fixed("record", DType::U8, self.shape.clone())])
     }
 
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> feedline::Result<()> {
@@ -43,10 +43,15 @@ impl Decoder for Counted {
 
 /// A loader with almost no work before its copies: batches of `rows` records of `bytes` bytes.
 pub fn counted(rows: usize, bytes: usize) -> Result<LoaderBuilder> {
+    counted_as(rows, &[bytes])
+}
+
+/// The same with records of a shape, such as pictures.
+pub fn counted_as(rows: usize, shape: &[usize]) -> Result<LoaderBuilder> {
     let count = (4 * rows).max(1024).next_multiple_of(rows);
     let numbers: Vec<u8> = (0..count as u64).flat_map(u64::to_ne_bytes).collect();
     let records = Records::builder(8).open_bytes(numbers).map_err(|error| error.to_string())?;
-    Ok(Loader::builder(records).decode_field("record", Counted { bytes }).batch_size(rows))
+    Ok(Loader::builder(records).decode_field("record", Counted { shape: shape.to_vec() }).batch_size(rows))
 }
 
 /// Totals of a pull.
@@ -54,6 +59,7 @@ pub fn counted(rows: usize, bytes: usize) -> Result<LoaderBuilder> {
 pub struct Pulled {
     pub gb_per_s: f64,
     pub batches: u64,
+    pub batches_per_s: f64,
     /// CPU time of the transfer thread for each batch, in microseconds; if the kernel reports it.
     pub copy_us: Option<f64>,
 }
@@ -113,7 +119,7 @@ impl Puller {
         let seconds = started.elapsed().as_secs_f64();
         let ns = copy_thread_ns().zip(cpu).map(|(after, before)| after.saturating_sub(before));
         let copy_us = ns.map(|ns| ns as f64 / 1e3 / batches as f64);
-        Ok(Pulled { gb_per_s: bytes as f64 / seconds / 1e9, batches, copy_us })
+        Ok(Pulled { gb_per_s: bytes as f64 / seconds / 1e9, batches, batches_per_s: batches as f64 / seconds, copy_us })
     }
 }
 

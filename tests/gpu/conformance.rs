@@ -423,7 +423,8 @@ impl Case<'_> {
                 let (there, out) =
                     (DeviceBytes::new(self.gpu, staging.len())?, DeviceBytes::new(self.gpu, 9 * row_bytes)?);
                 there.write(0, &staging)?;
-                self.gpu.gather(&self.stream, &there, &offsets, row_bytes, &out)?;
+                let shape = [[3, 5, 1], [16, 8, 1]];
+                self.gpu.gather(&self.stream, (&there, &offsets), row_bytes, &out, shape, 1)?;
                 let right: Vec<u8> =
                     offsets.iter().flat_map(|offset| staging[*offset as usize..][..row_bytes].to_vec()).collect();
                 differ(&format!("rows of {row_bytes} bytes from {from} on"), &out.read(0, right.len())?, &right)?;

@@ -1,9 +1,10 @@
-//! What the bus gives: copies to the device from each kind of host memory, and on the device. Nothing of the crate is in it.
+//! What the bus gives: copies to the device from each kind of host memory, and on the device; and the gather kernel there.
 //!
 //! For each size and number of copies in flight the kinds take turns, so that a drift of the machine hits all alike.
 
 use crate::driver::{DeviceBytes, Gpu, Kind, Lane, h2d, said};
-use crate::section::Ctx;
+use crate::pull::{BATCH, RECORD};
+use crate::section::{Ctx, spread};
 use feedline::device::cuda::cudarc::driver::sys::CUdevice_attribute as Attribute;
 
 const MIB: usize = 1 << 20;
@@ -18,7 +19,8 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
     for size in sizes {
         of_size(ctx, &gpu, *size)?;
     }
-    on_device(ctx, &gpu)
+    on_device(ctx, &gpu)?;
+    if ctx.kernels.get() { gather(ctx, &gpu) } else { Ok(()) }
 }
 
 fn engines(ctx: &Ctx, gpu: &Gpu) {
@@ -103,6 +105,23 @@ fn on_device(ctx: &Ctx, gpu: &Gpu) -> Result<(), String> {
         }
         ctx.figure(format!("D2D, {}", mib(size)), &rates, "GB/s", None, "bytes copied; each is read and written");
     }
+    Ok(())
+}
+
+/// A batch whose rows lie at odd places, launched as a loader launches it.
+fn gather(ctx: &Ctx, gpu: &Gpu) -> Result<(), String> {
+    let (rows, stride) = (ctx.either(BATCH, 2), RECORD + 512);
+    let offsets: Vec<u64> = (0..rows).map(|row| (row * stride + 1) as u64).collect();
+    let (staging, out) = (DeviceBytes::new(gpu, rows * stride)?, DeviceBytes::new(gpu, rows * RECORD)?);
+    let stream = gpu.stream()?;
+    let mut times = Vec::new();
+    for _ in 0..9 {
+        let shape = ctx.either([[37, 256, 1], [256, 1, 1]], [[1, 1, 1], [64, 1, 1]]);
+        times.push(1e3 * gpu.gather(&stream, (&staging, &offsets), RECORD, &out, shape, ctx.either(50, 1))?);
+    }
+    let gb_per_s = (2 * rows * RECORD) as f64 / spread(times.clone()).0 / 1e3;
+    let words = format!("{gb_per_s:.0} GB/s, read and written");
+    ctx.figure(format!("gather of {rows} × {RECORD} bytes at offset 1"), &times, "µs", None, words);
     Ok(())
 }
 

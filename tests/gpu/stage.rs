@@ -4,14 +4,17 @@
 //! bare   cuMemcpyHtoDAsync from registered memory, one after the other in a stream      the physical limit
 //! alone  a loader whose slots are filled for nothing: what planning, queues, events and callbacks take
 //! whole  a loader of records in memory: the decode workers copy each batch into its slot first
+//! finish as alone, and pictures become floats behind their copies; by the loader's own events, what the kernel takes
 //! ```
 
 use crate::driver::{Gpu, Kind, Lane, h2d_for};
 use crate::ours::{data, device, records, words};
-use crate::pull::{BATCH, Pulled, Puller, RECORD, counted};
+use crate::pull::{BATCH, Pulled, Puller, RECORD, counted, counted_as};
 use crate::report::Target;
 use crate::section::{Ctx, spread};
 use feedline::dataset::DatasetExt;
+use feedline::device::Finish;
+use feedline::tensor::DType;
 use feedline::{Loader, LoaderBuilder, MemoryTerm, Order};
 
 /// Least share of the bare copies' rate.
@@ -24,6 +27,13 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
     let record = ctx.either(RECORD, 512);
     for rows in ctx.either([28, BATCH, 892], [2, 8, 32]) {
         alone(ctx, &gpu, rows, record)?;
+    }
+    if ctx.kernels.get() {
+        for width in ctx.either([224, 225], [16, 17]) {
+            for (dtype, planes) in [(DType::F16, true), (DType::F16, false), (DType::F32, true), (DType::F32, false)] {
+                finish(ctx, &gpu, width, dtype, planes)?;
+            }
+        }
     }
     whole(ctx, &gpu)
 }
@@ -45,6 +55,31 @@ fn alone(ctx: &Ctx, gpu: &Gpu, rows: usize, record: usize) -> Result<(), String>
     against_bare(ctx, gpu, &what, size, &mut loader, target).map(drop)
 }
 
+/// Pictures that become floats. Beside bare copies: those of the usual kind.
+fn finish(ctx: &Ctx, gpu: &Gpu, width: usize, dtype: DType, planes: bool) -> Result<(), String> {
+    let (rows, shape) = (ctx.either(BATCH, 8), [width, width, 3]);
+    let values = rows * width * width * 3;
+    let finish = Finish::to(dtype).mean_std(&[0.485, 0.456, 0.406], &[0.229, 0.224, 0.225]);
+    let finish = if planes { finish.channels_first() } else { finish };
+    let builder = counted_as(rows, &shape)?.finish("record", finish).device(device()?);
+    let mut loader = Puller::new(builder, Some(gpu.stream()?))?;
+    let what = format!("finish, {dtype}, {}, {width} wide", if planes { "planes" } else { "interleaved" });
+    if planes && dtype == DType::F16 && width.is_multiple_of(4) {
+        against_bare(ctx, gpu, &what, values, &mut loader, Some(Target::Least(SHARE)))?;
+    }
+    let mut times = Vec::new();
+    for _ in 0..ctx.either(5, 1) {
+        let before = loader.loader.snapshot().copy.unwrap_or_default();
+        loader.pull(ctx.either(0.2, 0.0))?;
+        let after = loader.loader.snapshot().copy.unwrap_or_default();
+        times.push((after.ops_ns - before.ops_ns) as f64 / 1e3 / (after.batches - before.batches) as f64);
+    }
+    let gb_per_s = (values * (1 + dtype.size())) as f64 / spread(times.clone()).0 / 1e3;
+    let words = format!("{gb_per_s:.0} GB/s, read and written, beside the next copy");
+    ctx.figure(format!("{what}: kernel"), &times, "µs", None, words);
+    Ok(())
+}
+
 /// Pairs of a loader and the bare copies of batches as large; returns their rates.
 fn against_bare(
     ctx: &Ctx,
@@ -62,7 +97,8 @@ fn against_bare(
             break;
         }
         let first = if pair % 2 == 0 { Some(h2d_for(&bare, size, seconds)?) } else { None };
-        let Pulled { gb_per_s, copy_us, .. } = loader.pull(seconds)?;
+        let Pulled { batches_per_s, copy_us, .. } = loader.pull(seconds)?;
+        let gb_per_s = batches_per_s * size as f64 / 1e9;
         let limit = first.map_or_else(|| h2d_for(&bare, size, seconds), Ok)?;
         ours.push(gb_per_s);
         theirs.push(limit);

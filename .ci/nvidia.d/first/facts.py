@@ -1,4 +1,4 @@
-"""What only a driver can say of feedline's assumptions: `facts.py start|captures|prices|floors|copies|queues`, a process a part.
+"""What only a driver can say of feedline's assumptions: `facts.py PART`, a process a part; the parts are the last lines.
 
 By ctypes on libcuda.so.1, or on the stand-in that FEEDLINE_FIRST_STANDIN names. Handles stay behind: the process ends.
 """
@@ -18,7 +18,8 @@ from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, 
 from fact import STANDIN, fact
 
 cuda, libc = ctypes.CDLL(STANDIN or "libcuda.so.1"), ctypes.CDLL(None)
-NON_BLOCKING, NO_TIME, GLOBAL, RELAXED, LEGACY = 1, 2, 0, 2, c_void_p(1)
+NON_BLOCKING, NO_TIME, GLOBAL, THREAD_LOCAL, RELAXED, LEGACY = 1, 2, 0, 1, 2, c_void_p(1)
+KERNELS = pathlib.Path(__file__).resolve().parents[3] / "src/device/cuda/kernels"
 # A host function that does nothing and takes no lock of Python's: free(NULL).
 NOTHING = ctypes.cast(libc.free, c_void_p)
 SPIN = b""".version 7.0
@@ -168,12 +169,12 @@ def captures(_):
         "cuModuleUnload": lambda: made("cuModuleLoadData", SPIN),
     }
 
-    def beside(mode, what, words, flags=NON_BLOCKING):
-        """The call's code beside a capture, and what becomes of the capture."""
+    def beside(mode, what, words, flags=NON_BLOCKING, of=GLOBAL):
+        """The call's code beside a capture in the mode `of`, and what becomes of the capture."""
         had = before.get(what, lambda: None)()
         cuda.cuCtxSynchronize()
         captured, graph = stream(flags=flags), c_void_p()
-        ok(cuda.cuStreamBeginCapture_v2(captured, GLOBAL), "cuStreamBeginCapture")
+        ok(cuda.cuStreamBeginCapture_v2(captured, of), "cuStreamBeginCapture")
         busy(captured, 1000)
         words = [had if word is MADE else captured if word is CAPTURED else word for word in words]
         code = inside(mode, lambda: getattr(cuda, what.split(",")[0])(*words))
@@ -195,6 +196,9 @@ def captures(_):
                                       ("the legacy stream while a blocking one is captured", LEGACY, 0, "906, lives")]:
         fact(f"cuStreamIsCapturing of {what}", "%s, %s" % beside(GLOBAL, "cuStreamIsCapturing", [of, out], flags), expected,
              "`next`, `bind` and a drop cannot tell such a stream without harm", must=True)
+    for of, kind in [(THREAD_LOCAL, "thread-local"), (RELAXED, "relaxed")]:
+        fact(f"beside a {kind} capture: cuCtxSynchronize", "%s, %s" % beside(RELAXED, "cuCtxSynchronize", [], of=of), "900, dead",
+             "lives: the guide is too strict, and waiting for the context is harmless beside torch.compile")
     fact("cuStreamGetCtx of the captured stream", "%s, %s" % beside(GLOBAL, "cuStreamGetCtx", [CAPTURED, out]), "0, lives",
          "right that a stream is asked first whether it is captured")
 
@@ -284,6 +288,7 @@ def queues(highest):
     for of, priority, most, meaning in [
         (0, highest, 0, "feedline's waiting streams hold up a consumer's step by up to a copy's time, and the idle meter does not see it"),
         (0, 0, None, "more than 0 is why all streams of feedline have the highest priority"),
+        (-1, highest, 0, "levels share queues with FSDP2's and NCCL's streams of high priority: no bell of feedline's may ring by `notify`"),
         (highest, highest, None, "more than 0: a consumer's stream of the highest priority shares queues with feedline's"),
     ]:
         # The gate is of a third priority, so that it has queues of its own.
@@ -299,10 +304,92 @@ def queues(highest):
              (None, most) if most is not None else None, meaning, f"(worst {max(took) / 1000:.2f} ms)", timing=True)
 
 
+def load(_):
+    """What loading the kernels takes where the driver keeps nothing: CUDA_CACHE_DISABLE=1."""
+    names = re.findall(r"\.entry (\w+)", (KERNELS / "finish.ptx").read_text())
+    for file, most, meaning in [
+        ("finish.fatbin", 0.05, "it has no machine code for this GPU, so that the driver compiles its PTX"),
+        ("finish.ptx", 0.5, "1 to 3 s before the kernels had tables. Only GPUs without machine code in finish.fatbin pay for it"),
+    ]:
+        # Text ends with a zero byte; a fat binary has its length.
+        image, began = (KERNELS / file).read_bytes() + b"\0" if (KERNELS / file).exists() else None, time.perf_counter()
+        if image:
+            module = made("cuModuleLoadData", image)
+            for function in names:
+                made("cuModuleGetFunction", module, function.encode())
+        took = time.perf_counter() - began if image else None
+        fact(f"cuModuleLoadData of {file}, its functions", took, (None, most), meaning if image else f"there is no {file}", "s", timing=True)
+    done = subprocess.run("PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep ptxjit", shell=True, capture_output=True, text=True)
+    fact("ldconfig -p | grep ptxjit", done.stdout.split("=>")[-1].strip() or "not there", None,
+         "not there: PTX is not compiled here (221), so that GPUs without machine code in finish.fatbin get no kernels")
+
+
+def host(highest):
+    """Kernels back to back, and host functions on another stream beside them: nccl#1742 reports that they stall kernels."""
+    on, other, begin, end, count, ends, rung = stream(), stream(highest), event(), event(), 20 if STANDIN else 2000, threading.Event(), [0]
+
+    def ring():
+        cuda.cuCtxPushCurrent_v2(context)
+        while not ends.wait(0.001):
+            rung[0] += cuda.cuLaunchHostFunc(other, NOTHING, None) == 0
+
+    took = {"alone": [], "beside": []}
+    for number in range(10):
+        ends.clear()
+        rings = threading.Thread(target=ring)
+        if number % 2:
+            rings.start()
+        cuda.cuEventRecord(begin, on)
+        for _ in range(count):
+            busy(on, 100_000)
+        cuda.cuEventRecord(end, on), cuda.cuStreamSynchronize(on)
+        took["beside" if number % 2 else "alone"].append(us(begin, end))
+        ends.set()
+        if number % 2:
+            rings.join()
+    alone, beside = statistics.median(took["alone"]), statistics.median(took["beside"])
+    rate = rung[0] / sum(took["beside"]) * 1e6
+    fact("kernels of 100 µs back to back, one takes", alone / count, (100, 105), "the price of a launch, or a coarse %globaltimer", "µs", timing=True)
+    fact(f"… slower beside {rate:.0f} host functions/s", 100 * (beside / alone - 1), (None, 1), "host functions stall kernels: no bell by one, or fewer",
+         "%", timing=True)
+
+
+def streams(_):
+    """Streams that other libraries hand out: of green contexts, and such as wait for the legacy stream."""
+    calls, words, seen, events = ("cuDeviceGetDevResource", "cuDevResourceGenerateDesc", "cuGreenCtxCreate", "cuGreenCtxStreamCreate"), "", "", []
+    # CUdevResource has 144 bytes; only one is asked for.
+    room, desc, green, on, of = (c_uint64 * 64)(), c_void_p(), c_void_p(), c_void_p(), c_void_p()
+    if missing := [call for call in calls if not hasattr(cuda, call)]:
+        words = f"not there: {missing[0]}"
+    else:
+        for call, arguments in zip(calls, [(0, room, 1), (byref(desc), room, 1), (byref(green), desc, 0, 1), (byref(on), green, NON_BLOCKING, 0)]):
+            if code := getattr(cuda, call)(*arguments):
+                words = f"{call}: {name(code)}"
+                break
+    if not words:
+        ours, theirs, other = event(NO_TIME), event(NO_TIME), stream()
+        cuda.cuEventRecord(theirs, other)
+        words = f"{cuda.cuEventRecord(ours, on)}, {cuda.cuStreamWaitEvent(on, theirs, 0)}"
+        cuda.cuStreamGetCtx(on, byref(of))
+        seen = "the primary context" if of.value == context.value else "another"
+    fact("events of the primary context on a green context's stream: record, wait", words, "0, 0", "400: `bind` must refuse such streams in words",
+         good=words == "0, 0" or words.startswith("not there"))
+    fact("cuStreamGetCtx of that stream", seen or "not asked", None, "another: backend.rs then asks cuStreamGetGreenCtx")
+    for legacy, expected in [(False, "runs"), (True, "waits")]:
+        one, two, begin, mark, end = stream(flags=0), stream(flags=0), event(), event(NO_TIME), event()
+        cuda.cuEventRecord(begin, one), busy(one, 1_000_000)
+        if legacy:
+            cuda.cuEventRecord(mark, LEGACY)
+        busy(two, 1000), cuda.cuEventRecord(end, two), cuda.cuCtxSynchronize()
+        what = f"a blocking stream beside a kernel of 1 ms on another{', a mark on the legacy stream between' if legacy else ''}"
+        fact(what, "waits" if us(begin, end) > 900 else "runs", expected, "the guide says what a loader on the legacy stream holds up", timing=True)
+
+
+PARTS = {"start": lambda _: None, "captures": captures, "prices": prices, "floors": floors, "copies": copies, "queues": queues, "load": load, "host": host,
+         "streams": streams}
 if STANDIN:
     standin()
 ok(cuda.cuInit(0), "cuInit")
-parts = {"start": lambda _: None, "captures": captures, "prices": prices, "floors": floors, "copies": copies, "queues": queues}
-parts[sys.argv[1]](start(sys.argv[1] == "start"))
+PARTS[sys.argv[1]](start(sys.argv[1] == "start"))
 sys.stdout.flush()
 os._exit(0)  # Threads of a driver and objects of Python need no order at the end.
