@@ -407,7 +407,6 @@ extern "C" fn module_function(function: *mut Handle, _: Handle, _: *const c_char
     give(function, Some(1))
 }
 
-#[expect(clippy::too_many_arguments, reason = "the driver's")]
 extern "C" fn launch(
     _: Handle,
     _: c_uint,
