@@ -1,7 +1,7 @@
 //! Scenarios on the host device: the consumer's own work is the device's work.
 
 use crate::common::{evict, file};
-use crate::{Line, Must, Scenario, random, rest, spin};
+use crate::{Line, Scenario, random, rest, spin};
 use feedline::dataset::Records;
 use feedline::storage::{Direct, Mode};
 use feedline::{Batch, Epoch, ErrorKind, Loader, LoaderBuilder, Order, Result};
@@ -180,7 +180,7 @@ impl Watch {
 
     fn line(&self, measured: Duration) -> Line {
         let (steps, truth, wall) = ((self.steps, self.steps), self.inside, self.wall);
-        Line { what: "starved", must: Must::Equal, steps, truth, measured, wall }
+        Line { what: "starved", steps, truth, measured, wall }
     }
 
     /// Starts another iterator, or none.

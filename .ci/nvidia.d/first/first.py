@@ -90,7 +90,7 @@ ROWS = [
     ("stage", "alone, 38.5 MB: loader / bare", 0.97, None, "events between copies (facts: the 8 calls of copy.rs), or the copy thread is late"),
     ("stage", "alone, 38.5 MB: the copy thread's CPU time", None, 20, "the prices of its calls, or more questions than batches"),
     ("rates", "bytes at offset 1", 10, 32, "26: the memory's limit of an H100; far above: its loads are not words"),
-    ("stage", "finish, f16, planes, 224 wide: loader / bare", 0.97, None, "0.92: the bus waits for operations on batches (G4-3)"),
+    ("stage", "finish, f16, planes, 224 wide: loader / bare", 0.97, None, "0.92: the bus waits for operations on batches"),
     *(("stage", f"finish, {dtype}, {layout}, {width} wide: kernel", 10, most, "as reckoned for an H100. Above 55 of f16, planes: no table in shared memory")
       for dtype, layout, width, most in [("f16", "planes", 224, 50), ("f16", "interleaved", 224, 60), ("f32", "planes", 224, 95),
                                          ("f32", "interleaved", 224, 120), ("f16", "planes", 225, 120), ("f16", "interleaved", 225, 120),

@@ -59,7 +59,7 @@ def idle():
                         big = (big @ big).clamp_(0, 1)
             torch.cuda.synchronize()
         starved, late, gpu = metered(it)
-        meaning = "100: the declared stream is measured, not the one that takes (G4-19)" if settings else "queues, or the floor of `asked → start`"
+        meaning = "100: the declared stream is measured, not the one that takes" if settings else "queues, or the floor of `asked → start`"
         fact(f"starved, a GPU-bound loop {label}", starved, (0, 1), meaning, "%", timing=True)
         fact(f"host late, a GPU-bound loop {label}", late, (0, 1), "busy requests count as dry: see `now → asked`", "%", timing=True)
         fact(f"steps measured {label}", f"{gpu['steps']}, {gpu['dry_steps']} dry, unmeasured {gpu['unmeasured']}", None, "")
@@ -106,16 +106,16 @@ def late():
     it, _ = run(False)
     _, told, gpu = metered(it)
     fact("host late, a loop that waits each step, no optimizer", "unknown" if told is None else f"{told:.1f} %", "unknown",
-         f"a share nobody can know is told: {gpu['dry_steps']} of {gpu['steps']} steps were dry, {gpu['unmarked_steps']} without a mark (G4-2)", must=True)
+         f"a share nobody can know is told: {gpu['dry_steps']} of {gpu['steps']} steps were dry, {gpu['unmarked_steps']} without a mark", must=True)
     it, truth = run(True)
     _, told, gpu = metered(it)
     fact("… with an optimizer, by PyTorch's events", truth, None, "", "%", timing=True)
     fact("… what the report says, less that", None if told is None else told - truth, (-2, 2),
-         f"near 100 in all: the mark does not count (G4-2); unknown: {gpu['unmarked_steps']} of {gpu['steps']} steps have no mark", "%", timing=True)
+         f"near 100 in all: the mark does not count; unknown: {gpu['unmarked_steps']} of {gpu['steps']} steps have no mark", "%", timing=True)
     it, _ = run(True, 1, 5, evaluate=5)
     _, _, gpu = metered(it)
-    fact("an evaluation of 5 s inside an epoch: pauses", gpu["unmeasured"]["pauses"], 1, "it is a step, and dilutes all shares (G4-7)", must=True)
-    fact("… the span that is measured", gpu["span_ns"] / 1e9, (None, 4.9), "it holds the evaluation (G4-7)", "s", timing=True)
+    fact("an evaluation of 5 s inside an epoch: pauses", gpu["unmeasured"]["pauses"], 1, "it is a step, and dilutes all shares", must=True)
+    fact("… the span that is measured", gpu["span_ns"] / 1e9, (None, 4.9), "it holds the evaluation", "s", timing=True)
 
 
 def prefetch():
@@ -143,7 +143,7 @@ def prefetch():
         del images
     wrong = sum(value.item() != other for value, other in zip(got, right, strict=True))
     fact("a prefetcher that takes on a side stream, the step on the default one", f"{wrong} of {len(right)} wrong" if wrong else "ok",
-         "ok", "the default stream is not released: rows of later batches (G4-5)", must=True)
+         "ok", "the default stream is not released: rows of later batches", must=True)
 
     class data_prefetcher:
         """Of apex's examples/imagenet, as it is, but for the numbers of `mean` and `std`."""
@@ -190,7 +190,7 @@ def prefetch():
         return sum(value.item() != right[number.item()] for value, number in got)
 
     fact("apex's data_prefetcher: wrong batches", f"{pulled()} of {len(right)}", None,
-         "0: copies end before its side stream begins; MIGRATION.md says to take it out in any case (G4-5)")
+         "0: copies end before its side stream begins; MIGRATION.md says to take it out in any case")
     for what, call, right_loop in [("apex's data_prefetcher", pulled, False), ("the usual loop", lambda: [images.float() for images in loader()], True)]:
         try:
             with fl.check_streams():
@@ -220,7 +220,7 @@ def notebook():
     except Exception as error:
         said = f"{type(error).__name__}: {str(error)[:200]}"
     fact(f"a loader of 0.3 GB on a GPU with {free / 1e9:.2f} GB free, the rest freed by PyTorch", said, "built",
-         "`torch.cuda.empty_cache()` is not called, or does not help (G4-8)", must=True)
+         "`torch.cuda.empty_cache()` is not called, or does not help", must=True)
 
 
 def graph():
@@ -315,7 +315,7 @@ def jax():
     except ConfigError as refused:
         said, safe = f"refused: {str(refused)[:200]}", True
     fact(f"late work of JAX on dropped batches, TFRT client: {client}", said, "ok", "overwritten: JAX frees before its compute stream is done, and that stream"
-         " is not bound (G4-1). Refused: safe, but no path to the GPU", must=not safe, good=said == "ok")
+         " is not bound. Refused: safe, but no path to the GPU", must=not safe, good=said == "ok")
 
 
 def jpeg():
