@@ -88,10 +88,8 @@ impl dlpack::Streams for Batch {
 
     fn holds(&self, address: u64) -> bool {
         let Contents::Device(on_device) = self.contents() else { return false };
-        self.fields().any(|field| {
-            let start = on_device.ptr(field.kept.index);
-            (start..start + field.size_bytes() as u64).contains(&address)
-        })
+        let start = on_device.memory().base();
+        (start..start + on_device.memory().layout().bytes() as u64).contains(&address)
     }
 }
 
@@ -271,7 +269,7 @@ impl Batch {
 
     /// Makes `stream` wait for the batch's copy. The memory is reused only after the stream's work before the drop.
     ///
-    /// The first stream bound so takes the batch: its idle time is measured. Bind others by [`bind_as`](Self::bind_as).
+    /// The first stream that is bound this way takes the batch: its idle time is measured. Bind others by [`bind_as`](Self::bind_as).
     /// Streams of [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) are bound already. Has no effect on a batch on
     /// the host.
     ///

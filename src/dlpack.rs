@@ -185,7 +185,7 @@ pub(crate) trait Streams: Send + Sync {
     /// Handles and uses of the bound streams; `None` on the host.
     fn bound(&self) -> Option<Vec<(usize, StreamUse)>>;
 
-    /// Whether this device address lies in a field.
+    /// Whether this device address lies in the batch's memory.
     fn holds(&self, address: u64) -> bool;
 }
 
@@ -213,7 +213,7 @@ impl BatchStreams {
         self.0.upgrade()?.bound()
     }
 
-    /// Whether this device address lies in a field of the batch.
+    /// Whether this device address lies in the batch's memory.
     pub fn holds(&self, address: u64) -> bool {
         self.0.upgrade().is_some_and(|batch| batch.holds(address))
     }
@@ -284,7 +284,7 @@ impl Dlpack {
     /// Makes a CUDA stream wait until the memory is filled, and orders the memory's reuse after the stream's work.
     ///
     /// The work counts until the last tensor of the batch is freed. Call this before exporting: it implements `stream`
-    /// of `__dlpack__`. 0 and 1 are the legacy default stream, which is also used without a call. Has no effect on host
+    /// of `__dlpack__`. JAX names a stream there on which it does not compute: bind its compute stream as well. 0 and 1 are the legacy default stream, which is also used without a call. Has no effect on host
     /// memory.
     ///
     /// Errors: [`ErrorKind::Config`](crate::ErrorKind::Config) for a stream of another context,

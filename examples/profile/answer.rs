@@ -26,8 +26,8 @@ pub struct Answer {
     pub gpu_idle_pct: Option<f64>,
     /// `None` if the consumer's steps were not measured.
     pub starved_pct: Option<f64>,
-    /// Idle time not caused by the loader. On the host: idle less starved, lost by this thread on busy cores. On a GPU:
-    /// an upper bound for the cost of the host's delays.
+    /// Idle time not caused by the loader. On the host: idle less starved, lost by this thread on busy cores. On a GPU: by the
+    /// program's own code, if it is known.
     pub late_pct: Option<f64>,
     pub cause: Cause,
     pub also: Option<Cause>,
@@ -167,7 +167,7 @@ impl Answer {
     pub fn late_step(&self) -> Option<String> {
         let late = self.late_pct.filter(|late| *late > LATE_MUCH && *late > self.starved_pct.unwrap_or(0.0))?;
         let why = match self.on_gpu() {
-            true => "for up to {} of the time the GPU waited for this program to ask for a batch",
+            true => "for {} of the time the GPU waited for this program to ask for a batch",
             false => "for {} of the time this program had no core",
         };
         let why = why.replace("{}", &format!("{late:.1} %"));

@@ -85,7 +85,7 @@ What the figures mean:
               the end of the last one.
   gpu idle    on the host, where a wait emulates the step: 1 - AU. On a GPU: the idle share of its stream, by events.
   starved     the share of the steady time without a ready batch, caused by the loader.
-  late        on the host: the rest, lost on busy cores. On a GPU: an upper bound for delays in the program.
+  late        on the host: the rest, lost on busy cores. On a GPU: idle because of the program.
   rate        samples of all batches except the first / the time of the AU.
 
 A workload of MLPerf Storage emulates that benchmark's demands on storage, for one accelerator. It is no submission.

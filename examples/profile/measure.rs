@@ -137,7 +137,9 @@ fn take(
         let first = *first.get_or_insert_with(Instant::now);
         let amount = samples_and_bytes(&batch);
         tally.count(amount, started);
-        if step.take(batch, quit)? && tally.batches > 1 {
+        let whole = step.take(batch, quit)?;
+        loader.mark();
+        if whole && tally.batches > 1 {
             tally.stretch_samples += amount.0;
             tally.stretch_bytes += amount.1;
         }

@@ -3,9 +3,10 @@
 use super::origin::Origin;
 use crate::ledger::Ledger;
 use crate::memory::MemoryPlan;
-use crate::meter::{ReadStats, Snapshot, SourceCount};
+use crate::meter::{GpuIdle, ReadStats, Snapshot, SourceCount};
 use crate::pipeline::FieldRoute;
 use crate::report::{Cause, Verdict};
+use crate::setting::Setting;
 use crate::storage::Choice;
 use std::fmt;
 
@@ -87,11 +88,26 @@ impl Report {
             Cause::Unknown => format!("GPU starved: not known; consumer {waited:.2} s of {steady:.2} s"),
             _ => {
                 let percent = 100.0 * self.verdict.starved_share;
-                format!("GPU starved {percent:.1} %; consumer {waited:.2} s of {steady:.2} s")
+                let idle = consumer.gpu.as_ref().map_or(String::new(), others_idle);
+                format!("GPU starved {percent:.1} %{idle}; consumer {waited:.2} s of {steady:.2} s")
             }
         };
         format!("{starved}; first batches {first:.3} s; own work {own:.2} s")
     }
+}
+
+/// Idle time of the GPU that the loader has no part in, and pauses.
+fn others_idle(gpu: &GpuIdle) -> String {
+    let mut words = match gpu.host_late_ns() {
+        Some(late) => format!(", host late {:.1} %", 100.0 * late as f64 / gpu.span_ns.max(1) as f64),
+        None => Setting::Mark.hint(|mark| format!(", host late unknown ({mark} after each step)")),
+    };
+    match gpu.unmeasured.pauses {
+        0 => {}
+        1 => words.push_str(", a pause"),
+        pauses => words.push_str(&format!(", {pauses} pauses")),
+    }
+    words
 }
 
 /// The nonzero counters.

@@ -382,8 +382,7 @@ pub struct Chunks {
 pub struct CopyStage {
     /// Copies were on the bus, by the device's events around each copy; counted when a copy has ended.
     pub busy_ns: u64,
-    /// Operations on the batch ran behind its copies (`finish`, rows moved to their places), by such events; a batch counts when
-    /// the next copy has ended. The same stream makes the copies.
+    /// Operations on batches ran (`finish`, rows moved to their places), by such events, beside the copies of later batches.
     #[serde(default)]
     pub ops_ns: u64,
     /// No copy was in flight, and no slot was full.

@@ -84,11 +84,11 @@ works! {
     MapBatch = "map batch",
     /// A batch crosses the bus.
     Copy = "copy",
-    /// On a device's stream: from a batch's arrival to the drop of it.
+    /// On a device's stream: from a batch's arrival to the end of the step's work, or to the next request if that is not known.
     Step = "step",
     /// On a device's stream: idle, without a batch.
     Starved = "starved",
-    /// On a device's stream: between a batch's drop and the next call of `next()`: idle, or work that followed the drop.
+    /// On a device's stream: idle from the end of a step's work to the next call of `next()`.
     HostLate = "host late",
 }
 

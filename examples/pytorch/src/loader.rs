@@ -13,9 +13,8 @@ use feedline::order::Groups;
 use feedline::profile::{Across, Change, Names, RankReport, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{
-    BadSample, Batch, Budget, Device, ErrorKind, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Process, Rank,
-    Result, Stage,
-    State, Stop,
+    BadSample, Batch, Budget, Device, ErrorKind, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Process,
+    Rank, Result, Stage, State, Stop,
 };
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -110,7 +109,15 @@ impl Loader {
         // One rank that leaves its loop alone would keep the others waiting in their next collective operation.
         let stop = settings.stop.clone().filter(|_| loader.rank().world() == 1);
         let (inner, next) = (Mutex::new(Some(inner)), Mutex::new(()));
-        Ok(Epoch { inner, next, process: slf.get().process, code: code.clone(), ids: settings.ids, stop })
+        Ok(Epoch {
+            inner,
+            kept: Mutex::default(),
+            next,
+            process: slf.get().process,
+            code: code.clone(),
+            ids: settings.ids,
+            stop,
+        })
     }
 
     /// Where the run stands, after the last batch received, or `advance` batches into `epoch`: bytes (under 1 KiB) for a
@@ -544,6 +551,8 @@ fn without_the_gil<T: Send>(value: T) {
 pub struct Epoch {
     /// `None` once it was closed. Locked for [`LOOK`] at most, without the GIL.
     inner: Mutex<Option<feedline::Epoch>>,
+    /// A batch whose call ended by a signal of Python.
+    kept: Mutex<Option<Batch>>,
     /// Whose turn it is next: a thread that waits again and again must not keep the others out.
     next: Mutex<()>,
     process: Process,
@@ -555,11 +564,16 @@ pub struct Epoch {
 
 impl Drop for Epoch {
     fn drop(&mut self) {
-        without_the_gil(self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        let kept = self.kept.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        without_the_gil((self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take(), kept));
     }
 }
 
 impl Epoch {
+    fn take_kept(&self) -> Option<Batch> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<feedline::Epoch>> {
         let _turn = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -597,28 +611,42 @@ impl Epoch {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        if let Some(batch) = self.take_kept() {
+            return dict(py, batch, self.ids).map(Some);
+        }
         let stops = || self.stop.as_ref().is_some_and(Stop::requested);
         let next = self.wait(py, |epoch| match epoch {
             Some(epoch) if !stops() => epoch.next_within(LOOK),
             _ => Poll::Ready(None),
         })?;
         match next.transpose().map_err(|error| self.exception(py, &error))? {
-            Some(batch) => Ok(Some(dict(py, batch, self.ids)?)),
+            Some(batch) => {
+                // A signal that came meanwhile is raised behind this call, and what it returned is lost.
+                if let Err(signal) = py.check_signals() {
+                    *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(batch);
+                    return Err(signal);
+                }
+                Ok(Some(dict(py, batch, self.ids)?))
+            }
             None => Ok(None),
         }
     }
 
     /// Batches that are still to come.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        self.wait(py, |epoch| Poll::Ready(epoch.as_ref().map_or(0, ExactSizeIterator::len)))
+        let kept = usize::from(self.kept.lock().unwrap_or_else(PoisonError::into_inner).is_some());
+        self.wait(py, |epoch| Poll::Ready(epoch.as_ref().map_or(0, |epoch| epoch.len() + kept)))
     }
 
     /// Ends it, so that the next epoch can start. Batches that were handed out stay.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let kept = self.take_kept();
         self.wait(py, |epoch| {
             *epoch = None;
             Poll::Ready(())
-        })
+        })?;
+        py.detach(|| drop(kept));
+        Ok(())
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {

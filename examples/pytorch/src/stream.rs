@@ -5,7 +5,7 @@
 use feedline::device::StreamUse;
 use feedline::device::cuda::Stream;
 use feedline::dlpack::BatchStreams;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -37,7 +37,12 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Handle {
             number.extract()?
         } else {
             named = false;
-            stream.extract()?
+            stream.extract().map_err(|_| {
+                let given = stream.repr().map_or_else(|_| "this".into(), |given| given.to_string());
+                PyTypeError::new_err(format!(
+                    "{given} is no CUDA stream: give one of torch, CuPy or cuda.core, or a handle"
+                ))
+            })?
         };
         let Ok(number) = usize::try_from(number) else {
             return Err(PyValueError::new_err(format!("{number} is no CUDA stream")));

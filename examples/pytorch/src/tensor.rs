@@ -68,7 +68,9 @@ impl Tensor {
         check(py, self.process)?;
         match py.detach(|| self.batch.bind_as(stream.stream(), how)) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(PyBufferError::new_err("every tensor of the batch is gone: bind streams before the last one goes")),
+            Ok(false) => {
+                Err(PyBufferError::new_err("every tensor of the batch is gone: bind streams before the last one goes"))
+            }
             Err(error) => Err(unbound(py, &error)),
         }
     }

@@ -301,6 +301,13 @@ def test_whatever_ends_a_loop_all_loaders_stand_at_one_place(folder):
     loader.load_state_dict(state)
     interrupt(iter(loader), 5)
     assert rows(loader.epoch(0)) == 16 and rows(iter(loader)) == 0
+    # A signal behind the call that hands a block's batch out: what follows must not be rows of several batches.
+    for number in [0, 3, 7]:
+        epoch = iter(loader)
+        next(epoch)
+        next(epoch._opened()._epochs[number])
+        with pytest.raises(RuntimeError, match="an interruption came while a batch was handed out"):
+            next(epoch)
     tokens[42] = 2**40
     np.save(folder / "wide.npy", tokens)
     loader = fj.npy(folder / "wide.npy", **settings)

@@ -27,6 +27,29 @@ def place(loader):
 
 # What a process does, what it prints, and how it ends.
 CASES = {
+    "a_batch_that_comes_with_a_signal_is_the_next_one": (
+        """
+signal.signal(signal.SIGINT, signal.default_int_handler)
+asked, seen, ended = 0, [], 0
+def mapped(batch, *_):
+    first = int(batch["record"][0, 0])
+    if first in (10, 30):
+        # While the loop waits for this batch, and just before it comes.
+        while asked <= first // 10: time.sleep(0.001)
+        time.sleep(0.05)
+        send(signal.SIGINT)
+epoch = iter(loader(stop_on_signals=None, map_batch=mapped, workers=1))
+while True:
+    try:
+        asked += 1
+        seen.append(int(next(epoch)["record"][0, 0]))
+    except KeyboardInterrupt: ended += 1
+    except StopIteration: break
+print(seen, ended)
+""",
+        "[0, 10, 20, 30, 40] 2",
+        0,
+    ),
     "a_loop_ends_behind_the_batch_of_the_signal": (
         """
 run, seen = loader(), 0

@@ -97,11 +97,12 @@ impl InFlight {
     }
 
     /// Nanoseconds until a copy may have ended for which no bell rings: at the end that the last copy's time lets expect, and
-    /// then every [`LEAST_NS`]; every [`BLOCKED_NS`] while it waits for a consumer.
+    /// then ever more rarely; every [`BLOCKED_NS`] while it waits for a consumer.
     pub(super) fn next_look(&self, now: u64) -> Option<u64> {
         let oldest = self.queue.front().filter(|flying| !flying.rings)?;
         let Some((began, lasts)) = oldest.began.zip(self.last_ns) else { return Some(BLOCKED_NS) };
-        Some((began + lasts).saturating_sub(now).clamp(LEAST_NS, BLOCKED_NS))
+        // Past its expected end, as long again as it is late.
+        Some((began + lasts).abs_diff(now).clamp(LEAST_NS, BLOCKED_NS))
     }
 
     /// Frees the slots of finished copies. Passes what has ended to `done`.

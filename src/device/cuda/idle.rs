@@ -17,7 +17,7 @@
 //!   late from the end of its work on. Only a mark tells that end: a drop may stand before most of the work, or long after a
 //!   synchronisation. So this is exact with a mark after the last work of the step, and unknown without one. Work that ends
 //!   after the request leaves nothing to be late for: then it is 0, exactly. The number of dry requests is exact.
-//! * Work between the mark and the drop counts where the stream was still busy at the drop.
+//! * Work between a first mark and a last one, or the drop, counts where the stream was still busy then.
 //! * A batch may be bound long after its copy. From the later of its delivery and its copy to its binding the host is
 //!   late.
 //! * **Pause**: an evaluation or a checkpoint between two steps is none. A step whose time without starvation is
@@ -114,8 +114,20 @@ struct Consumer {
     /// Delivered batches without a waiting stream.
     handed: Vec<Handed>,
     last_released: Option<Mark>,
-    /// The last mark since the last `start`.
-    marked: Option<Mark>,
+    marks: Marks,
+}
+
+/// The first and the last mark since the last `start`.
+#[derive(Default)]
+struct Marks {
+    first: Option<Mark>,
+    last: Option<Mark>,
+}
+
+impl Marks {
+    fn iter(&self) -> impl Iterator<Item = &Mark> {
+        self.first.iter().chain(&self.last)
+    }
 }
 
 /// The stream of the last batch, as far as it may be used.
@@ -163,9 +175,9 @@ struct Handed {
 struct Step {
     /// `None` for the first batch of an iterator.
     asked: Option<Asked>,
-    /// The last drop, and the last mark since the start of the step before.
+    /// The last drop, and the marks since the start of the step before.
     released: Option<Mark>,
-    marked: Option<Mark>,
+    marks: Marks,
     start: Mark,
     /// The batch's copy, and the time from its delivery to the first binding.
     copied: Arc<Event>,
@@ -195,11 +207,15 @@ struct Reader {
 #[derive(Default)]
 struct Recent {
     steps: VecDeque<u64>,
+    /// Pauses in a row.
+    pauses: usize,
 }
 
 impl Recent {
     const MOST: usize = 64;
     const LEAST: usize = 8;
+    /// So many in a row are the program's new steps.
+    const PAUSES: usize = 3;
 
     /// Notes a step, unless it is a pause.
     fn is_pause(&mut self, step_ns: u64) -> bool {
@@ -208,9 +224,14 @@ impl Recent {
             let middle = sorted.len() / 2;
             let (_, median, _) = sorted.select_nth_unstable(middle);
             if step_ns >= median.saturating_mul(PAUSE_TIMES) {
-                return true;
+                self.pauses += 1;
+                if self.pauses <= Self::PAUSES {
+                    return true;
+                }
+                self.steps.clear();
             }
         }
+        self.pauses = 0;
         if self.steps.len() == Self::MOST {
             self.steps.pop_front();
         }
@@ -222,11 +243,11 @@ impl Recent {
 impl IdleMeter {
     /// Makes the events for `slots` slots and `batches` device batches; measures nothing unless `measured`.
     pub(crate) fn new(gpu: &Arc<Gpu>, clock: Clock, (slots, batches): (usize, usize), measured: bool) -> Result<Self> {
-        // Each buffer: its copy, its release. Each step: asked, now, start, marked, and what its buffer has given up, a copy and
-        // a release. A step is unread while its copy is in flight and has a slot, or while its buffer is in use, or after the
-        // last reading, which each copy makes. One is in the making. The last start, release and mark. The last operations on
+        // Each buffer: its copy, its release. Each step: asked, now, start, two marks, and what its buffer has given up, a copy
+        // and a release. A step is unread while its copy is in flight and has a slot, or while its buffer is in use, or after the
+        // last reading, which each copy makes. One is in the making. The last start, release and marks. The last operations on
         // each of two staging areas.
-        let count = 2 * batches + 2 + if measured { 6 * (slots + 2 * batches + 1) + 3 } else { 0 };
+        let count = 2 * batches + 2 + if measured { 7 * (slots + 2 * batches + 1) + 4 } else { 0 };
         let all = (0..count).map(|_| Events::make(gpu, measured)).collect::<Result<_>>()?;
         let empty = measured.then(|| CopyStream::preferred(gpu)).transpose()?;
         let consumer = Consumer { handed: Vec::with_capacity(batches), ..Consumer::default() };
@@ -266,7 +287,7 @@ impl IdleMeter {
         if first {
             // Time between two iterators is not attributed.
             consumer.last_released = None;
-            consumer.marked = None;
+            consumer.marks = Marks::default();
             consumer.asked = Some(Request::First);
             return;
         }
@@ -297,8 +318,13 @@ impl IdleMeter {
         let mut consumer = self.consumer.hold();
         let Some(stream) = stream.map(Stream::raw).or(consumer.stream.raw()) else { return };
         let Ok(_bound) = self.gpu.enter() else { return };
-        if self.gpu.check_uncaptured(stream).is_ok() {
-            consumer.marked = self.record(stream).ok();
+        if self.gpu.check_uncaptured(stream).is_err() {
+            return;
+        }
+        let Ok(mark) = self.record(stream) else { return };
+        match consumer.marks.first {
+            None => consumer.marks.first = Some(mark),
+            Some(_) => consumer.marks.last = Some(mark),
         }
     }
 
@@ -335,8 +361,8 @@ impl IdleMeter {
             return;
         };
         let released = consumer.last_released.take().filter(|_| asked.is_some());
-        let marked = consumer.marked.take().filter(|_| asked.is_some());
-        let step = Step { asked, released, marked, start, copied: copied.clone(), unbound_ns };
+        let marks = std::mem::take(&mut consumer.marks);
+        let step = Step { asked, released, marks, start, copied: copied.clone(), unbound_ns };
         self.steps.hold().push_back(step);
     }
 
@@ -419,7 +445,7 @@ impl Consumer {
 impl Step {
     fn is_done(&self) -> Result<bool> {
         // Earlier events on `start`'s stream are reached before it.
-        let ends = self.released.iter().chain(&self.marked);
+        let ends = self.released.iter().chain(self.marks.iter());
         let marks = ends.chain(self.asked.iter().map(|asked| &asked.mark));
         let others = marks.filter(|mark| mark.on != self.start.on).map(|mark| &mark.event);
         let now = self.asked.iter().map(|asked| &asked.now.event);
@@ -438,7 +464,7 @@ impl Step {
         // The work of the step may end after the request, on another stream.
         let mut from = request;
         let mut ends_later = 0;
-        for end in self.released.iter().chain(&self.marked) {
+        for end in self.released.iter().chain(self.marks.iter()) {
             let later = request.until(&end.event)?;
             if later > ends_later {
                 from = &end.event;
@@ -454,13 +480,13 @@ impl Step {
 
     /// From the end of the work to the request for which the stream was dry; `None` without a mark.
     fn late(&self, asked: &Asked) -> Result<Option<u64>> {
-        let Some(marked) = &self.marked else { return Ok(None) };
-        let mut late = marked.event.until(&asked.mark.event)?;
-        if let Some(released) = &self.released {
-            // By the host's clock. A drop on a stream that was dry already says nothing of the end of its work.
-            let reached_ns = asked.now.at_ns.saturating_sub(released.event.until(&asked.now.event)?);
-            if reached_ns > released.at_ns.saturating_add(JITTER_NS) {
-                late = late.min(released.event.until(&asked.mark.event)?);
+        let Some(first) = &self.marks.first else { return Ok(None) };
+        let mut late = first.event.until(&asked.mark.event)?;
+        // A later mark or drop tells the end of more work, unless the stream was dry already.
+        for end in self.marks.last.iter().chain(&self.released) {
+            let reached_ns = asked.now.at_ns.saturating_sub(end.event.until(&asked.now.event)?);
+            if reached_ns > end.at_ns.saturating_add(JITTER_NS) {
+                late = late.min(end.event.until(&asked.mark.event)?);
             }
         }
         Ok(Some(late))
@@ -606,8 +632,16 @@ mod tests {
             if matches!(drops, Drops::Held | Drops::HeldSynced) && number > 0 {
                 drop(batch - 1);
             }
-            let mut run = |units: u64| end = simulated.launch(stream.raw(), units * 200_000);
-            run(launch);
+            let mut run = |units: u64| {
+                if units > 0 {
+                    end = simulated.launch(stream.raw(), units * 200_000);
+                }
+            };
+            run(launch + 1);
+            if marks {
+                // Before some of the work: the last mark counts.
+                meter.mark(Some(&stream));
+            }
             pass(pause);
             if drops == Drops::Before {
                 drop(batch);
@@ -662,8 +696,8 @@ mod tests {
 
     #[test]
     fn lateness_in_synchronised_steps_is_exact_with_marks_and_else_unknown() {
-        // A copy is there at once; 37 units of work, the host waits for it, and then 3 units of its own.
-        let steps = [[0, 0, 0, 37, 0, 0, 3]; 201];
+        // A copy is there at once; 36 + 1 units of work, the host waits for it, and then 3 units of its own.
+        let steps = [[0, 0, 0, 36, 0, 0, 3]; 201];
         let told = |marks| Told { lives: true, by_hand: false, marks };
         let (truth, marked) = play(&steps, Drops::HeldSynced, told(true));
         let share = |ns: u64| ns as f64 / marked.span_ns as f64;
@@ -683,6 +717,11 @@ mod tests {
         let (_, paused) = play(&steps, Drops::Held, told);
         assert_eq!((paused.unmeasured.pauses, paused.steps + 1), (1, usual.steps));
         assert!(paused.span_ns < usual.span_ns && paused.late_ns <= usual.late_ns, "{paused:?}");
+        // Steps of another length are no pauses for long.
+        let mut longer = vec![[1, 2, 0, 10, 0, 0, 1]; 20];
+        longer.extend([[1, 2, 0, 20_000, 0, 0, 1]; 20]);
+        let (_, adapted) = play(&longer, Drops::Held, told);
+        assert_eq!((adapted.unmeasured.pauses, adapted.steps), (3, 36));
         (steps[12][6], steps[12][0]) = (1, 50_000);
         let (_, starved) = play(&steps, Drops::Held, told);
         assert_eq!((starved.unmeasured.pauses, starved.steps), (0, usual.steps));

@@ -145,7 +145,8 @@
 //! ## PyTorch, JAX, CuPy: DLPack
 //!
 //! [`Batch::into_dlpack`](crate::Batch::into_dlpack) gives the memory away without a copy; it returns when the last
-//! tensor is freed. From Rust:
+//! tensor is freed. JAX names a stream on which it does not compute: bind its compute stream as well, as the package in
+//! `examples/pytorch` does. From Rust:
 //!
 //! ```no_run
 //! use feedline::dlpack::DLManagedTensorVersioned;

@@ -81,8 +81,15 @@ def _compute_stream(device: jax.Device) -> int:
     raise ConfigError(f"{device}: the stream on which jax {jax.__version__} computes is not known ({why}): {_HOST}")
 
 
+class _Stream:
+    """A stream of JAX's client, which lives as long as the process."""
+
+    def __init__(self, handle: int):
+        self.cuda_stream = handle
+
+
 @functools.cache
-def _stream(ordinal: int) -> int:
+def _stream(ordinal: int) -> _Stream:
     """As `_compute_stream`, of cuda:`ordinal`."""
     try:
         gpus = jax.local_devices(backend="cuda")
@@ -90,7 +97,7 @@ def _stream(ordinal: int) -> int:
         raise ConfigError(f"cuda:{ordinal}: jax {jax.__version__} uses no CUDA ({error}): {_CPU}") from None
     for gpu in gpus:
         if gpu.local_hardware_id == ordinal:
-            return _compute_stream(gpu)
+            return _Stream(_compute_stream(gpu))
     raise ConfigError(f"cuda:{ordinal}: jax uses {', '.join(map(str, gpus))}: give the number of one of these")
 
 
@@ -110,12 +117,20 @@ def _placed(device: Any) -> tuple[Any, str | None]:
     """The setting `device` as the native loader takes it, and the reason where JAX decided on the host."""
     why = None
     if isinstance(device, jax.Device):
-        device = _cuda(device) or "cpu"
+        name = _cuda(device)
+        if name is None and device != jax.local_devices(backend=device.platform)[0]:
+            raise ConfigError(f"device={device}: batches on the host lie on the first device: give a SingleDeviceSharding as `sharding`")
+        device = name or "cpu"
     elif device is None or device == "auto" or device == "cuda":
         ours = _default()
         name = _cuda(ours)
         if name is None and device == "cuda":
             raise ConfigError(f'device="cuda": jax computes on {ours}: {_CPU}')
+        if name is not None and device != "cuda":
+            try:
+                _stream(int(name[5:]))
+            except ConfigError as error:
+                return "cpu", f"auto: {error}"
         device, why = name or "cpu", None if name else f"auto: jax {jax.__version__} computes on {ours}"
     words = f"cuda:{device}" if str(device).isdigit() else str(device)
     if words.startswith("cuda:") and words[5:].isdigit():
@@ -190,7 +205,7 @@ class _Blocks:
     def places(self, device: Any) -> list[str]:
         """Where the loader of each block puts its batches."""
         if device not in (None, "auto", "cpu"):
-            raise ConfigError(f'device={device!r}: the sharding has the devices; device="cpu" copies host batches to them')
+            raise ConfigError(f'device={device!r}: the sharding already names the devices; device="cpu" copies host batches to them')
         names = []
         for own in self.ranks:
             first: jax.Device = next(place for place, rank in self._rank.items() if rank == own)
@@ -234,6 +249,7 @@ class _Joined:
         with self._turn:
             if self._loader._stopped:
                 raise StopIteration
+            self._check()
             try:
                 # A wait that was interrupted goes on where it was.
                 while len(self._have) < len(self._epochs):
@@ -250,6 +266,14 @@ class _Joined:
             self._loader._resumed = None
             have, self._have = self._have, []
             return have
+
+    def _check(self) -> None:
+        """Raises where an interruption took the batch of one block: rows of different batches must not make an array."""
+        left = [len(epoch) for epoch in self._epochs]
+        # Blocks before the one that is waited for have handed out one more.
+        if any(count != left[-1] - (number < len(self._have)) for number, count in enumerate(left)):
+            self.close()
+            raise RuntimeError("an interruption came while a batch was handed out, and it is lost: load a state from before it")
 
     def __len__(self) -> int:
         return len(self._epochs[-1])
@@ -331,6 +355,10 @@ class Loader(_Loader["dict[str, jax.Array]"]):
             other._skip(epoch, start, stop)
 
     # Measurements
+
+    def mark(self, stream: Any = None) -> None:
+        for loader in self._every():
+            loader.mark(stream)
 
     def _every(self) -> list[Any]:
         """The native loaders, in the order of the blocks."""

@@ -69,9 +69,10 @@ class LoaderLog(Callback):  # type: ignore[misc]
     """
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        # Steps that only accumulate gradients have no optimizer's step, which would mark their end.
-        for loader in _loaders(trainer):
-            loader.mark()
+        # A step that only accumulates gradients has no optimizer's step, which would mark its end.
+        if trainer.fit_loop.epoch_loop._should_accumulate():
+            for loader in _loaders(trainer):
+                loader.mark()
         # As Lightning's own monitors do, so that all curves have the same steps.
         if not trainer.loggers or not trainer._logger_connector.should_update_logs:
             return

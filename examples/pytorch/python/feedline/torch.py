@@ -16,6 +16,7 @@ for epoch in range(90):
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator
@@ -117,7 +118,8 @@ class Loader(_Loader[Any]):
         _accelerate.began(self, epoch)
 
     def _leave(self, epoch: Epoch[Any]) -> None:
-        self._marked.discard(self)
+        if self._live is None or self._live() in (None, epoch):
+            self._marked.discard(self)
         _accelerate.left(epoch)
 
     @functools.cached_property
@@ -151,9 +153,14 @@ def _mark_steps() -> None:
 
     def mark(*_: object) -> None:
         for loader in list(Loader._marked):
-            loader.mark(torch.cuda.current_stream(loader._gpu))
+            try:
+                loader.mark(torch.cuda.current_stream(loader._gpu))
+            except Exception:
+                # No step of a training ends by its measurement.
+                Loader._marked.discard(loader)
 
     register_optimizer_step_post_hook(mark)
+    os.register_at_fork(after_in_child=Loader._marked.clear)
 
 
 def _order(loader: _Loader[Any], source: str, settings: dict[str, Any]) -> list[str]:
@@ -219,7 +226,7 @@ def used_on(batch: Any, stream: Any) -> None:
     """
 
     def use(tensor: torch.Tensor) -> None:
-        if tensor.is_cuda and not _native._used_on(tensor.data_ptr(), stream):
+        if tensor.is_cuda and tensor.numel() and not _native._used_on(tensor.data_ptr(), stream):
             raise ValueError(f"no batch of a loader has the memory of this tensor: {list(tensor.shape)} {tensor.dtype}")
 
     _mapped(batch, use)
@@ -229,6 +236,7 @@ class check_streams(TorchDispatchMode):
     """For debugging: within this context, an operator on a batch raises `RuntimeError` if its stream is not bound to the batch.
 
     Such an operator may run before the batch has arrived, or on the data of a later batch, without any error. Views do not count.
+    A batch that was taken on a side stream is bound to the default one as well, whether or not that one waits for the side stream.
 
         with fl.check_streams():
             for images, labels in loader: ...
@@ -250,11 +258,12 @@ class check_streams(TorchDispatchMode):
             names = ", ".join(f"{_named(handle)} {how}" for handle, how in bound) or "none"
             raise RuntimeError(
                 f"{func} works on a batch on {_named(stream)}, which is not bound to the batch (bound: {names}): take the batch on "
-                "that stream, or bind it by the loader's `streams`, or call feedline.torch.used_on if it waits for the stream that took"
+                "that stream, or bind it by the loader's `streams`, or call feedline.torch.used_on if it waits for the stream that took "
+                "the batch"
             )
 
     def _bound(self, tensor: torch.Tensor) -> list[tuple[int, str]] | None:
-        return _native._bound(tensor.data_ptr()) if tensor.is_cuda else None
+        return _native._bound(tensor.data_ptr()) if tensor.is_cuda and tensor.layout is torch.strided else None
 
     def _stream(self, tensor: torch.Tensor) -> int:
         # The default stream is 1 in the driver's terms.
