@@ -75,7 +75,7 @@ settings! {
     Keep: "keep", "keep", "";
     LastBatch: "last_batch(LastBatch::{})", "last_batch=\"{}\"", "";
     Ledger: "Loader::ledger", "bad_samples", "";
-    Mark: "loader.mark()", "loader.mark()", "";
+    Mark: "loader.mark()", "loader.mark", "";
     MaxPixels: "limits", "max_pixels", "--max-pixels";
     Measured: "dataset.measured", "lengths_file", "";
     MemoryBudget: "memory_budget", "memory_budget", "--budget-mib";
