@@ -270,6 +270,9 @@ def interrupt(epoch, number):
         def __next__(self):
             raise KeyboardInterrupt
 
+        def __len__(self):
+            return len(real)
+
     epochs = epoch._opened()._epochs
     real, epochs[number] = epochs[number], Interrupted()
     with pytest.raises(KeyboardInterrupt):

@@ -61,7 +61,8 @@ _HOST = 'give device="cpu" and use jax.device_put, or take a newer jax'
 
 def _alone() -> Any:
     """Ends, for a while, the mesh of `jax.set_mesh`: under it nothing runs on one device."""
-    return jax.set_mesh(Mesh(numpy.empty((), object), ())) if hasattr(jax, "set_mesh") else contextlib.nullcontext()
+    set_mesh: Any = getattr(jax, "set_mesh", None) or getattr(jax.sharding, "use_mesh", None)
+    return contextlib.nullcontext() if set_mesh is None else set_mesh(Mesh(numpy.empty((), object), ()))
 
 
 def _compute_stream(device: jax.Device) -> int:
@@ -183,7 +184,11 @@ class _Blocks:
         if not isinstance(sharding, Sharding):
             raise TypeError(f"sharding={sharding!r}: give a jax.sharding.Sharding, as NamedSharding(mesh, P(\"data\"))")
         self._sharding, self._cut = sharding, dict[int, Sharding]()
-        rows = self._of(1).devices_indices_map((len(sharding.device_set),))
+        try:
+            rows = self._of(1).devices_indices_map((len(sharding.device_set),))
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ConfigError(f"sharding={sharding!r} does not cut rows into blocks ({why}): give a NamedSharding") from error
         starts = sorted({index[0].start or 0 for index in rows.values()})
         self.world = len(starts)
         own: list[Any] = sorted(sharding.addressable_devices, key=lambda device: device.id)
@@ -229,7 +234,8 @@ class _Blocks:
             for device, (_, *rest) in wanted.items():
                 block = blocks[self._rank[device]][name]
                 if any(part != slice(None) for part in rest):
-                    with _alone():
+                    # The places of the cut go to the device, which a program may refuse of its own transfers.
+                    with _alone(), jax.transfer_guard("allow"):
                         block = block[(slice(None), *rest)]
                 parts.append(block)
                 places.append(SingleDeviceSharding(device, memory_kind=sharding.memory_kind))

@@ -15,8 +15,10 @@ for epoch in range(90):
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import threading
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator
@@ -76,8 +78,9 @@ class Loader(_Loader[Any]):
     _array: ClassVar[Callable[[Any], Any]] = staticmethod(torch.from_dlpack)
     _fields: list[str]
     _auto: bool
-    _marked: ClassVar[weakref.WeakSet[Loader]] = weakref.WeakSet()
+    _marked: ClassVar[tuple[weakref.ref[Loader], ...]] = ()
     """Loaders on a GPU with an open epoch: each step of an optimizer marks the end of a step for them."""
+    _turn: ClassVar[threading.Lock] = threading.Lock()
 
     def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
         device = settings.get("device")
@@ -114,13 +117,19 @@ class Loader(_Loader[Any]):
             warnings.warn(words, stacklevel=3)
         if self._gpu is not None:
             _mark_steps()
-            self._marked.add(self)
+            self._mark(True)
         _accelerate.began(self, epoch)
 
     def _leave(self, epoch: Epoch[Any]) -> None:
         if self._live is None or self._live() in (None, epoch):
-            self._marked.discard(self)
+            self._mark(False)
         _accelerate.left(epoch)
+
+    def _mark(self, on: bool) -> None:
+        """Whether steps of optimizers mark for this loader. A new tuple, since one of another thread may be read."""
+        with Loader._turn:
+            others = tuple(loader for loader in Loader._marked if loader() not in (None, self))
+            Loader._marked = (*others, weakref.ref(self)) if on else others
 
     @functools.cached_property
     def _gpu(self) -> int | None:
@@ -152,15 +161,21 @@ def _mark_steps() -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     def mark(*_: object) -> None:
-        for loader in list(Loader._marked):
+        for reference in Loader._marked:
+            loader = reference()
+            if loader is None or loader._live is None or loader._live() is None:
+                continue
             try:
                 loader.mark(torch.cuda.current_stream(loader._gpu))
             except Exception:
                 # No step of a training ends by its measurement.
-                Loader._marked.discard(loader)
+                loader._mark(False)
+
+    def forked() -> None:
+        Loader._marked, Loader._turn = (), threading.Lock()
 
     register_optimizer_step_post_hook(mark)
-    os.register_at_fork(after_in_child=Loader._marked.clear)
+    os.register_at_fork(after_in_child=forked)
 
 
 def _order(loader: _Loader[Any], source: str, settings: dict[str, Any]) -> list[str]:
@@ -242,9 +257,22 @@ class check_streams(TorchDispatchMode):
             for images, labels in loader: ...
     """
 
+    supports_higher_order_operators = True
+
+    def __enter__(self) -> Self:
+        # What is compiled runs as it is written: its operators are seen, and a whole graph has no place for this mode.
+        self._eager = torch.compiler.set_stance("force_eager") if hasattr(torch.compiler, "set_stance") else contextlib.nullcontext()
+        self._eager.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._eager.__exit__(*raised)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not func.is_view:
+        if not getattr(func, "is_view", False):
             for tensor in tree_leaves((args, kwargs)):
                 if isinstance(tensor, torch.Tensor):
                     self._check(func, tensor)
@@ -263,7 +291,13 @@ class check_streams(TorchDispatchMode):
             )
 
     def _bound(self, tensor: torch.Tensor) -> list[tuple[int, str]] | None:
-        return _native._bound(tensor.data_ptr()) if tensor.is_cuda and tensor.layout is torch.strided else None
+        if not tensor.is_cuda:
+            return None
+        try:
+            return _native._bound(tensor.data_ptr())
+        except RuntimeError:
+            # Without memory of its own: fake, sparse.
+            return None
 
     def _stream(self, tensor: torch.Tensor) -> int:
         # The default stream is 1 in the driver's terms.
