@@ -44,6 +44,21 @@ struct Stretch {
     to: usize,
 }
 
+/// Fields of the slot that are copied to one place on the device.
+struct Part {
+    fields: Vec<usize>,
+    /// The runs of every full batch; `None` where they differ: packed fields, groups.
+    whole: Option<Vec<Stretch>>,
+}
+
+impl Part {
+    fn new(slot: &Layout, to: &Layout, fields: Vec<usize>) -> Self {
+        let full = |field: usize| slot.fields()[field].row_bytes * slot.rows();
+        let whole = (!slot.varies()).then(|| runs(arrays(slot, to, &fields, slot.rows(), full)));
+        Self { fields, whole }
+    }
+}
+
 /// Device memory for the arrays that only operations read. The next copy into it waits for the operations on the last one.
 struct Area {
     memory: DeviceMemory,
@@ -52,7 +67,7 @@ struct Area {
 
 /// The areas, used in turn: a copy fills one while the operations on the batch before read the other.
 struct Staging {
-    fields: Vec<usize>,
+    part: Part,
     layout: Layout,
     areas: Vec<Area>,
     next: usize,
@@ -67,10 +82,15 @@ impl Staging {
         }
     }
 
+    /// Address of the present area, if there is one.
+    fn base(&self) -> Option<DevicePtr> {
+        self.areas.get(self.next).map(|area| area.memory.ptr())
+    }
+
     /// Address of a field in the present area; `None` for a field that lies in the batch.
     fn at(&self, field: usize) -> Option<DevicePtr> {
-        let area = self.areas.get(self.next).filter(|_| self.fields.contains(&field))?;
-        Some(area.memory.ptr() + self.layout.fields()[field].offset as DevicePtr)
+        let base = self.base().filter(|_| self.part.fields.contains(&field))?;
+        Some(base + self.layout.fields()[field].offset as DevicePtr)
     }
 }
 
@@ -99,8 +119,8 @@ impl Op {
 /// Copies slots. Owned by the transfer thread.
 pub(crate) struct Copier {
     home: Arc<Home>,
-    /// Fields of the slot to copy into the batch.
-    copied: Vec<usize>,
+    /// What is copied into the batch.
+    part: Part,
     staging: Staging,
     ops: Vec<Op>,
     /// Of the highest priority, as all streams here: our kernels must not delay the next copy until a consumer's kernel ends.
@@ -126,8 +146,6 @@ pub(crate) struct Copier {
     slots: usize,
     /// Whether the thread's timers follow the clock of the measurements; else each copy rings.
     timed: bool,
-    /// The runs of every full batch, and into a staging area; `None` where they differ: packed fields, groups.
-    whole: Option<[Vec<Stretch>; 2]>,
 }
 
 impl Copier {
@@ -141,14 +159,11 @@ impl Copier {
         let Setup { slot, contents, copied, ops, staged, staging: layout, areas, batches, slots, bell, clock, .. } =
             setup;
         let (back, free) = bounded(batches);
-        let full = |field: usize| slot.fields()[field].row_bytes * slot.rows();
-        let whole = (!slot.varies()).then(|| {
-            let into_batch = runs(arrays(&slot, &contents, &copied, slot.rows(), full));
-            [into_batch, runs(arrays(&slot, &layout, &staged, slot.rows(), full))]
-        });
+        let part = Part::new(&slot, &contents, copied);
+        let staged = Part::new(&slot, &layout, staged);
         let area = || Ok(Area { memory: DeviceMemory::new(gpu, layout.bytes(), "a staging area")?, last: None });
         let areas = (0..areas).map(|_| area()).collect::<Result<_>>()?;
-        let staging = Staging { fields: staged, layout, areas, next: 0 };
+        let staging = Staging { part: staged, layout, areas, next: 0 };
         let ops = ops.into_iter().map(|op| Op::of(gpu, op)).collect::<Result<Vec<_>>>()?;
         let (gpu, freed, closed) = (gpu.clone(), free.clone(), AtomicBool::new(false));
         let home = Arc::new(Home { gpu: gpu.clone(), slot, contents, idle, back, freed, closed });
@@ -163,15 +178,14 @@ impl Copier {
             in_flight: InFlight::new(&gpu, slots, if ops.is_empty() { 0 } else { batches })?,
             slots,
             timed: clock.is_real(),
+            part,
             staging,
             unknown: Vec::with_capacity(batches),
             bell: Arc::new(bell),
             spare: None,
             home,
-            copied,
             ops,
             free,
-            whole,
         })
     }
 
@@ -253,24 +267,26 @@ impl Copier {
     /// Enqueues copies of the slot's fields; returns the bytes.
     fn copy_fields(&self, slot: &Filled, buffer: &Buffer) -> Result<usize> {
         let _range = nvtx::push(nvtx::Name::Copy, slot.ticket().sequence);
-        let Home { gpu, slot: from, contents, .. } = &*self.home;
-        let Staging { fields: staged, layout, areas, next } = &self.staging;
-        let area = areas.get(*next).map_or(0, |area| area.memory.ptr());
+        let delivered = self.copy_part(&self.part, slot, &self.home.contents, buffer.base())?;
+        let Some(area) = self.staging.base() else { return Ok(delivered) };
+        let staged = self.copy_part(&self.staging.part, slot, &self.staging.layout, area)?;
+        Ok(delivered + staged)
+    }
+
+    /// Enqueues copies of some fields to `base`, where they lie as in `to`; returns the bytes.
+    fn copy_part(&self, part: &Part, slot: &Filled, to: &Layout, base: DevicePtr) -> Result<usize> {
+        let Home { gpu, slot: from, .. } = &*self.home;
         let mut bytes = 0;
-        for (part, (base, to, fields)) in
-            [(buffer.base(), contents, &self.copied), (area, layout, staged)].into_iter().enumerate()
-        {
-            let mut copy = |run: Stretch| {
-                let (from, to) = (slot.span(run.from), base + run.to as DevicePtr);
-                bytes += from.len();
-                // SAFETY: `in_flight` (or a leak) keeps the slot, with its bytes unchanged, until `ended` is reached. The run
-                // lies within the buffer or the area, which has no other user: the events of its last users were waited for.
-                unsafe { gpu.copy_to_device(to, from.as_ptr(), from.len(), self.stream.raw()) }
-            };
-            match &self.whole {
-                Some(whole) if slot.rows() == from.rows() => whole[part].iter().cloned().try_for_each(&mut copy)?,
-                _ => arrays(from, to, fields, slot.rows(), |field| slot.used(field)).try_for_each(&mut copy)?,
-            }
+        let mut copy = |run: Stretch| {
+            let (from, to) = (slot.span(run.from), base + run.to as DevicePtr);
+            bytes += from.len();
+            // SAFETY: `in_flight` (or a leak) keeps the slot, with its bytes unchanged, until `ended` is reached. The run
+            // lies within the buffer or the area, which has no other user: the events of its last users were waited for.
+            unsafe { gpu.copy_to_device(to, from.as_ptr(), from.len(), self.stream.raw()) }
+        };
+        match &part.whole {
+            Some(whole) if slot.rows() == from.rows() => whole.iter().cloned().try_for_each(&mut copy)?,
+            _ => arrays(from, to, &part.fields, slot.rows(), |field| slot.used(field)).try_for_each(&mut copy)?,
         }
         Ok(bytes)
     }
