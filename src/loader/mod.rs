@@ -470,7 +470,9 @@ impl Loader {
         let shared = &self.shared;
         let Some(idle) = shared.idle.as_ref().filter(|_| !shared.info.process.is_forked()) else { return };
         let backend = shared.info.device.backend();
-        if stream.is_none_or(|stream| backend.check_stream(stream).is_ok()) {
+        // First: a capturing stream must not be asked for its context.
+        let checked = |stream| backend.check_uncaptured(stream).and_then(|()| backend.check_stream(stream));
+        if stream.is_none_or(|stream| checked(stream).is_ok()) {
             idle.mark(stream);
         }
     }
