@@ -102,6 +102,7 @@ ARGUMENTS = {
     "load_state_dict": ({},),
     "estimate": (1.0,),
     "bind": (1,),
+    "used_on": (1,),
     "skip": (range(1),),
     "__exit__": (None, None, None),
 }
