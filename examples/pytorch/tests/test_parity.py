@@ -37,6 +37,7 @@ BUILDER = {
     "cache": {"cache", "cache_bytes"},
     "device": {"device"},
     "stream": {"streams"},
+    "stream_as": {"streams"},
     "on_bad_sample": {"substitute"},
     "ledger": {"ledger"},
 }
