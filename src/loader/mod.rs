@@ -461,7 +461,7 @@ impl Loader {
         self.mark_stream(None);
     }
 
-    /// As [`mark`](Self::mark), for the work of a step on this stream.
+    /// As [`mark`](Self::mark), for the work of a step on this stream. It looks at the stream first, by three calls more.
     pub fn mark_on(&self, stream: impl std::borrow::Borrow<Stream>) {
         self.mark_stream(Some(stream.borrow()));
     }
