@@ -377,7 +377,7 @@ def test_what_a_sharding_excludes_is_named(folder):
         ({"shard": (0, 2)}, "the sharding says which rows"),
         ({"shard": None}, "the sharding says which rows"),
         ({"ragged": ["record"]}, "not equal parts of an array"),
-        ({"device": "cuda:0"}, "the sharding has the devices"),
+        ({"device": "cuda:0"}, "the sharding already names the devices"),
     ]:
         with pytest.raises(ConfigError, match=words):
             opened(folder, sharding=sharding, **settings)

@@ -87,7 +87,7 @@ class Loader(_Loader[Any]):
         auto = device is None or str(device) == "auto"
         if auto and (why := _no_gpu()):
             settings |= {"device": "cpu", "device_why": why}
-        elif (auto or str(device) == "cuda") and torch.cuda.is_available() and torch.cuda.current_device() > 0:
+        elif (auto or str(device) == "cuda") and torch.cuda.is_initialized() and torch.cuda.current_device() > 0:
             # Of `torch.cuda.set_device`; else that of the local rank.
             settings["device"] = f"cuda:{torch.cuda.current_device()}"
         output = settings.pop("output", None)
