@@ -243,9 +243,9 @@ pub use stop::Stop;
 pub mod profile {
     pub use crate::loader::{Log, Origin};
     pub use crate::meter::{
-        BatchRecord, CacheReads, Chunks, Consumer, CopyStage, Cpu, DecodeStage, DirectReads, Effort, Gauges, GpuIdle,
-        Handed, Latency, Lookups, Network, OrderStage, PipelineStage, ReadStats, ReaderInUse, ReaderKind, Slots,
-        Snapshot, SourceCount, Span, StorageStage, Timeline, Track, Unmeasured, Work,
+        BatchRecord, CacheReads, Chunks, Consumer, CopyStage, Cpu, DecodeStage, DirectReads, Effort, EpochCounts,
+        Gauges, GpuIdle, Handed, Latency, Lookups, Network, OrderStage, PipelineStage, ReadStats, ReaderInUse,
+        ReaderKind, Slots, Snapshot, SourceCount, Span, StorageStage, Timeline, Track, Unmeasured, Work,
     };
     pub use crate::report::{
         Across, Advice, Cause, Change, EpochCost, Estimate, Evidence, Late, Measure, Names, Prediction, RankReport,

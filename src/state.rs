@@ -19,7 +19,7 @@
 
 use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::order::{LastBatch, OrderKind, Settings, Skips};
+use crate::order::{GroupsMark, LastBatch, OrderKind, Settings, Skips};
 use crate::storage::publish::{Folder, publish};
 use rustix::fs::{FileType, Mode, OFlags};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -72,6 +72,8 @@ pub(crate) struct Checkpoint {
     pub(crate) skips: Skips,
     /// Of a mixture, whose later part may change.
     pub(crate) past: Option<Past>,
+    /// Of groups; none in states of versions in which each group had a last batch.
+    pub(crate) groups: Option<GroupsMark>,
 }
 
 /// What of a mixture's schedule cannot change any more: that before this place, where the state was taken.
@@ -104,7 +106,7 @@ pub(crate) struct Cursor {
 impl Checkpoint {
     /// CRC32C of all values, in the order of this version.
     fn check(&self) -> u32 {
-        let Self { cursor, global_batch, last, order, draws, dataset, skips, past } = self;
+        let Self { cursor, global_batch, last, order, draws, dataset, skips, .. } = self;
         let kind = match order.kind {
             OrderKind::Sequential => 0,
             OrderKind::Shuffled => 1,
@@ -124,9 +126,13 @@ impl Checkpoint {
         let order = [kind, u64::from(shuffled), seed, window, lanes, positions, identity];
         let words = [u64::from(VERSION)].into_iter().chain(cursor).chain([*global_batch, last]).chain(order);
         let skips = skips.iter().flat_map(|skip| [skip.epoch, skip.start, skip.end]);
-        let past = past.iter().flat_map(Past::words);
-        let words = words.chain([*draws]).chain(dataset.words()).chain(skips).chain(past);
+        let words = words.chain([*draws]).chain(dataset.words()).chain(skips).chain(self.more().into_iter().flatten());
         words.fold(0, |crc, word| crc32c::crc32c_append(crc, &word.to_le_bytes()))
+    }
+
+    /// What an order of this kind keeps besides, of which there is one at most.
+    fn more(&self) -> Option<[u64; 4]> {
+        self.past.as_ref().map(Past::words).or(self.groups.as_ref().map(GroupsMark::words))
     }
 
     /// The reason why no run can have this state, if there is one.
@@ -194,6 +200,7 @@ impl Checkpoint {
         let place = places.iter().find(|(_, own, theirs)| own != theirs);
         match place {
             Some((what, own, theirs)) => format!("{is} at {what} {own}, the others at {theirs}"),
+            None if self.groups != others.groups => format!("{has} another budget, multiple or bounds of its groups"),
             None => format!("{has} another past of the mixture"),
         }
     }
@@ -440,6 +447,7 @@ struct Raw {
     draws: u64,
     dataset: Fingerprint,
     skip: Skips,
+    /// Of a mixture; of groups their mark.
     #[serde(deserialize_with = "required")]
     past: Option<[u64; 4]>,
     check: u32,
@@ -456,10 +464,9 @@ fn known_version<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
 
 impl From<State> for Raw {
     fn from(state: State) -> Self {
-        let check = state.checkpoint.check();
-        let Checkpoint { cursor, global_batch, last, order, draws, dataset, skips: skip, past } = state.checkpoint;
+        let (check, past) = (state.checkpoint.check(), state.checkpoint.more());
+        let Checkpoint { cursor, global_batch, last, order, draws, dataset, skips: skip, .. } = state.checkpoint;
         let (Cursor { epoch, position, batch, steps }, version) = (cursor, VERSION);
-        let past = past.map(|past| past.words());
         Self { version, epoch, position, batch, steps, global_batch, last, order, draws, dataset, skip, past, check }
     }
 }
@@ -471,8 +478,11 @@ impl TryFrom<Raw> for State {
         let Raw { epoch, position, batch, steps, global_batch, last, order, draws, dataset, skip, past, check, .. } =
             raw;
         let cursor = Cursor { epoch, position, batch, steps };
+        let grouped = order.kind == OrderKind::Grouped;
+        let groups = past.filter(|_| grouped).map(GroupsMark::of_words);
+        let past = past.filter(|_| !grouped);
         let past = past.map(|[epoch, position, segments, hash]| Past { epoch, position, segments, hash });
-        let checkpoint = Checkpoint { cursor, global_batch, last, order, draws, dataset, skips: skip, past };
+        let checkpoint = Checkpoint { cursor, global_batch, last, order, draws, dataset, skips: skip, past, groups };
         let found = checkpoint.check();
         if found != check {
             return Err(bad(format!("damaged: its values have the CRC32C {found}, it says {check}")));
@@ -567,6 +577,7 @@ mod tests {
             })),
             skips: Skips::default(),
             past: None,
+            groups: None,
         }
     }
 
@@ -591,6 +602,7 @@ mod tests {
                 let [epoch, position, segments, hash] = past;
                 Past { epoch, position, segments, hash }
             }),
+            groups: (kind == OrderKind::Grouped && shuffled).then(|| GroupsMark::of_words(past)),
         }
     }
 
@@ -601,6 +613,7 @@ mod tests {
             OrderKind::Windowed,
             OrderKind::Indices,
             OrderKind::Sampler,
+            OrderKind::Grouped,
         ];
         let lasts = vec![LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
         (

@@ -17,7 +17,7 @@ use crate::ledger::LedgerWriter;
 use crate::memory::plan::Limits;
 use crate::memory::{ByteRing, ChunkBuf, Filled, Lease, MemoryPlan, MemoryTerm, Pool, Process, Region};
 use crate::meter::{Effort, Meters, Settings, nvtx};
-use crate::order::{Batches, Order};
+use crate::order::{Batches, Counts, LastBatch, Order};
 use crate::pipeline::chunks::{self, ChunkRoom};
 use crate::pipeline::direct::{DIRECT_BOUNCE, DIRECT_THREADS};
 use crate::pipeline::drains::Drains;
@@ -277,10 +277,32 @@ impl LoaderBuilder {
         };
         let first = jobs.job(&Cursor::default(), u64::MAX, u64::MAX, (0, &Arc::default()))?;
         if first.batches.count() == 0 {
-            return Err(no_batches(&first.batches, global));
+            return Err(no_batches(&first.batches, jobs.global));
         }
+        self.check_last_batches(&first.batches)?;
         jobs.positions = Some(first.batches.len());
         Ok((jobs, first))
+    }
+
+    /// Refuses last batches of groups that repeat or leave out much: more than one last batch can, and more than is allowed.
+    fn check_last_batches(&self, whole: &Batches) -> Result<()> {
+        let most = self.run.last_share;
+        if most.is_nan() || most < 0.0 {
+            return Err(config(format!("{} is {most}; set a share from 0", Setting::LastBatchShare)));
+        }
+        let Counts { samples, repeated, left_out, .. } = whole.counts();
+        let (uneven, share) = (repeated + left_out, (repeated + left_out) as f64 / samples.max(1) as f64);
+        if !whole.end_apart() || share <= most || uneven < whole.global() {
+            return Ok(());
+        }
+        let keep = Setting::LastBatch.hint(|last| format!(", keep them by {}", last.with(LastBatch::Mask)));
+        let allowed = (share * 1000.0).ceil() / 1000.0;
+        let allow = Setting::LastBatchShare.hint(|share| format!(", or allow it by {}", share.with(allowed)));
+        Err(config(format!(
+            "an epoch of {samples} samples repeats {repeated} and leaves out {left_out} ({:.1} %), for each group ends with a \
+             batch of its own: take fewer groups or smaller batches{keep}{allow}",
+            100.0 * share
+        )))
     }
 
     /// Layouts of the fields in a slot and in a device batch. Offers the batch's memory to cuFile.

@@ -37,6 +37,10 @@ pub struct Log {
     pub decode_busy_share: Option<f64>,
     /// Rows for which others stood in, since samples were bad.
     pub bad_samples: u64,
+    /// Rows of a whole epoch, over all ranks, that repeat a sample to fill up a batch. It is known before the first batch.
+    pub epoch_repeated: u64,
+    /// Samples of a whole epoch that fill no batch and are dropped.
+    pub epoch_left_out: u64,
 }
 
 impl Log {
@@ -52,6 +56,8 @@ impl Log {
             ("from_memory_share", self.from_memory_share),
             ("decode_busy_share", self.decode_busy_share),
             ("bad_samples", Some(self.bad_samples as f64)),
+            ("epoch_repeated", Some(self.epoch_repeated as f64)),
+            ("epoch_left_out", Some(self.epoch_left_out as f64)),
         ]
         .into_iter()
         .filter_map(|(name, value)| Some((name, value?)))
@@ -169,7 +175,14 @@ impl Loader {
         let memory = if local { last.memory.look(&now.totals, self.shared.facts.before.moved()) } else { None };
         let log = Log::between(&last.sums, &now, self.shared.facts.settings.workers);
         last.sums = now;
-        Log { wait_p99_s: wait.map(|ns| ns / 1e9), from_memory_share: memory, ..log }
+        let epoch = self.shared.whole.counts();
+        Log {
+            wait_p99_s: wait.map(|ns| ns / 1e9),
+            from_memory_share: memory,
+            epoch_repeated: epoch.repeated,
+            epoch_left_out: epoch.left_out,
+            ..log
+        }
     }
 }
 

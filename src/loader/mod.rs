@@ -28,8 +28,8 @@ use crate::device::{DirectReader, IdleMeter, Stream};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::{Ledger, LedgerWriter};
 use crate::memory::MemoryPlan;
-use crate::meter::{Consumer, Handed, Lookups, Settings, Snapshot, SourceCount, Timeline};
-use crate::order::{Batches, ChunkStarts, LastBatch, Order, Rank, Skips};
+use crate::meter::{Consumer, EpochCounts, Handed, Lookups, Settings, Snapshot, SourceCount, Timeline};
+use crate::order::{Batches, ChunkStarts, Counts, LastBatch, Order, Rank, Skips};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
 use crate::pipeline::{EpochJob, FieldRoute};
@@ -283,7 +283,7 @@ impl Loader {
     }
 
     /// Samples that one epoch delivers to all ranks together. Fewer than the order's length only if the last batch is
-    /// dropped.
+    /// dropped. The [snapshot](crate::profile::Snapshot::epoch) has the numbers of repeated and left-out samples, too.
     pub fn samples_per_epoch(&self) -> u64 {
         self.shared.whole.samples()
     }
@@ -513,6 +513,8 @@ impl LoaderState {
         let core = self.runtime.core();
         let lookups = |cache: &PageCache| Lookups { hits: cache.hits(), misses: cache.misses() };
         let mut snapshot = core.meters.snapshot(&self.facts.settings);
+        let Counts { samples, batches, repeated, left_out } = self.whole.counts();
+        snapshot.epoch = EpochCounts::new(samples, batches, repeated, left_out);
         snapshot.consumer.gpu = self.idle.as_ref().map(|idle| idle.totals());
         snapshot.consumer.substituted = self.ledger().ledger.substituted;
         snapshot.consumer.skipped_batches = self.place.hold().skipped;

@@ -3,7 +3,7 @@
 use super::origin::Origin;
 use crate::ledger::Ledger;
 use crate::memory::MemoryPlan;
-use crate::meter::{GpuIdle, ReadStats, Snapshot, SourceCount};
+use crate::meter::{EpochCounts, GpuIdle, ReadStats, Snapshot, SourceCount};
 use crate::pipeline::FieldRoute;
 use crate::report::{Cause, Verdict};
 use crate::setting::Setting;
@@ -96,6 +96,17 @@ impl Report {
     }
 }
 
+/// The exact numbers of repeated and left-out samples.
+fn epoch_in_words(epoch: &EpochCounts) -> String {
+    let EpochCounts { samples, batches, repeated, left_out, .. } = *epoch;
+    let share = |part: u64| match part {
+        0 => "0".into(),
+        _ => format!("{part} ({:.2} %)", 100.0 * part as f64 / samples.max(1) as f64),
+    };
+    let (repeated, left_out) = (share(repeated), share(left_out));
+    format!("{samples} samples in {batches} batches; last batches repeat {repeated} and leave out {left_out}")
+}
+
 /// Idle time of the GPU that the loader has no part in, and pauses.
 fn others_idle(gpu: &GpuIdle) -> String {
     let mut words = match gpu.host_late_ns() {
@@ -157,6 +168,7 @@ impl fmt::Display for Report {
             ("device", Some(self.device.clone())),
             ("numa", self.numa.clone()),
             ("rank", self.rank.clone()),
+            ("epoch", Some(epoch_in_words(&self.total.epoch))),
             ("delivered", Some(delivered)),
             (
                 "skipped",

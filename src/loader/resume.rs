@@ -6,7 +6,7 @@
 use super::{LoaderState, Place};
 use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::order::{OrderKind, Progress, Settings};
+use crate::order::{GroupsMark, OrderKind, Progress, Settings};
 use crate::pipeline::runtime::within;
 use crate::setting::Setting;
 use crate::state::{Checkpoint, Cursor, Past, State};
@@ -15,6 +15,7 @@ use std::fmt::{Debug, Display};
 /// The part that all states of a loader share.
 pub(super) struct RunIdentity {
     order: Settings,
+    groups: Option<GroupsMark>,
     dataset: Fingerprint,
 }
 
@@ -24,12 +25,13 @@ impl LoaderState {
     }
 
     pub(super) fn checkpoint(&self, Place { cursor, skips, .. }: Place) -> Result<Checkpoint> {
-        let RunIdentity { order, dataset } = self.run_identity()?;
+        let RunIdentity { order, groups, dataset } = self.run_identity()?;
         let (order, dataset) = (*order, dataset.clone());
         let (global_batch, last, draws) = (self.jobs.global, self.jobs.last, self.runtime.core().samples.seed);
         let skips = skips.ahead(cursor.epoch, cursor.batch);
         let past = self.past(cursor.epoch, cursor.position)?;
-        Ok(Checkpoint { cursor, global_batch, last, order, draws, dataset, skips, past })
+        let groups = *groups;
+        Ok(Checkpoint { cursor, global_batch, last, order, draws, dataset, skips, past, groups })
     }
 
     fn past(&self, epoch: u64, position: u64) -> Result<Option<Past>> {
@@ -43,10 +45,11 @@ impl LoaderState {
             // Datasets and samplers are the user's code: they may panic.
             caught(Stage::State, || {
                 let order = self.jobs.order.settings(self.whole.len())?;
+                let groups = self.jobs.order.groups_mark();
                 let dataset = self.runtime.core().samples.dataset.clone();
                 let look = move || Fingerprint::of(&*dataset);
                 let dataset = within(self.deadlines.stall, "the storage of the dataset's files", look)??;
-                Ok(RunIdentity { order, dataset })
+                Ok(RunIdentity { order, groups, dataset })
             })
         });
         made.as_ref().map_err(Error::clone_lossy)
@@ -128,6 +131,54 @@ fn other_past(now: Past, then: Past) -> Option<String> {
     })
 }
 
+/// The difference of the groups and their batches.
+fn other_groups(now: GroupsMark, own: &Checkpoint, saved: &Checkpoint) -> Option<String> {
+    let older = "the state is of an older version, in which each group ended with a batch of its own: resume with the feedline \
+                 that saved it, or begin anew";
+    if now.flows && saved.groups.is_none() {
+        return Some(older.into());
+    }
+    if own.order.identity == saved.order.identity {
+        return None;
+    }
+    let Some(then) = saved.groups else {
+        return Some("the state has other groups or batch sizes than the loader".into());
+    };
+    let differ = |what: &str, then: &dyn Display, now: &dyn Display, remedy: &str| {
+        Some(format!("{what} {then} in the state, {now} in the loader: {remedy}"))
+    };
+    let anew = "give those of the state's run; groups keep theirs when a run is rebatched";
+    if (then.count, then.bound, then.bounds) != (now.count, now.bound, now.bounds) {
+        let words = |mark: GroupsMark| match mark.bound {
+            0 => mark.count.to_string(),
+            bound => format!("{} up to {bound} (hash {:08x})", mark.count, mark.bounds),
+        };
+        return differ("the groups are", &words(then), &words(now), anew);
+    }
+    if then.lengths != now.lengths {
+        let words = |mark: GroupsMark| format!("{:08x}", mark.lengths);
+        let what = "the lengths, sizes or numbers of the samples make groups of the hash";
+        return differ(what, &words(then), &words(now), anew);
+    }
+    if then.budget != now.budget {
+        let words = |mark: GroupsMark| if mark.budget == 0 { "none".into() } else { mark.budget.to_string() };
+        let remedy = match then.budget {
+            0 => "give none".into(),
+            budget => format!("set {}", Setting::GroupsBudget.with(budget)),
+        };
+        return differ("the budget of the groups is", &words(then), &words(now), &remedy);
+    }
+    if then.multiple != now.multiple {
+        let remedy = format!("set {}", Setting::MultipleOf.with(then.multiple));
+        return differ("batches of groups have a multiple of", &then.multiple, &now.multiple, &remedy);
+    }
+    let (then, now) = (saved.global_batch, own.global_batch);
+    match then == now {
+        true => Some(format!("the state has other batch sizes of the groups than the loader: {anew}")),
+        false => differ("the largest batch of the groups is", &then, &now, anew),
+    }
+}
+
 /// The first setting that would change the sequence of batches.
 fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<String> {
     fn differ(what: &str, then: impl Display, now: impl Display) -> String {
@@ -141,8 +192,10 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
     if (now.kind, now.shuffled) != (then.kind, then.shuffled) {
         return Some(differ("order", kind(then), kind(now)));
     }
-    if now.kind == OrderKind::Grouped && now.identity != then.identity {
-        return Some("the state has other groups or batch sizes than the loader".into());
+    if let Some(groups) = own.groups
+        && let Some(difference) = other_groups(groups, own, saved)
+    {
+        return Some(difference);
     }
     if let Some(((what, first), (_, second))) = saved.numbers().into_iter().zip(own.numbers()).find(|(a, b)| a != b) {
         // A mixture's is the number of its samples, unless it is set, and datasets may have been appended.
@@ -177,4 +230,64 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
     Some(format!(
         "the state leaves out {skip}, which are no batches of this loader: resume it with {global} until it is past them"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::order::{LastBatch, Skips};
+
+    #[test]
+    fn groups_that_differ_are_named_with_both_values() {
+        let mark = GroupsMark { flows: true, budget: 400, bound: 90, multiple: 4, count: 3, bounds: 1, lengths: 2 };
+        let checkpoint = |groups: Option<GroupsMark>, identity, global_batch| {
+            let kind = OrderKind::Grouped;
+            let order = Settings { kind, shuffled: true, seed: 0, window: 0, lanes: 1, positions: 9, identity };
+            let dataset = Fingerprint::of_words([0; 22]);
+            let (cursor, last, skips) = (Cursor::default(), LastBatch::Keep, Skips::default());
+            Checkpoint { cursor, global_batch, last, order, draws: 0, dataset, skips, past: None, groups }
+        };
+        let own = checkpoint(Some(mark), 7, 8);
+        let said = |saved: Option<GroupsMark>, batch| difference(&own, &checkpoint(saved, 6, batch), true).unwrap();
+        let anew = "give those of the state's run; groups keep theirs when a run is rebatched";
+        let older = "the state is of an older version, in which each group ended with a batch of its own: resume with the \
+                     feedline that saved it, or begin anew";
+        assert_eq!(said(None, 8), older);
+        for (saved, batch, words) in [
+            (
+                GroupsMark { count: 2, ..mark },
+                8,
+                format!(
+                    "the groups are 2 up to 90 (hash 00000001) in the state, 3 up to 90 (hash 00000001) in the loader: {anew}"
+                ),
+            ),
+            (
+                GroupsMark { lengths: 5, ..mark },
+                8,
+                format!(
+                    "the lengths, sizes or numbers of the samples make groups of the hash 00000005 in the state, 00000002 in \
+                     the loader: {anew}"
+                ),
+            ),
+            (
+                GroupsMark { budget: 500, ..mark },
+                8,
+                "the budget of the groups is 500 in the state, 400 in the loader: set `Groups::budget(500)`".into(),
+            ),
+            (
+                GroupsMark { multiple: 2, ..mark },
+                8,
+                "batches of groups have a multiple of 2 in the state, 4 in the loader: set `Groups::multiple_of(2)`"
+                    .into(),
+            ),
+            (mark, 9, format!("the largest batch of the groups is 9 in the state, 8 in the loader: {anew}")),
+            (mark, 8, format!("the state has other batch sizes of the groups than the loader: {anew}")),
+        ] {
+            assert_eq!(said(Some(saved), batch), words);
+        }
+        assert_eq!(difference(&own, &own.clone(), false), None);
+        // Groups that end apart are arranged as in older versions.
+        let apart = checkpoint(Some(GroupsMark { flows: false, ..mark }), 7, 8);
+        assert_eq!(difference(&apart, &checkpoint(None, 7, 8), false), None);
+    }
 }

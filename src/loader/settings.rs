@@ -46,6 +46,7 @@ pub(super) struct RunSettings {
     pub(super) seed: Option<u64>,
     pub(super) batch: Option<BatchSize>,
     pub(super) last: Option<LastBatch>,
+    pub(super) last_share: f64,
     pub(super) rank: Rank,
     pub(super) resume: Option<State>,
     /// Accept states with another global batch.
@@ -92,6 +93,9 @@ pub(super) struct FaultSettings {
     pub(super) ledger: Option<PathBuf>,
 }
 
+/// Default share of an epoch's samples that last batches may repeat or leave out, where there are several.
+const LAST_SHARE: f64 = 0.01;
+
 /// The size of batches, as set.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum BatchSize {
@@ -111,6 +115,7 @@ impl LoaderBuilder {
                 seed: None,
                 batch: None,
                 last: None,
+                last_share: LAST_SHARE,
                 rank: Rank::single(),
                 resume: None,
                 any_batch: false,
@@ -310,6 +315,16 @@ impl LoaderBuilder {
     /// batch.
     pub fn last_batch(mut self, last: LastBatch) -> Self {
         self.run.last = Some(last);
+        self
+    }
+
+    /// The share of an epoch's samples that last batches may repeat or leave out where each group has one: in groups by
+    /// [number](crate::order::Groups::of) and in buckets of pictures. Default: 0.01.
+    ///
+    /// [`build`](Self::build) fails above it, with the numbers. The one last batch of any other order is never too much, nor are
+    /// several that together are less than one batch: the report counts them.
+    pub fn last_batch_share(mut self, most: f64) -> Self {
+        self.run.last_share = most;
         self
     }
 

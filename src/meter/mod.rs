@@ -30,8 +30,8 @@ pub(crate) use cpu::{Threads, device_bytes};
 pub(crate) use network::NetworkMeter;
 pub use reads::{CacheReads, DirectReads, Network, ReadStats};
 pub use snapshot::{
-    Chunks, Consumer, CopyStage, Cpu, DecodeStage, Effort, GpuIdle, Handed, Lookups, OrderStage, ReaderInUse,
-    ReaderKind, Slots, Snapshot, SourceCount, StorageStage, Unmeasured,
+    Chunks, Consumer, CopyStage, Cpu, DecodeStage, Effort, EpochCounts, GpuIdle, Handed, Lookups, OrderStage,
+    ReaderInUse, ReaderKind, Slots, Snapshot, SourceCount, StorageStage, Unmeasured,
 };
 pub use stages::PipelineStage;
 pub(crate) use stages::{Consuming, Copying, Planning};
@@ -219,6 +219,7 @@ impl Meters {
         let (cpu_ns, delay_ns) = self.cpu(PipelineStage::Order);
         let &Settings { reader, depth, effort, workers, cores, slots, buffers, chunks } = settings;
         Snapshot {
+            epoch: EpochCounts::default(),
             at_ns: now,
             // The caller subtracts snapshots.
             steady_ns: now,

@@ -22,6 +22,9 @@ pub struct Snapshot {
     pub at_ns: u64,
     /// The part of it in which an iterator was alive and had delivered its first batch: the whole of all shares.
     pub steady_ns: u64,
+    /// What an epoch delivers to all ranks together, known before its first batch.
+    #[serde(default)]
+    pub epoch: EpochCounts,
     /// The consumer of the batches.
     pub consumer: Consumer,
     /// Planning: which samples, where they lie.
@@ -37,6 +40,26 @@ pub struct Snapshot {
     /// CPU time of the whole process; `None` where the kernel does not count it.
     #[serde(default)]
     pub cpu: Option<Cpu>,
+}
+
+/// What a whole epoch delivers to all ranks together, by arithmetic. [`Snapshot::since`] leaves it as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct EpochCounts {
+    /// Samples of the order.
+    pub samples: u64,
+    /// Batches, on every rank.
+    pub batches: u64,
+    /// Rows that fill up batches with samples that the epoch has already.
+    pub repeated: u64,
+    /// Samples that fill no batch and are dropped.
+    pub left_out: u64,
+}
+
+impl EpochCounts {
+    pub(crate) fn new(samples: u64, batches: u64, repeated: u64, left_out: u64) -> Self {
+        Self { samples, batches, repeated, left_out }
+    }
 }
 
 /// CPU time of the process, and the quota of its control groups.

@@ -16,11 +16,11 @@
 //! batch unless the global batch was changed on the way.
 //!
 //! In [groups](super::Groups) a batch has its group's size, and a global batch of positions is as large as the largest: a
-//! smaller batch leaves the last of its positions unused.
+//! smaller batch leaves the last of its positions unused. Only a short last batch of the epoch has as many as it has samples.
 //!
 //! Limits: everything is `u64` and saturates; rows of a rank fit `u32`.
 
-use super::groups::GroupedEpoch;
+use super::groups::{GroupedEpoch, padded};
 use super::{Rank, gcd};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use serde::{Deserialize, Serialize};
@@ -38,8 +38,13 @@ use std::sync::Arc;
 /// Padding rows are marked [`Status::Padding`](crate::Status) and come last; [`Batch::valid`](crate::Batch::valid)
 /// counts the others. It is 0 on some ranks when fewer samples than ranks are left. A blank row has the id `u64::MAX` and zeros in every field; no `.map` sees it.
 ///
-/// In an order of [groups](crate::order::Groups) all this holds for the last batch of each group, which is filled up from the
-/// beginning of the group's order. In a shuffled order it may come anywhere in the epoch.
+/// In an order of [groups](crate::order::Groups) by length this holds for the last batch of the epoch, which is of the largest
+/// group and filled up from the beginning of that group's order. Where samples fit one group only (groups by number, buckets of
+/// pictures), each group has such a batch, anywhere in a shuffled epoch; `Pad` then fills up only until all ranks have equally
+/// many rows.
+///
+/// [`Snapshot::epoch`](crate::profile::Snapshot::epoch) and the report have the exact numbers of repeated and left-out samples,
+/// before the first batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -54,6 +59,18 @@ pub enum LastBatch {
     Pad,
     /// They are left out of this epoch; a shuffled order leaves out others each time.
     Drop,
+}
+
+/// What an epoch delivers to all ranks together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Samples of the order.
+    pub(crate) samples: u64,
+    pub(crate) batches: u64,
+    /// Rows that fill up batches with samples once more.
+    pub(crate) repeated: u64,
+    /// Samples in no batch.
+    pub(crate) left_out: u64,
 }
 
 /// The batches of one epoch, for one rank.
@@ -73,7 +90,7 @@ pub(crate) struct Batches {
     world: u64,
     /// Ranks take positions in turn.
     in_turn: bool,
-    /// Each batch is of a group. `len` is a multiple of `global` then.
+    /// Each batch is of a group.
     groups: Option<Arc<GroupedEpoch>>,
 }
 
@@ -131,6 +148,11 @@ impl Batches {
         self.len
     }
 
+    /// Positions of a batch, all ranks together.
+    pub(crate) fn global(&self) -> u64 {
+        self.global
+    }
+
     /// Number of the first batch.
     pub(crate) fn first(&self) -> u64 {
         self.first
@@ -157,11 +179,27 @@ impl Batches {
 
     /// Samples that the whole epoch delivers to all ranks together, without padding.
     pub(crate) fn samples(&self) -> u64 {
-        match (&self.groups, self.last) {
-            (Some(groups), _) => groups.plan().samples(),
-            (None, LastBatch::Drop) => self.len - self.len % self.global,
-            (None, _) => self.len,
+        let Counts { samples, left_out, .. } = self.counts();
+        samples - left_out
+    }
+
+    /// What the whole epoch delivers, from its beginning.
+    pub(crate) fn counts(&self) -> Counts {
+        if let Some(groups) = &self.groups {
+            return groups.plan().counts();
         }
+        let (samples, rest) = (self.len, self.len % self.global);
+        let whole = Counts { samples, batches: self.len.div_ceil(self.global), ..Counts::default() };
+        match self.last {
+            LastBatch::Drop => Counts { batches: self.len / self.global, left_out: rest, ..whole },
+            LastBatch::Pad if rest > 0 => Counts { repeated: self.global - rest, ..whole },
+            _ => whole,
+        }
+    }
+
+    /// Whether samples fit one group only, so that each group has a last batch.
+    pub(crate) fn end_apart(&self) -> bool {
+        self.groups.as_ref().is_some_and(|groups| !groups.plan().flows())
     }
 
     /// Whether each batch is of a group.
@@ -239,7 +277,8 @@ impl Batches {
         let groups = self.groups.as_ref().filter(|_| batch < self.end());
         let full = groups.map_or(self.global, |groups| groups.batch(batch).full);
         match self.last {
-            LastBatch::Keep => self.real(batch).div_ceil(self.world).saturating_mul(self.world).min(full),
+            LastBatch::Keep => padded(self.real(batch), full, false, self.world),
+            LastBatch::Pad => padded(self.real(batch), full, !self.end_apart(), self.world),
             _ => full,
         }
     }
@@ -357,7 +396,14 @@ mod tests {
             len in 0_u64..300, extra in 0_u64..40, world in 1_u32..10, last in 0_usize..4
         ) {
             let (global, last) = (u64::from(world) + extra, ALL[last]);
-            prop_assert_eq!(taken(len, global, last, world), naive(len, global, last, u64::from(world)));
+            let rows = naive(len, global, last, u64::from(world));
+            prop_assert_eq!(taken(len, global, last, world), rows.clone());
+            let valid = rows.iter().filter(|row| row.4).count() as u64;
+            let repeated = rows.iter().filter(|row| row.3.is_some()).count() as u64 - valid;
+            let told = Counts {
+                samples: len, batches: rows.last().map_or(0, |row| row.0 + 1), repeated, left_out: len - valid,
+            };
+            prop_assert_eq!(batches(len, global, last, 0, world).counts(), told);
             let counts: Vec<u64> = (0..world).map(|rank| batches(len, global, last, rank, world).count()).collect();
             prop_assert!(counts.iter().all(|count| *count == counts[0]), "{:?}", counts);
             for batch in 0..counts[0] {

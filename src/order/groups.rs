@@ -1,18 +1,25 @@
 //! Groups: every global batch holds samples of one group, such as texts of similar length. Pure.
 //!
 //! ```text
-//! position ──► batch j, row ──► permutation of all batches ──► group g, place in g ──► k = place × rows of g + row
-//!                                                  permutation of g's samples: k ──► k' ──► the k'-th sample of g
+//! line of all samples    0 0 0 0 0 0 0│1 1 1 1 1 1 1│2 2 2 2 2 2      the samples of a group: permuted
+//! batches of 6, 4, 3     ─────────── ─┼───── ─────── ───── ───── ─    of groups 0, 1, 1, 2, 2, and the short one
+//!
+//! position ──► batch j, row ──► permutation of the full batches ──► group g, batch of g ──► member of g's batches
+//!     permutation of g's members ──► place in the line ──► group h, k ──► permutation of h's samples ──► sample
 //! ```
+//!
+//! Groups by length follow each other in a *line*, and batches are consecutive parts of it: what is left of a group goes into
+//! the next larger one. So one batch of an epoch is short, that at the end of the line, and it comes last. Samples that a
+//! number or a shape puts into a group can be in no other: there the last batch of each group is short.
 //!
 //! Batch *j* has the positions from *j* × S on, where S is the size of the largest batch. A smaller batch leaves the last
 //! of them unused. So a position names its batch without a table, and a state holds a position as for any other order.
-//! Positions past the end name the samples one by one, by group: substitutes are drawn from these.
+//! Positions past the last batch name the samples one by one, by group: substitutes are drawn from these.
 //!
 //! Memory: a byte per sample for its group, and some 1.6 % more to find the k-th sample of a group: samples of each group
-//! before each block. An epoch adds 2 KiB per group at most.
+//! before each block. An epoch adds 4 KiB per group at most.
 
-use super::{Draws, Key, LastBatch, Permutation, Rank};
+use super::{Counts, Draws, Key, LastBatch, Permutation, Rank};
 use crate::error::{Error, ErrorKind, Result, Stage, config};
 use std::fmt;
 use std::sync::Arc;
@@ -31,6 +38,11 @@ const STRIDE: usize = 128;
 /// A group holds samples that may share a batch: texts of similar length, pictures of one aspect ratio, clips of similar
 /// duration. A global batch is of one group, so all ranks have the same group at the same step.
 ///
+/// Of groups [by](Self::by) length, what is left of one (less than a batch) goes into the batches of the next larger one, a
+/// random part of the group in each shuffled epoch. So one batch of an epoch at most is short, the last one. Groups by
+/// [number](Self::of) or picture [shape](crate::decode::Image::groups) each have a short batch, see
+/// [`LastBatch`](super::LastBatch).
+///
 /// Batches have the loader's global batch size, unless [`batch_sizes`](Self::batch_sizes) or [`budget`](Self::budget) gives
 /// each group its own. These count rows over all ranks, so that a run resumes with any world size. At most 2^32 samples in
 /// 256 groups.
@@ -38,12 +50,12 @@ const STRIDE: usize = 128;
 /// ```
 /// use feedline::{Loader, Order, dataset::Records, order::Groups};
 ///
-/// let lengths = [3, 90, 5, 100, 2, 1, 4, 99]; // or dataset.lengths("tokens")?
-/// let groups = Groups::by_length(&lengths, 2)?.budget(200); // lengths to 5 and to 100: batches of up to 40 and 2 rows
+/// let lengths = [3, 9, 5, 10, 2, 1, 4, 8]; // or dataset.lengths("tokens")?
+/// let groups = Groups::by_length(&lengths, 2)?.budget(20); // lengths to 5 and to 10: batches of up to 4 and 2 rows
 /// let loader = Loader::builder(Records::builder(1).open_bytes([0; 8])?).order(Order::shuffled(7).grouped(groups)).build()?;
 /// let mut batches: Vec<_> = loader.epoch(0)?.map(|batch| batch.map(|b| (b.group(), b.valid()))).collect::<Result<_, _>>()?;
 /// batches.sort_unstable();
-/// assert_eq!(batches, [(Some(0), 5), (Some(1), 1), (Some(1), 2)]);
+/// assert_eq!(batches, [(Some(0), 4), (Some(1), 2), (Some(1), 2)]); // one of the short ones goes with the long ones
 /// # Ok::<(), feedline::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -51,6 +63,8 @@ pub struct Groups {
     table: Arc<Table>,
     /// The greatest length of each group, if they are made by lengths.
     bounds: Option<Arc<[u64]>>,
+    /// What is left of a group goes into the next one.
+    flows: bool,
     sizes: Sizes,
     multiple: u64,
     /// Fields, and the maximum of their first dimension in each group.
@@ -89,7 +103,7 @@ impl Groups {
             }
         };
         let numbers = lengths.into_iter().enumerate().map(group).collect::<Result<Box<_>>>()?;
-        Self::new(numbers, bounds.len(), Some(bounds.into()))
+        Ok(Self { flows: true, ..Self::new(numbers, bounds.len(), Some(bounds.into()))? })
     }
 
     /// `count` groups by length, with the least padding that so many can have; fewer where there are fewer distinct lengths.
@@ -106,7 +120,7 @@ impl Groups {
     }
 
     /// The number of each sample's group, one per sample of the dataset. There are as many groups as the largest number
-    /// says.
+    /// says. No sample goes into the batches of another group.
     ///
     /// Errors: [`ErrorKind::Limit`] for more than 2^32 samples.
     pub fn of(numbers: impl IntoIterator<Item = u8>) -> Result<Self> {
@@ -123,7 +137,7 @@ impl Groups {
 
     fn new(numbers: Box<[u8]>, count: usize, bounds: Option<Arc<[u64]>>) -> Result<Self> {
         let table = Arc::new(Table::new(numbers, count)?);
-        Ok(Self { table, bounds, sizes: Sizes::Loader, multiple: 1, most: Vec::new() })
+        Ok(Self { table, bounds, flows: false, sizes: Sizes::Loader, multiple: 1, most: Vec::new() })
     }
 
     /// Rows of a batch of each group, over all ranks. Replaces a [`budget`](Self::budget).
@@ -151,13 +165,17 @@ impl Groups {
 
     /// Gives field `field`, whose rows have [up to](crate::tensor::Field::up_to) a maximum, a smaller maximum in each group: the
     /// batches of group *i* have the shape `[rows, most[i], …]`, dense. Else they are padded to the field's maximum. Where the
-    /// lengths count elements of the field, `most` are the bounds; 0 counts as 1.
+    /// lengths count elements of the field, `most` are the bounds; 0 counts as 1. A group that takes what is left of a smaller one
+    /// has the greatest maximum up to its own.
     ///
     /// Slots have room for the largest batch, so with a [`budget`](Self::budget) for little more than that.
     #[must_use]
     pub fn up_to(mut self, field: impl Into<String>, most: &[u64]) -> Self {
-        let most = most.iter().map(|most| usize::try_from(*most).unwrap_or(usize::MAX).max(1));
-        self.most.push((field.into(), most.collect()));
+        let mut most: Vec<_> = most.iter().map(|most| usize::try_from(*most).unwrap_or(usize::MAX).max(1)).collect();
+        for group in 1..if self.flows { most.len() } else { 0 } {
+            most[group] = most[group].max(most[group - 1]);
+        }
+        self.most.push((field.into(), most));
         self
     }
 
@@ -232,29 +250,61 @@ impl Groups {
                  take fewer ranks"
             )));
         }
-        let batches = |(samples, rows): (&u64, &u64)| match last {
-            _ if *samples == 0 => 0,
-            LastBatch::Drop => samples / rows,
-            _ => samples.div_ceil(*rows),
-        };
-        let counts: Vec<u64> = table.sizes.iter().zip(&rows).map(batches).collect();
-        let ends = counts.iter().scan(0, |end, count| {
-            *end += count;
-            Some(*end)
-        });
-        let ends: Box<[u64]> = ends.collect();
-        let made = rows.iter().zip(&counts).filter(|(_, count)| **count > 0);
-        let largest = made.map(|(rows, _)| *rows).max().unwrap_or(world);
-        let batches = ends.last().copied().unwrap_or(0);
-        if batches.checked_mul(largest).and_then(|all| all.checked_add(dataset_len)).is_none() {
-            return Err(config(format!("batches of {largest} rows are too large for groups")));
+        let plan = Plan::new(table, rows, self.flows, last, world);
+        let positions = plan.batches.checked_mul(plan.largest);
+        if positions.and_then(|all| all.checked_add(dataset_len)).is_none() {
+            return Err(config(format!("batches of {} rows are too large for groups", plan.largest)));
         }
-        let delivered = table.sizes.iter().zip(&rows).map(|(samples, rows)| match last {
-            LastBatch::Drop if *samples > 0 => samples - samples % rows,
-            _ => *samples,
-        });
-        let samples = delivered.sum();
-        Ok(Arc::new(Plan { table, rows, ends, largest, samples }))
+        Ok(Arc::new(plan))
+    }
+
+    /// What a state keeps of them, for the words of a refusal.
+    pub(crate) fn mark(&self) -> GroupsMark {
+        let hash = |words: &mut dyn Iterator<Item = u64>| {
+            Draws::from_key(words.fold(Key::new(0).named("mark"), Key::derive)).next_u64() as u32
+        };
+        let budget = if let Sizes::Budget(most) = self.sizes { most } else { 0 };
+        GroupsMark {
+            flows: self.flows,
+            budget,
+            bound: self.bounds().last().copied().unwrap_or(0),
+            multiple: u32::try_from(self.multiple).unwrap_or(u32::MAX),
+            count: self.table.sizes.len() as u32,
+            bounds: hash(&mut self.bounds().iter().copied()),
+            lengths: hash(&mut self.table.words()),
+        }
+    }
+}
+
+/// Numbers by which the groups of two runs differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct GroupsMark {
+    /// What is left of a group goes into the next one.
+    pub(crate) flows: bool,
+    /// 0 without one.
+    pub(crate) budget: u64,
+    /// The greatest length of the last group.
+    pub(crate) bound: u64,
+    pub(crate) multiple: u32,
+    pub(crate) count: u32,
+    /// Hashes of all bounds, and of the group of every sample.
+    pub(crate) bounds: u32,
+    pub(crate) lengths: u32,
+}
+
+impl GroupsMark {
+    pub(crate) fn words(&self) -> [u64; 4] {
+        let both = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+        let flows = u32::from(self.flows) << 31;
+        [self.budget, self.bound, both(self.multiple, self.count | flows), both(self.bounds, self.lengths)]
+    }
+
+    pub(crate) fn of_words([budget, bound, counts, hashes]: [u64; 4]) -> Self {
+        let parts = |both: u64| ((both >> 32) as u32, both as u32);
+        let (multiple, count) = parts(counts);
+        let (bounds, lengths) = parts(hashes);
+        let (flows, count) = (count >> 31 == 1, count & (u32::MAX >> 1));
+        Self { flows, budget, bound, multiple, count, bounds, lengths }
     }
 }
 
@@ -365,6 +415,15 @@ impl Table {
         Ok(Self { of, sizes: sizes.into(), block, before: before.into() })
     }
 
+    /// The groups of all samples, eight in each.
+    fn words(&self) -> impl Iterator<Item = u64> {
+        self.of.chunks(8).map(|groups| {
+            let mut word = [0; 8];
+            word[..groups.len()].copy_from_slice(groups);
+            u64::from_le_bytes(word)
+        })
+    }
+
     /// The sample that `k` others of its group precede. `k` must be below the group's size.
     fn select(&self, group: usize, k: u64) -> u64 {
         let blocks = self.of.len().div_ceil(self.block);
@@ -390,15 +449,70 @@ impl Table {
 #[derive(Debug)]
 pub(crate) struct Plan {
     table: Arc<Table>,
+    /// What is left of a group goes into the next one.
+    flows: bool,
     /// Rows of a batch of each group.
     rows: Box<[u64]>,
+    /// Samples of the groups before each.
+    before: Box<[u64]>,
+    /// Where the batches of each group begin in the line, and its end.
+    starts: Box<[u64]>,
     /// Batches of each group and of those before it.
     ends: Box<[u64]>,
+    /// Batches that are permuted. Of groups that flow a short one follows.
+    permuted: u64,
+    /// Batches with positions, of which the policy may leave out a short last one.
+    batches: u64,
     largest: u64,
-    samples: u64,
+    len: u64,
+    counts: Counts,
 }
 
 impl Plan {
+    fn new(table: Arc<Table>, rows: Box<[u64]>, flows: bool, last: LastBatch, world: u64) -> Self {
+        let groups = table.sizes.len();
+        let largest_group = table.sizes.iter().rposition(|samples| *samples > 0).unwrap_or(0);
+        let (mut before, mut starts, mut ends) = (vec![0; groups], vec![0; groups + 1], vec![0; groups]);
+        let mut counts = Counts::default();
+        let (mut batches, mut largest, mut behind) = (0, 0, 0);
+        for (group, (own, full)) in table.sizes.iter().zip(&rows).enumerate() {
+            before[group] = counts.samples;
+            counts.samples += own;
+            let members = counts.samples - starts[group];
+            let whole = if *own > 0 { members / full } else { 0 };
+            let rest = match flows && group != largest_group {
+                true => 0,
+                false => members - whole * full,
+            };
+            starts[group + 1] = if flows && rest == 0 { starts[group] + whole * full } else { counts.samples };
+            let mut made = whole;
+            match last {
+                _ if rest == 0 => {}
+                LastBatch::Drop => counts.left_out += rest,
+                LastBatch::Pad => counts.repeated += padded(rest, *full, flows, world) - rest,
+                LastBatch::Keep | LastBatch::Mask => {}
+            }
+            if rest > 0 && flows {
+                (made, behind) = (whole + 1, rest);
+            } else if rest > 0 && last != LastBatch::Drop {
+                made = whole + 1;
+            }
+            largest = if made > 0 { largest.max(*full) } else { largest };
+            batches += made;
+            ends[group] = batches;
+        }
+        let largest = if batches == 0 { world } else { largest };
+        let permuted = batches - u64::from(behind > 0);
+        counts.batches = if last == LastBatch::Drop { permuted } else { batches };
+        let len = if behind > 0 {
+            permuted.saturating_mul(largest).saturating_add(behind)
+        } else {
+            batches.saturating_mul(largest)
+        };
+        let (before, starts, ends) = (before.into(), starts.into(), ends.into());
+        Self { table, flows, rows, before, starts, ends, permuted, batches, largest, len, counts }
+    }
+
     /// Rows of the largest batch.
     pub(crate) fn largest(&self) -> u64 {
         self.largest
@@ -412,39 +526,72 @@ impl Plan {
 
     /// Positions of an epoch, used or not.
     pub(crate) fn len(&self) -> u64 {
-        self.ends.last().map_or(0, |batches| batches * self.largest)
+        self.len
     }
 
-    /// Samples that an epoch delivers.
-    pub(crate) fn samples(&self) -> u64 {
-        self.samples
+    /// Whether what is left of a group goes into the next one.
+    pub(crate) fn flows(&self) -> bool {
+        self.flows
+    }
+
+    /// What an epoch delivers.
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts
     }
 
     /// Bytes of the table and of two epochs: while the last batches of one are in flight, the next is prepared.
     pub(crate) fn bytes(&self) -> usize {
-        let of_epoch = self.rows.len() * (size_of::<Permutation>() + 2 * Permutation::TABLE_MAX as usize);
-        self.table.of.len() + size_of_val(&*self.table.before) + 2 * of_epoch
+        let permutations = 1 + usize::from(self.flows);
+        let of_group = permutations * (size_of::<Option<Permutation>>() + 2 * Permutation::TABLE_MAX as usize);
+        self.table.of.len() + size_of_val(&*self.table.before) + 2 * self.rows.len() * of_group
     }
 
     /// A hash of all that decides which samples are in a batch.
     pub(crate) fn identity(&self) -> u64 {
-        let words = self.table.of.chunks(8).map(|groups| {
-            let mut word = [0; 8];
-            word[..groups.len()].copy_from_slice(groups);
-            u64::from_le_bytes(word)
-        });
-        let key = Key::new(self.table.of.len() as u64).named("groups");
-        let key = words.chain(self.rows.iter().copied()).fold(key, |key, word| key.derive(word));
+        let key = Key::new(self.table.of.len() as u64).named(if self.flows { "groups in a line" } else { "groups" });
+        let key = self.table.words().chain(self.rows.iter().copied()).fold(key, Key::derive);
         Draws::from_key(key).next_u64()
     }
+}
+
+/// Rows of a short batch of `rest` samples that is filled up with others: a full one at the end of the epoch; where each group
+/// has one, as few as give all ranks equally many.
+pub(super) fn padded(rest: u64, full: u64, flows: bool, world: u64) -> u64 {
+    if flows { full } else { rest.div_ceil(world).saturating_mul(world).min(full) }
 }
 
 /// The batches of one epoch.
 #[derive(Debug)]
 pub(crate) struct GroupedEpoch {
     plan: Arc<Plan>,
-    /// Of all batches, and of each group's samples; `None` for the order of the groups and of the dataset.
-    shuffle: Option<(Permutation, Box<[Permutation]>)>,
+    /// `None` for the order of the groups and of the dataset.
+    shuffle: Option<Shuffle>,
+}
+
+/// The permutations of an epoch.
+#[derive(Debug)]
+struct Shuffle {
+    batches: Permutation,
+    /// Of the samples of each group.
+    samples: Box<[Permutation]>,
+    /// Of the members of its batches, where some come from smaller groups.
+    members: Box<[Option<Permutation>]>,
+}
+
+impl Shuffle {
+    fn new(plan: &Plan, key: Key) -> Self {
+        let each = |name: &str, group: usize, n: u64| Permutation::new(n, key.named(name).derive(group as u64));
+        let sizes = plan.table.sizes.iter().enumerate();
+        let members = (0..plan.rows.len()).map(|group| {
+            let (start, end) = (plan.starts[group], plan.starts[group + 1]);
+            (start < plan.before[group] && start < end).then(|| each("members", group, end - start))
+        });
+        Self {
+            batches: Permutation::new(plan.permuted, key.named("batches")),
+            samples: sizes.map(|(group, samples)| each("samples", group, *samples)).collect(),
+            members: members.collect(),
+        }
+    }
 }
 
 /// A batch.
@@ -455,20 +602,13 @@ pub(crate) struct GroupBatch {
     pub(crate) full: u64,
     /// Samples of the epoch in it.
     pub(crate) real: u64,
-    /// The first of them, counted in the group's order.
+    /// The first of them among the members of the group's batches.
     first: u64,
 }
 
 impl GroupedEpoch {
     pub(crate) fn new(plan: &Arc<Plan>, key: Option<Key>) -> Self {
-        let shuffle = key.map(|key| {
-            let batches = plan.ends.last().copied().unwrap_or(0);
-            let samples = plan.table.sizes.iter().zip(0..);
-            let of_group =
-                |(samples, group): (&u64, u64)| Permutation::new(*samples, key.named("samples").derive(group));
-            (Permutation::new(batches, key.named("batches")), samples.map(of_group).collect())
-        });
-        Self { plan: plan.clone(), shuffle }
+        Self { plan: plan.clone(), shuffle: key.map(|key| Shuffle::new(plan, key)) }
     }
 
     pub(crate) fn plan(&self) -> &Plan {
@@ -477,45 +617,71 @@ impl GroupedEpoch {
 
     /// Batch `batch`, which must exist.
     pub(crate) fn batch(&self, batch: u64) -> GroupBatch {
-        let batch = self.shuffle.as_ref().map_or(batch, |(batches, _)| batches.get(batch));
-        let Plan { table, rows, ends, .. } = &*self.plan;
+        let Plan { rows, starts, ends, permuted, .. } = &*self.plan;
+        let permuted = self.shuffle.as_ref().filter(|_| batch < *permuted);
+        let batch = permuted.map_or(batch, |shuffle| shuffle.batches.get(batch));
         let group = ends.partition_point(|end| *end <= batch);
-        let start = group.checked_sub(1).map_or(0, |before| ends[before]);
+        let before = group.checked_sub(1).map_or(0, |before| ends[before]);
         let full = rows[group];
-        let first = (batch - start) * full;
-        GroupBatch { group: group as u8, full, real: (table.sizes[group] - first).min(full), first }
+        let first = (batch - before) * full;
+        let members = starts[group + 1] - starts[group];
+        GroupBatch { group: group as u8, full, real: (members - first).min(full), first }
     }
 
-    /// The sample at `position`. Past the group's last sample it begins again.
+    /// The sample at `position`. Past the last sample of a batch are those that fill it up.
     pub(crate) fn id(&self, position: u64) -> u64 {
-        let Plan { table, largest, .. } = &*self.plan;
-        if let Some(mut k) = position.checked_sub(self.plan.len()) {
-            let mut group = 0;
-            while k >= table.sizes[group] {
-                k -= table.sizes[group];
-                group += 1;
-            }
+        let Plan { table, starts, before, largest, batches, .. } = &*self.plan;
+        if let Some(place) = position.checked_sub(batches * largest) {
+            let (group, k) = located(before, place);
             return table.select(group, k);
         }
         let GroupBatch { group, first, .. } = self.batch(position / largest);
-        let (group, k) = (usize::from(group), first + position % largest);
-        let samples = table.sizes[group];
-        let k = if k < samples { k } else { k % samples };
-        table.select(group, self.shuffle.as_ref().map_or(k, |(_, of)| of[group].get(k)))
+        let group = usize::from(group);
+        let (member, members) = (first + position % largest, starts[group + 1] - starts[group]);
+        let place = match member.checked_sub(members) {
+            None => self.member(group, member),
+            Some(past) => self.again(group, past),
+        };
+        let (group, k) = located(before, place);
+        table.select(group, self.shuffle.as_ref().map_or(k, |shuffle| shuffle.samples[group].get(k)))
+    }
+
+    /// The place in the line of a member of the group's batches.
+    fn member(&self, group: usize, member: u64) -> u64 {
+        let permuted = self.shuffle.as_ref().and_then(|shuffle| shuffle.members[group].as_ref());
+        self.plan.starts[group] + permuted.map_or(member, |members| members.get(member))
+    }
+
+    /// The place of a sample that fills up the group's short batch: of its full ones, else of those before it in the line.
+    fn again(&self, group: usize, k: u64) -> u64 {
+        let Plan { starts, rows, table, flows, .. } = &*self.plan;
+        let members = starts[group + 1] - starts[group];
+        let of_full = members - members % rows[group];
+        if k < of_full {
+            return self.member(group, k);
+        }
+        let (first, len) = if *flows { (0, table.of.len() as u64) } else { (starts[group], members) };
+        first + (starts[group] - first + len - 1 - (k - of_full) % len) % len
     }
 
     /// The position of any sample of the group of `position`.
     pub(crate) fn another(&self, position: u64, draws: &mut Draws) -> u64 {
-        let group = usize::from(self.batch(position / self.plan.largest).group);
-        let sizes = &self.plan.table.sizes;
-        self.plan.len() + sizes[..group].iter().sum::<u64>() + draws.below(sizes[group])
+        let Plan { table, before, largest, batches, .. } = &*self.plan;
+        let group = usize::from(self.batch(position / largest).group);
+        batches * largest + before[group] + draws.below(table.sizes[group])
     }
 
     /// The positions that have a sample of the epoch.
     pub(crate) fn positions(&self) -> impl Iterator<Item = u64> {
-        let largest = self.plan.largest;
-        (0..self.plan.len() / largest).flat_map(move |batch| batch * largest..batch * largest + self.batch(batch).real)
+        let (largest, batches) = (self.plan.largest, self.plan.counts.batches);
+        (0..batches).flat_map(move |batch| batch * largest..batch * largest + self.batch(batch).real)
     }
+}
+
+/// The group of a place in the line, and the places before it in the group.
+fn located(before: &[u64], place: u64) -> (usize, u64) {
+    let group = before.partition_point(|before| *before <= place) - 1;
+    (group, place - before[group])
 }
 
 #[cfg(test)]

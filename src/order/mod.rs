@@ -26,12 +26,12 @@ mod skip;
 pub(crate) mod subset;
 
 use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
-pub(crate) use batches::Batches;
 pub use batches::LastBatch;
+pub(crate) use batches::{Batches, Counts};
 #[cfg(feature = "image")]
 pub(crate) use groups::GROUPS_MAX;
 pub use groups::Groups;
-pub(crate) use groups::{GroupedEpoch, Plan};
+pub(crate) use groups::{GroupedEpoch, GroupsMark, Plan};
 pub(crate) use key::Key;
 pub use key::{Draws, Permutation};
 use lanes::{Lanes, Needs};
@@ -251,12 +251,13 @@ impl Order {
     /// [shuffled](Self::shuffled) and [sequential](Self::sequential) orders.
     ///
     /// Every sample comes once per epoch, but for batches that are dropped. Shuffled, the samples of each group and the batches of all groups are permuted anew
-    /// each epoch; else batches come group after group. The last batch of *each* group may be partial, see
+    /// each epoch; else batches come group after group. What is left of a group by length goes into the next larger one, and the
+    /// last batch of the epoch may be partial; that of *each* group where its samples fit no other, see
     /// [`LastBatch`]. Batches, counts and resumes are those of any other order: arithmetic, the same on all ranks.
     ///
     /// [`State::position`](crate::State::position) counts every batch with the rows of the largest. A resumed run keeps
     /// groups and batch sizes; another [`LastBatch`] is possible
-    /// [rebatched](crate::LoaderBuilder::resume_rebatched), except to or from `Drop`.
+    /// [rebatched](crate::LoaderBuilder::resume_rebatched), except to or from `Drop` where each group has its last batch.
     #[must_use]
     pub fn grouped(self, groups: Groups) -> Self {
         Self { groups: Some(groups), plan: None, ..self }
@@ -281,6 +282,11 @@ impl Order {
     /// The groups and their batches.
     pub(crate) fn planned_groups(&self) -> Option<(&Groups, &Plan)> {
         self.groups.as_ref().zip(self.plan.as_deref())
+    }
+
+    /// What a state keeps of the groups.
+    pub(crate) fn groups_mark(&self) -> Option<GroupsMark> {
+        self.groups.as_ref().map(Groups::mark)
     }
 
     /// Whether groups have batch sizes of their own.
@@ -518,8 +524,8 @@ fn out_of_range(what: &str, ids: &[u64], len: u64) -> Error {
 
 /// The order of one epoch. A few hundred bytes for any length; clones share larger parts.
 ///
-/// Positions past the end begin again at 0: an epoch filled up with padding has some. In groups they name the samples of a
-/// group, and the positions of an epoch that no batch uses name samples, too.
+/// Positions past the end begin again at 0: an epoch filled up with padding has some. In groups the positions behind the last
+/// batch name the samples of a group, and those within that no batch uses name samples, too.
 #[derive(Clone, Debug)]
 pub(crate) struct EpochOrder {
     source: Source,

@@ -5,7 +5,7 @@ use crate::common::*;
 use feedline::dataset::{DatasetExt, Images};
 use feedline::decode::{Bytes, Image};
 use feedline::order::{Draws, Groups};
-use feedline::{ErrorKind, LastBatch, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Rank, State};
+use feedline::{ErrorKind, LastBatch, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Rank, State, Status};
 use std::sync::Arc;
 
 /// 100 samples, sample i in group i % 3, in batches of 8, 13 and 10.
@@ -14,7 +14,8 @@ fn groups() -> Groups {
 }
 
 fn builder(data: &Data, last: LastBatch, rank: Rank) -> LoaderBuilder {
-    data.builder().order(Order::shuffled(7).grouped(groups())).last_batch(last).rank(rank).workers(2)
+    let builder = data.builder().order(Order::shuffled(7).grouped(groups())).last_batch(last).last_batch_share(1.0);
+    builder.rank(rank).workers(2)
 }
 
 /// Real samples of every batch of all ranks, which must be of one group: (epoch, batch, group, ids).
@@ -38,7 +39,7 @@ fn take_of(loaders: &[Loader], steps: u64, group_of: &dyn Fn(u64) -> usize) -> U
             assert!(step > 0 || batch.ids() == next, "the batch announced");
             assert_eq!((batch.epoch(), batch.index(), batch.group()), (of_all.0, of_all.1, Some(of_all.2)));
             let ids = &batch.ids()[..batch.valid()];
-            assert!(ids.iter().all(|id| group_of(*id) == of_all.2), "{ids:?} in group {}", of_all.2);
+            assert!(ids.iter().all(|id| group_of(*id) <= of_all.2), "{ids:?} in group {}", of_all.2);
             of_all.3.extend(ids);
         }
     }
@@ -66,6 +67,7 @@ fn grouped_runs_resume_exactly_after_any_batch_on_any_world() {
             ids.dedup();
             assert_eq!(ids.len() as u64, loader.samples_per_epoch(), "no sample twice");
             assert!(all.iter().zip(&all[1..]).any(|(one, next)| one.2 != next.2 && one.0 == next.0), "mixed");
+            assert!(all.iter().all(|batch| batch.3.iter().all(|id| *id as usize % 3 == batch.2)), "of one group");
 
             // 1 → 3 → 8 → 2: after each batch by one, and the rest by another.
             let worlds = [1, 3, 8, 2];
@@ -185,12 +187,99 @@ fn another_grouping_or_batch_size_does_not_resume() {
         let builder = data.builder().order(Order::shuffled(7).grouped(groups)).last_batch(last);
         builder.resume_rebatched(state.clone()).build().map(drop).map_err(|error| error.message().to_owned())
     };
-    let differs = Err("the state has other groups or batch sizes than the loader".to_owned());
     assert_eq!(other(groups(), LastBatch::Pad), Ok(()));
-    assert_eq!(other(groups().batch_sizes([8, 13, 9]), LastBatch::Keep), differs);
-    assert_eq!(other(Groups::of((0..100).map(|id| id % 2)).unwrap().batch_sizes([8, 13]), LastBatch::Keep), differs);
+    for (changed, words) in [
+        (
+            groups().batch_sizes([8, 12, 10]),
+            "the largest batch of the groups is 13 in the state, 12 in the loader: give those",
+        ),
+        (groups().batch_sizes([8, 13, 9]), "the state has other batch sizes of the groups than the loader: give those"),
+        (
+            Groups::of((0..100).map(|id| id % 2)).unwrap().batch_sizes([8, 13]),
+            "the groups are 3 in the state, 2 in the loader: give those",
+        ),
+    ] {
+        let said = other(changed, LastBatch::Keep).unwrap_err();
+        assert!(said.starts_with(words), "{said}");
+    }
     let plain = data.builder().order(Order::shuffled(7)).resume_rebatched(state.clone()).build().unwrap_err();
     assert_eq!(plain.message(), "the order is grouped in the state, shuffled in the loader");
+}
+
+/// Rows of all ranks in an epoch that repeat a sample, and samples in none.
+fn uneven(loaders: &[Loader], samples: usize) -> (u64, u64) {
+    let (mut repeated, mut seen) = (0, vec![false; samples]);
+    for batch in loaders.iter().flat_map(|loader| loader.epoch(0).unwrap()).map(Result::unwrap) {
+        repeated += batch.status().iter().filter(|status| **status == Status::Padding as u8).count() as u64;
+        batch.ids()[..batch.valid()].iter().for_each(|id| seen[*id as usize] = true);
+    }
+    (repeated, seen.iter().filter(|seen| !**seen).count() as u64)
+}
+
+#[test]
+fn repeated_and_left_out_samples_are_told_before_the_first_batch() {
+    let data = Data::memory(100, 4);
+    let lengths: Vec<u64> = (0..100).map(|id| 1 + id * id % 37).collect();
+    let long = || Groups::by_length(&lengths, 5).unwrap().budget(400);
+    let orders = [
+        Order::sequential(),
+        Order::shuffled(3),
+        Order::indices((0..70).collect::<Vec<_>>()),
+        Order::shuffled(3).grouped(long()),
+        Order::shuffled(3).grouped(Groups::of((0..100).map(|id| id % 3)).unwrap()),
+    ];
+    for (order, last, world) in orders
+        .iter()
+        .flat_map(|order| ALL_LAST.map(|last| (order, last)))
+        .flat_map(|(order, last)| [1, 3].map(|world| (order, last, world)))
+    {
+        let build = |rank| build(data.builder().order(order.clone()).last_batch(last).last_batch_share(1.0).rank(rank));
+        let loaders: Vec<Loader> = every_rank(world).map(build).collect();
+        let told: Vec<_> = loaders.iter().map(|loader| loader.snapshot().epoch).collect();
+        assert!(told.iter().all(|one| *one == told[0]));
+        let (epoch, log) = (told[0], loaders[0].log());
+        assert_eq!((log.epoch_repeated, log.epoch_left_out), (epoch.repeated, epoch.left_out));
+        assert_eq!(
+            (epoch.batches, epoch.samples - epoch.left_out),
+            (loaders[0].batches_per_epoch(), loaders[0].samples_per_epoch())
+        );
+        let words = format!(
+            "epoch     {} samples in {} batches; last batches repeat {}",
+            epoch.samples, epoch.batches, epoch.repeated
+        );
+        let report = loaders[0].report().to_string();
+        assert!(report.contains(&words), "{report}");
+        let (repeated, missing) = uneven(&loaders, 100);
+        assert_eq!(
+            (epoch.repeated, epoch.left_out + 100 - epoch.samples),
+            (repeated, missing),
+            "{order:?}, {last:?}, {world}"
+        );
+        assert_eq!(loaders[0].snapshot().epoch, epoch);
+    }
+}
+
+#[test]
+fn groups_that_end_apart_may_repeat_or_leave_out_a_hundredth() {
+    let data = Data::memory(2000, 4);
+    let built = |groups: u64, rows, last, share: Option<f64>| {
+        let order = Order::shuffled(1).grouped(Groups::of((0..2000).map(|id| (id % groups) as u8)).unwrap());
+        let builder = data.builder().order(order).global_batch(rows).last_batch(last).rank(Rank::new(0, 8).unwrap());
+        let builder = share.into_iter().fold(builder, LoaderBuilder::last_batch_share);
+        builder.build().map(|loader| loader.snapshot().epoch).map_err(|error| error.message().to_owned())
+    };
+    // 20 groups of 100 samples: three batches of 32, and 4 more on 8 ranks.
+    assert_eq!(
+        built(20, 32, LastBatch::Pad, None).unwrap_err(),
+        "an epoch of 2000 samples repeats 80 and leaves out 0 (4.0 %), for each group ends with a batch of its own: take fewer \
+         groups or smaller batches, keep them by `last_batch(LastBatch::Mask)`, or allow it by `last_batch_share(0.04)`"
+    );
+    assert_eq!(built(20, 32, LastBatch::Pad, Some(0.04)).unwrap().repeated, 80);
+    assert!(built(20, 32, LastBatch::Drop, None).unwrap_err().contains("repeats 0 and leaves out 80 (4.0 %)"));
+    assert_eq!(built(20, 32, LastBatch::Mask, None).unwrap().repeated, 0);
+    // 1.3 %, but less than one batch: 2 groups of 1000, 13 left in each.
+    assert_eq!(built(2, 47, LastBatch::Drop, None).unwrap().left_out, 26);
+    assert!(built(2, 47, LastBatch::Drop, Some(f64::NAN)).unwrap_err().contains("`last_batch_share` is NaN"));
 }
 
 #[test]
@@ -207,7 +296,7 @@ fn groups_without_sizes_take_the_loaders_batch() {
     let words = "`batch_size` is set, and the groups of the order have batch sizes of their own: omit one of them";
     assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words));
     let error = data.builder().order(Order::shuffled(1).grouped(self::groups().batch_sizes([99; 3])));
-    let error = error.last_batch(LastBatch::Drop).build().unwrap_err();
+    let error = error.last_batch(LastBatch::Drop).last_batch_share(1.0).build().unwrap_err();
     assert!(error.kind() == ErrorKind::Empty && error.message().starts_with("no group of the order"), "{error}");
 }
 
@@ -227,14 +316,14 @@ fn batches_have_the_shape_of_their_group() {
     let (dir, lens) =
         (Dir::new(), (0..200).map(|n| [3 + n % 8, 11 + n % 90, 101 + n % 900][n % 3]).collect::<Vec<_>>());
     let (builder, groups, files) = texts(&dir, &lens);
-    let groups = groups.budget(2000).up_to("image", &[10, 100, 1000]);
+    let groups = groups.batch_sizes([30, 20, 2]).up_to("image", &[10, 100, 1000]);
     let loader =
         builder.order(Order::shuffled(3).grouped(groups)).last_batch(LastBatch::Pad).workers(3).build().unwrap();
     // Some reuse of slots, so that rows of one stride overwrite those of another.
     for epoch in 0..3 {
         for batch in loader.epoch(epoch).unwrap() {
             let batch = batch.unwrap();
-            let (most, rows) = [(10, 200), (100, 20), (1000, 2)][batch.group().unwrap()];
+            let (most, rows) = [(10, 30), (100, 20), (1000, 2)][batch.group().unwrap()];
             let field = batch.field("image").unwrap();
             assert_eq!((batch.len(), field.shape(), field.strides()), (rows, vec![rows, most], vec![most, 1]));
             let all = field.as_slice::<u8>().unwrap();
@@ -392,7 +481,8 @@ fn pictures_fill_the_bucket_of_the_nearest_ratio() {
         for batch in loader.epochs(0..2).unwrap().map(Result::unwrap) {
             let (width, height) = BUCKETS[batch.group().unwrap()];
             let (w, h, image) = (width as usize, height as usize, batch.field("image").unwrap());
-            assert_eq!(batch.len() as u64, (6 * 1600 / u64::from(width * height)) & !1);
+            let full = (6 * 1600 / u64::from(width * height)) & !1;
+            assert!(batch.len() as u64 <= full && batch.valid() == batch.len(), "one rank needs no repeated rows");
             assert_eq!(image.shape(), [batch.len(), h, w, 3]);
             let geometry = batch.field("image.geometry").unwrap();
             for (row, id) in batch.ids().iter().enumerate() {

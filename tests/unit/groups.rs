@@ -1,4 +1,4 @@
-//! Grouped orders against lists: every batch of every rank, by definition.
+//! Grouped orders against lists: every batch of every rank, by definition. 10,000 random cases, 100,000 with `FEEDLINE_SWEEP=ci`.
 
 use super::super::{Batches, EpochOrder, Order};
 use super::*;
@@ -8,10 +8,21 @@ const ALL: [LastBatch; 4] = [LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, L
 /// A row of a batch: batch, group, rank, row, sample, whether it is of the epoch.
 type Taken = (u64, usize, u64, u64, Option<u64>, bool);
 
+/// How a case sizes its batches.
+#[derive(Debug)]
+enum Rows {
+    Each(Vec<u64>),
+    /// Tokens, and a multiple of rows.
+    Budget(u64, u64),
+}
+
 #[derive(Debug)]
 struct Case {
+    /// The group of each sample.
     of: Vec<u8>,
-    rows: Vec<u64>,
+    /// The greatest length of each group; none where samples fit one group only.
+    bounds: Option<Vec<u64>>,
+    rows: Rows,
     last: LastBatch,
     shuffled: Option<u64>,
     epoch: u64,
@@ -24,16 +35,50 @@ impl Case {
         let mut draws = Draws::new(number, 0, 0, "groups");
         let groups = 1 + draws.below(5);
         let least = 1 + draws.below(4);
-        let rows = (0..groups).map(|_| least + draws.below(6)).collect();
+        let rows = Rows::Each((0..groups).map(|_| least + draws.below(6)).collect());
         let of = (0..1 + draws.below(50)).map(|_| draws.below(groups) as u8).collect();
         let shuffled = draws.bool(0.7).then(|| draws.next_u64());
-        Self { of, rows, last: ALL[draws.below(4) as usize], shuffled, epoch: draws.below(3), world_max: least }
+        let (last, epoch) = (ALL[draws.below(4) as usize], draws.below(3));
+        let bounds = draws.bool(0.7).then(|| {
+            let steps = (0..groups).map(|_| 1 + draws.below(9)).scan(0, |bound, step| {
+                *bound += step;
+                Some(*bound)
+            });
+            steps.collect::<Vec<u64>>()
+        });
+        let longest = bounds.iter().flatten().max().copied();
+        let rows = match longest {
+            Some(longest) if draws.bool(0.6) => Rows::Budget(longest * least * (1 + draws.below(4)), least),
+            _ => rows,
+        };
+        Self { of, bounds, rows, last, shuffled, epoch, world_max: least }
+    }
+
+    fn groups(&self) -> Groups {
+        let groups = match &self.bounds {
+            Some(bounds) => Groups::by(self.of.iter().map(|of| bounds[usize::from(*of)]), bounds).unwrap(),
+            None => Groups::of(self.of.iter().copied()).unwrap(),
+        };
+        match &self.rows {
+            Rows::Each(rows) => groups.batch_sizes(rows.clone()),
+            Rows::Budget(most, multiple) => groups.budget(*most).multiple_of(*multiple),
+        }
+    }
+
+    /// Rows of a batch of each group.
+    fn rows(&self) -> Vec<u64> {
+        match (&self.rows, &self.bounds) {
+            (Rows::Budget(most, multiple), Some(bounds)) => {
+                bounds.iter().map(|bound| most / bound / multiple * multiple).collect()
+            }
+            (Rows::Each(rows), _) => rows.clone(),
+            (Rows::Budget(..), None) => unreachable!("a budget needs lengths"),
+        }
     }
 
     fn order(&self, rank: u64, world: u64) -> (EpochOrder, Batches) {
-        let groups = Groups::of(self.of.iter().copied()).unwrap().batch_sizes(self.rows.clone());
         let rank = Rank::new(rank as u32, world as u32).unwrap();
-        let order = self.shuffled.map_or_else(Order::sequential, Order::shuffled).grouped(groups);
+        let order = self.shuffled.map_or_else(Order::sequential, Order::shuffled).grouped(self.groups());
         let len = self.of.len() as u64;
         let order = order.planned(len, 1, self.last, rank).unwrap();
         let epoch = order.epoch(len, self.epoch).unwrap();
@@ -62,40 +107,77 @@ impl Case {
         out
     }
 
+    /// The members of the batches of each group, and the samples before them in the line.
+    fn members(&self, shuffle: &dyn Fn(usize, &str, usize) -> Vec<usize>) -> Vec<(usize, Vec<u64>, Vec<u64>)> {
+        let (rows, flows) = (self.rows(), self.bounds.is_some());
+        let largest = usize::from(*self.of.iter().max().unwrap());
+        let (mut line, mut carried, mut all) = (Vec::new(), Vec::new(), Vec::new());
+        for group in 0..=largest {
+            let own: Vec<u64> =
+                (0..).zip(&self.of).filter(|(_, of)| usize::from(**of) == group).map(|(id, _)| id).collect();
+            if own.is_empty() {
+                continue;
+            }
+            let mixes = !carried.is_empty();
+            carried.extend(shuffle(own.len(), "samples", group).into_iter().map(|k| own[k]));
+            let whole = carried.len() - carried.len() % rows[group] as usize;
+            let rest = if flows && group < largest { carried.split_off(whole) } else { Vec::new() };
+            let members = std::mem::replace(&mut carried, rest);
+            let before = if flows { line.clone() } else { Vec::new() };
+            line.extend(&members);
+            let members = match mixes {
+                true => shuffle(members.len(), "members", group).into_iter().map(|k| members[k]).collect(),
+                false => members,
+            };
+            all.push((group, members, before));
+        }
+        all
+    }
+
     /// The same by definition.
     fn naive(&self, world: u64) -> Vec<Taken> {
         let key = self.shuffled.map(|seed| Key::new(seed).named("groups").derive(self.epoch));
-        let shuffle = |n: usize, key: Option<Key>| -> Vec<usize> {
+        let permuted = |n: usize, key: Option<Key>| -> Vec<usize> {
             let permutation = key.map(|key| Permutation::new(n as u64, key));
             (0..n).map(|k| permutation.as_ref().map_or(k, |all| all.get(k as u64) as usize)).collect()
         };
-        let count = self.of.iter().max().map_or(0, |most| usize::from(*most) + 1);
-        let mut batches = Vec::new();
-        for (group, rows) in self.rows.iter().enumerate().take(count) {
-            let own: Vec<u64> =
-                (0..).zip(&self.of).filter(|(_, of)| usize::from(**of) == group).map(|(id, _)| id).collect();
-            let own: Vec<u64> = shuffle(own.len(), key.map(|key| key.named("samples").derive(group as u64)))
-                .into_iter()
-                .map(|k| own[k])
-                .collect();
-            for part in own.chunks(*rows as usize) {
-                let (real, rows) = (part.len() as u64, *rows);
-                if self.last == LastBatch::Drop && real < rows {
-                    continue;
-                }
-                let size = if self.last == LastBatch::Keep { (real.div_ceil(world) * world).min(rows) } else { rows };
+        let of_group =
+            |n: usize, name: &str, group: usize| permuted(n, key.map(|key| key.named(name).derive(group as u64)));
+        let flows = self.bounds.is_some();
+        let line: Vec<u64> = self.line(&of_group);
+        let (mut batches, mut short) = (Vec::new(), None);
+        for (group, members, before) in self.members(&of_group) {
+            let rows = self.rows()[group];
+            for part in members.chunks(rows as usize) {
+                let real = part.len() as u64;
+                let size = match self.last {
+                    LastBatch::Mask => rows,
+                    LastBatch::Pad if flows => rows,
+                    LastBatch::Drop if real < rows => continue,
+                    _ => (real.div_ceil(world) * world).min(rows),
+                };
+                // First the full batches of the group, then what stands before it.
+                let whole = members.len() - members.len() % rows as usize;
+                let ring = if flows { &line } else { &members };
+                let back = ring.iter().rev().cycle().skip(if flows { line.len() - before.len() } else { 0 });
+                let again = members[..whole].iter().chain(back);
                 let mut ids: Vec<_> = part.iter().map(|id| Some(*id)).collect();
-                let again = own.iter().cycle().map(|id| (self.last == LastBatch::Pad).then_some(*id));
-                ids.extend(again.take((size - real) as usize));
-                batches.push((group, real, ids));
+                let pads = self.last == LastBatch::Pad;
+                ids.extend(again.take((size - real) as usize).map(|id| pads.then_some(*id)));
+                match real < rows && flows {
+                    true => short = Some((group, real, ids)),
+                    false => batches.push((group, real, ids)),
+                }
             }
         }
+        let order = permuted(batches.len(), key.map(|key| key.named("batches")));
+        let mut all: Vec<_> = order.into_iter().map(|of| batches[of].clone()).collect();
+        all.extend(short);
         let mut out = Vec::new();
-        for (number, of) in shuffle(batches.len(), key.map(|key| key.named("batches"))).into_iter().enumerate() {
-            let (group, real, ids) = &batches[of];
+        for (number, (group, real, ids)) in all.iter().enumerate() {
             let (mut rank, mut row, size) = (0, 0, ids.len() as u64);
             for (place, id) in (0..).zip(ids) {
-                if row == (0..size).filter(|place| place % world == rank).count() as u64 {
+                while row == (0..size).filter(|place| place % world == rank).count() as u64 {
                     (rank, row) = (rank + 1, 0);
                 }
                 out.push((number as u64, *group, rank, row, *id, place < *real));
@@ -105,11 +187,22 @@ impl Case {
         out.sort_unstable();
         out
     }
+
+    /// All samples by group, each group in its order.
+    fn line(&self, shuffle: &dyn Fn(usize, &str, usize) -> Vec<usize>) -> Vec<u64> {
+        let own = |group: usize| -> Vec<u64> {
+            let own: Vec<u64> =
+                (0..).zip(&self.of).filter(|(_, of)| usize::from(**of) == group).map(|(id, _)| id).collect();
+            shuffle(own.len(), "samples", group).into_iter().map(|k| own[k]).collect()
+        };
+        (0..=usize::from(*self.of.iter().max().unwrap())).flat_map(own).collect()
+    }
 }
 
 #[test]
 fn grouped_batches_are_those_of_a_list() {
-    for number in 0..100_000 {
+    let cases = if std::env::var_os("FEEDLINE_SWEEP").is_some() { 100_000 } else { 10_000 };
+    for number in 0..cases {
         let case = Case::draw(number);
         let world = 1 + number % case.world_max;
         let (taken, right) = (case.taken(world, 0), case.naive(world));
@@ -128,28 +221,84 @@ fn grouped_batches_are_those_of_a_list() {
         assert!(case.last == LastBatch::Drop || real.len() == case.of.len(), "{number}");
         let most = taken.iter().map(|row| row.3 + 1).max().unwrap_or(0);
         assert!(most <= u64::from(batches.rows_max()), "{number}");
+        // What is told before the first batch is what comes.
+        let samples = case.of.len() as u64;
+        let repeated = taken.iter().filter(|row| !row.5 && row.4.is_some()).count() as u64;
+        let left_out = samples - real.len() as u64;
+        let told = Counts { samples, batches: batches.count(), repeated, left_out };
+        assert_eq!(batches.counts(), told, "{number}: {case:?}, {world} ranks");
+        let (rows, largest) = (case.rows(), usize::from(*case.of.iter().max().unwrap()));
+        match &case.bounds {
+            Some(_) => assert!(repeated + left_out < rows[largest], "{number}: {case:?}, {told:?}"),
+            None if case.last == LastBatch::Pad => assert!(repeated <= rows.len() as u64 * (world - 1), "{told:?}"),
+            None => {}
+        }
+        let mut of_batch = vec![(0, 0); batches.count() as usize];
+        for (batch, group, _, _, id, _) in &taken {
+            let own = id.map_or(*group, |id| usize::from(case.of[id as usize]));
+            assert!(own == *group || own < *group && case.bounds.is_some(), "{number}: {own} in {group}");
+            let (rows, _) = of_batch[*batch as usize];
+            of_batch[*batch as usize] = (rows + 1, *group);
+        }
+        if let (Rows::Budget(most, _), Some(bounds)) = (&case.rows, &case.bounds) {
+            assert!(of_batch.iter().all(|(rows, group)| rows * bounds[*group] <= *most), "{number}: {of_batch:?}");
+        }
     }
 }
 
 #[test]
 fn the_rest_after_any_grouped_batch_is_the_same_for_any_world() {
     /// Ids by batch: the order of rows among ranks is that of the position.
-    fn samples(taken: Vec<Taken>) -> Vec<(u64, usize, Option<u64>)> {
-        let mut taken: Vec<_> = taken.into_iter().filter(|row| row.4.is_some()).collect();
+    fn samples(taken: Vec<Taken>, pads_are_fixed: bool) -> Vec<(u64, usize, Option<u64>)> {
+        let mut taken: Vec<_> = taken.into_iter().filter(|row| row.4.is_some() && (row.5 || pads_are_fixed)).collect();
         taken.sort_by_key(|row| (row.0, row.2, row.3));
         taken.into_iter().map(|row| (row.0, row.1, row.4)).collect()
     }
     for number in 0..5_000 {
         let case = Case::draw(number);
         let (_, batches) = case.order(0, 1);
+        // The world decides how many rows fill up the batch of a group that ends apart.
+        let pads_are_fixed = case.bounds.is_some();
         for from in 0..=batches.count() {
-            // Blank rows of `Keep` depend on the world; padding rows have samples in batches of full size only.
-            let all = samples(case.taken(1, 0));
+            let all = samples(case.taken(1, 0), pads_are_fixed);
             let rest: Vec<_> = all.into_iter().filter(|row| row.0 >= from).collect();
             let world = 1 + (number + from) % case.world_max;
-            assert_eq!(samples(case.taken(world, from)), rest, "{number}: {case:?} from {from} by {world}");
+            assert_eq!(
+                samples(case.taken(world, from), pads_are_fixed),
+                rest,
+                "{number}: {case:?} from {from} by {world}"
+            );
         }
     }
+}
+
+/// A random part of a group goes up, and comes to any row of the batches there.
+#[test]
+fn what_is_left_of_a_group_is_drawn_anew_each_epoch() {
+    let case = |epoch| Case {
+        of: vec![0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1],
+        bounds: Some(vec![3, 5]),
+        rows: Rows::Each(vec![4, 3]),
+        last: LastBatch::Keep,
+        shuffled: Some(5),
+        epoch,
+        world_max: 1,
+    };
+    let (mut up, mut rows, mut together) = ([0; 6], [0; 3], 0);
+    for epoch in 0..6_000 {
+        let taken = case(epoch).taken(1, 0);
+        let moved: Vec<_> = taken.iter().filter(|row| row.1 == 1 && row.4.unwrap() < 6).collect();
+        assert_eq!(moved.len(), 2, "6 samples in batches of 4");
+        for row in &moved {
+            up[row.4.unwrap() as usize] += 1;
+            rows[row.3 as usize] += 1;
+        }
+        together += i32::from(moved[0].0 == moved[1].0);
+    }
+    assert!(up.iter().all(|count| (1_850..2_150_i32).contains(count)), "a third of the epochs: {up:?}");
+    // 9 members in three batches of three rows: two of them share a batch by 2 in 8.
+    assert!(rows.iter().all(|count| (3_800..4_200_i32).contains(count)), "{rows:?}");
+    assert!((1_380..1_620).contains(&together), "{together}");
 }
 
 #[test]
@@ -176,7 +325,8 @@ fn the_kth_sample_of_a_group_is_found_in_any_block() {
 
 #[test]
 fn any_sample_of_the_group_may_stand_in() {
-    let case = Case { of: vec![0, 1, 1, 0, 2, 1, 0, 1], rows: vec![2, 3, 1], ..Case::draw(1) };
+    let rows = Rows::Each(vec![2, 3, 1]);
+    let case = Case { of: vec![0, 1, 1, 0, 2, 1, 0, 1], bounds: None, rows, ..Case::draw(1) };
     let (order, batches) = case.order(0, 1);
     let mut draws = Draws::new(3, 0, 0, "stand in");
     for batch in 0..batches.count() {
@@ -263,10 +413,15 @@ fn impossible_groups_are_refused_with_their_numbers() {
 #[test]
 fn groups_without_samples_make_no_batches_and_no_room() {
     let groups = Groups::by([7, 7, 7], &[1, 7, 9]).unwrap().batch_sizes([1000, 2, 500]);
+    let counts = |samples, batches, repeated, left_out| Counts { samples, batches, repeated, left_out };
     let plan = groups.plan(3, 1, LastBatch::Mask, Rank::new(0, 2).unwrap()).unwrap();
-    assert_eq!((plan.largest(), plan.len(), plan.samples()), (2, 4, 3));
+    assert_eq!((plan.largest(), plan.len(), plan.counts()), (2, 3, counts(3, 2, 0, 0)));
     let dropped = groups.plan(3, 1, LastBatch::Drop, Rank::single()).unwrap();
-    assert_eq!((dropped.len(), dropped.samples()), (2, 2));
+    assert_eq!((dropped.len(), dropped.counts()), (3, counts(3, 1, 0, 1)));
+    // Where no group has enough for a batch, all of them together may.
+    let few = Groups::by([1, 5, 7], &[1, 5, 7]).unwrap().batch_sizes([3, 3, 3]);
+    let plan = few.plan(3, 1, LastBatch::Pad, Rank::single()).unwrap();
+    assert_eq!((plan.rows().collect::<Vec<_>>(), plan.counts()), (vec![0, 0, 3], counts(3, 1, 0, 0)));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::error::{config, exception};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict};
+use pyo3::types::{PyBool, PyDict, PyList};
 use std::any::TypeId;
 
 /// Keyword arguments, of which None counts as absent.
@@ -45,12 +45,13 @@ impl<'py> Given<'py> {
         if let Some(value) = listed() {
             return Ok(Some(value));
         }
+        let (place, value, error) = wrong_entry::<T>(name, &value).unwrap_or((name.into(), value, error));
         if error.is_instance_of::<PyOverflowError>(self.py()) {
-            let message = format!("{name}={}: out of range; give a whole number from 0", shown(&value));
+            let message = format!("{place}={}: out of range; give a whole number from 0", shown(&value));
             return Err(exception(self.py(), &config(message)));
         }
         let words = error.value(self.py()).to_string();
-        Err(refused(name, &value, legal(name).unwrap_or(&words)))
+        Err(refused(&place, &value, legal(name).unwrap_or(&words)))
     }
 
     /// Refuses settings that were not taken.
@@ -63,6 +64,28 @@ impl<'py> Given<'py> {
             None => Ok(()),
         }
     }
+}
+
+/// Settings that are lists of one kind of entry.
+const LISTS: [&str; 10] =
+    ["lengths", "bounds", "sizes", "buckets", "indices", "subset", "weights", "keep", "columns", "trim"];
+
+/// The first entry of a list that the setting cannot have, with its place.
+fn wrong_entry<'py, T: for<'a> FromPyObject<'a, 'py>>(
+    name: &str,
+    value: &Bound<'py, PyAny>,
+) -> Option<(String, Bound<'py, PyAny>, PyErr)> {
+    if !LISTS.contains(&name) {
+        return None;
+    }
+    let list = value.call_method0("tolist").unwrap_or_else(|_| value.clone());
+    for (index, entry) in list.try_iter().ok()?.enumerate() {
+        let entry = entry.ok()?;
+        if let Err(error) = PyList::new(value.py(), [&entry]).ok()?.extract::<T>() {
+            return Some((format!("{name}[{index}]"), entry, error.into()));
+        }
+    }
+    None
 }
 
 /// Most letters of a value in a message.

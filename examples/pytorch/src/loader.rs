@@ -299,7 +299,8 @@ impl Loader {
     /// `seconds` in which an epoch was open, without pauses for an evaluation, `samples_per_s`, `starved_share` (time without a ready
     /// batch; on a GPU of its stream), `host_late_share` (on a GPU: its stream ran dry because of this program), `wait_p99_s`,
     /// `read_bytes_per_s`, `from_memory_share` (bytes that no device read), `decode_busy_share` and `bad_samples` (rows for which
-    /// others stood in). A value that was not measured is left out.
+    /// others stood in). A value that was not measured is left out. `epoch_repeated` and `epoch_left_out` are exact before the first
+    /// batch: rows of a whole epoch of all ranks that repeat a sample to fill up a batch, and samples that are dropped.
     #[pyo3(signature = (prefix="feedline/"))]
     fn log<'py>(&self, py: Python<'py>, prefix: &str) -> PyResult<Bound<'py, PyDict>> {
         let scalars = PyDict::new(py);
@@ -871,6 +872,7 @@ impl Settings {
             let adds = adds.iter().flatten().map(Declared::field).collect::<Result<Vec<_>>>()?;
             Ok(builder.map_batch_adding(adds, python::map_batch(code.clone(), function)))
         }));
+        steps.extend(step(given.take("last_batch_share")?, |builder, most| Ok(builder.last_batch_share(most))));
         let last_batch: Option<String> = given.take("last_batch")?;
         Ok(Self {
             last: last_batch.map(|name| last(&name)).transpose().map_err(|error| exception(given.py(), &error))?,

@@ -197,7 +197,8 @@ def test_batches_of_similar_length_have_their_own_shape(tmp_path):
     settings = {"columns": ["txt", "cls"], "decoders": decoders, "shuffle": 3, "ids": True, "lengths": lengths}
 
     def trimmed(batch):
-        assert batch["txt"].shape == (len(batch["label"]), lengths[int(batch["label"][0])])
+        assert batch["txt"].shape[0] == len(batch["label"])
+        assert batch["txt"].shape[1] == max(lengths[int(label)] for label in batch["label"])
 
     with pytest.warns(feedline.PythonCostWarning):
         loader = fl.webdataset(tar(tmp_path), bounds=[3, 4, 5], budget=20, trim=["txt"], map_batch=trimmed, **settings)
@@ -206,8 +207,9 @@ def test_batches_of_similar_length_have_their_own_shape(tmp_path):
         shapes.append(batch["txt"].shape)
         ids += batch["ids"].tolist()
         for row, id in zip(batch["txt"], batch["ids"].tolist()):
-            assert bytes(row) == f"{id} {2 * id}".encode()
-    assert sorted(shapes) == [(2, 5), (4, 5), (4, 5), (5, 3), (5, 4)]
+            assert bytes(row).rstrip(b"\0") == f"{id} {2 * id}".encode()
+    # The five of the first group fill no batch of six, so they go with the next one. The short batch comes last.
+    assert sorted(shapes[:-1]) == [(4, 5), (4, 5), (5, 4), (5, 4)] and shapes[-1] == (2, 5)
     assert sorted(ids) == list(range(20)) and len(loader) == 5
     for wrong, words in [
         ({"bounds": [3, 4]}, "the sample has length 5, the last bound of the groups is 4"),

@@ -10,6 +10,7 @@ import feedline
 import feedline.torch
 
 NAMES = {"seconds", "samples_per_s", "starved_share", "wait_p99_s", "read_bytes_per_s", "from_memory_share", "decode_busy_share", "bad_samples"}
+NAMES |= {"epoch_repeated", "epoch_left_out"}
 SAMPLES, BATCH = 400, 10
 
 

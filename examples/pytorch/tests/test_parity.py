@@ -31,6 +31,7 @@ BUILDER = {
     "resume_rebatched": "load_state_dict(…, rebatched=True)",
     "stop": {"stop_on_signals"},
     "last_batch": {"last_batch"},
+    "last_batch_share": {"last_batch_share"},
     "workers": {"workers"},
     "memory_budget": {"memory_budget"},
     "shared_budget": {"sharding"},

@@ -457,6 +457,19 @@ def test_pictures_fill_the_bucket_of_the_nearest_ratio(shapes):
         assert sorted(seen) == list(range(30)) and len(loader.dataset) == 30
 
 
+def test_last_batches_of_buckets_are_counted_and_limited(shapes):
+    path, _, sizes = shapes
+    settings = {"buckets": BUCKETS, "sizes": sizes, "ids": True, "device": "cpu", "batch_size": 1}
+    ranks = [fl.images(path, shard=(rank, 4), last_batch_share=1.0, **settings) for rank in range(4)]
+    told = [(loader.log()["feedline/epoch_repeated"], loader.snapshot()["epoch"]["repeated"]) for loader in ranks]
+    seen = [batch["status"].tolist() for loader in ranks for batch in loader]
+    # Six pictures of each size in batches of four.
+    assert told == [(10, 10)] * 4 and sum(row == 1 for rows in seen for row in rows) == 10
+    assert "repeat 10 (33.33 %) and leave out 0" in ranks[0].report()
+    with pytest.raises(Error, match=r"repeats 10 and leaves out 0 \(33.3 %\).*`last_batch=\"mask\"`.*`last_batch_share=0.334`"):
+        len(fl.images(path, shard=(0, 4), **settings))
+
+
 def test_pictures_in_buckets_become_floats(shapes):
     path, _, sizes = shapes
     settings = {"buckets": BUCKETS, "sizes": sizes, "batch_size": 4, "device": "cpu"}

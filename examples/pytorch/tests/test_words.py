@@ -147,6 +147,36 @@ def test_a_state_of_other_settings_is_told_in_words_of_python(data, other, words
     assert not said(lambda: records(data).load_state_dict({})).startswith("build:")
 
 
+@pytest.mark.parametrize(
+    "other, words",
+    [
+        ({"budget": 64}, "the budget of the groups is 128 in the state, 64 in the loader: set `budget=128`"),
+        ({"multiple_of": 4}, "have a multiple of 2 in the state, 4 in the loader: set `multiple_of=2`"),
+        ({"bounds": [8, 16]}, "the groups are 2 up to 9 ("),
+        ({"lengths": [9] * COUNT}, "the lengths, sizes or numbers of the samples make groups of the hash "),
+    ],
+)
+def test_a_state_of_other_groups_is_told_with_both_values(data, other, words):
+    settings = {"lengths": [1 + n % 9 for n in range(COUNT)], "bounds": [5, 9], "budget": 128, "multiple_of": 2, "shuffle": 1}
+    state = records(data, **settings).state_dict()
+    message = said(lambda: records(data, **settings | other).load_state_dict(state, rebatched=True), feedline.errors.StateError)
+    assert words in message, message
+
+
+@pytest.mark.parametrize(
+    "setting, words",
+    [
+        ({"lengths": [1] * 9 + [-5] + [1] * 90}, "lengths[9]=-5: out of range; give a whole number from 0"),
+        ({"lengths": np.array([1, 2, 0.5])}, "lengths[2]=0.5: give a list of whole numbers"),
+        ({"lengths": [1] * COUNT, "bounds": [1, "x"]}, "bounds[1]='x': give a list, or a number of groups"),
+        ({"indices": [0, 1, 2.5]}, "indices[2]=2.5: give a list"),
+        ({"lengths": 7}, "lengths=7: give a list of whole numbers"),
+    ],
+)
+def test_a_wrong_entry_of_a_list_is_named_with_its_place(data, setting, words):
+    assert words in said(lambda: records(data, **setting))
+
+
 def test_places_and_epochs_are_told_in_words_of_python(data):
     loader = records(data, **STATE)
     next(iter(loader))

@@ -25,7 +25,8 @@ impl Image {
     /// ```
     ///
     /// `build()` refuses no size, more than 256, and an order without groups. A picture whose nearest size is not that of its
-    /// group is an error of the sample ([`ErrorKind::Shape`]).
+    /// group is an error of the sample ([`ErrorKind::Shape`]). So each size ends with a [batch](crate::LastBatch) of its own, which
+    /// [`last_batch_share`](crate::LoaderBuilder::last_batch_share) is about.
     pub fn buckets(sizes: impl IntoIterator<Item = (u32, u32)>) -> Self {
         let buckets: Vec<Size> = sizes.into_iter().map(|(width, height)| Size::new(width, height)).collect();
         let size = buckets.iter().copied().max_by_key(|size| size.pixels()).unwrap_or(Size::new(0, 0));

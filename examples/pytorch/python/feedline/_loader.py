@@ -110,7 +110,8 @@ class Settings(TypedDict, total=False):
     lengths: Sequence[int] | None
     """A number known of each sample, such as `loader.lengths("tokens")`: all samples of a batch are between two `bounds`, on all ranks the same.
 
-    Several ranks fill up the last batch of each group, anywhere in the epoch: metrics need `last_batch="mask"` and the status."""
+    What is left of a group goes into the next larger one, so the last batch of the epoch alone may be short. In `buckets` that of
+    each is, anywhere in the epoch: metrics need `last_batch="mask"` and the status."""
     bounds: Sequence[int] | int | None
     """The largest length of each group of `lengths`, or how many groups there shall be, with the least padding; 64 by default."""
     budget: int | None
@@ -133,7 +134,11 @@ class Settings(TypedDict, total=False):
 
     "keep": a smaller batch; the default on one rank. "pad": samples from the beginning of the epoch fill it up; the default on
     several ranks, as with PyTorch's DistributedSampler. "drop": they are left out. "mask": rows of zeros fill it up, which `ids`
-    must mark; for exact evaluation on many ranks."""
+    must mark; for exact evaluation on many ranks. `loader.log()` and the report have the numbers of repeated and left-out samples."""
+    last_batch_share: float | None
+    """In `buckets`, where each has a last batch: the share of an epoch's samples that these may repeat or leave out; 0.01 by default.
+
+    The one last batch of any other order is never too much."""
     ids: bool | None
     """Also hands out `ids` and `status`, one per row; they lie on the host."""
     keep: Sequence[str] | None

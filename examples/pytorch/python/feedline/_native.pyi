@@ -43,7 +43,9 @@ class Loader:
         `seconds` in which an epoch was open, without pauses for an evaluation, `samples_per_s`, `starved_share` (time without a
         ready batch; on a GPU of its stream), `host_late_share` (on a GPU: its stream ran dry because of this program),
         `wait_p99_s`, `read_bytes_per_s`, `from_memory_share` (bytes that no device read), `decode_busy_share` and `bad_samples`
-        (rows for which others stood in). A value that was not measured is left out.
+        (rows for which others stood in). A value that was not measured is left out. `epoch_repeated` and `epoch_left_out` are
+        exact before the first batch: rows of a whole epoch of all ranks that repeat a sample to fill up a batch, and samples that
+        are dropped.
 
             wandb.log(loader.log(), step=step)  # or mlflow.log_metrics(loader.log(), step=step)
             for name, value in loader.log().items():

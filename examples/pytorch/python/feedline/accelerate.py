@@ -33,7 +33,7 @@ def began(loader: Any, epoch: Any) -> None:
     if loader.drop_last:
         epoch.remainder = 0
     elif loader._fills_groups and loader.shard[1] > 1:
-        words = "the last batch of each group is filled up, and gather_for_metrics leaves that in"
+        words = "the last batch of groups is filled up, and gather_for_metrics leaves that in"
         warnings.warn(f'{words}: give last_batch="mask" and count by status, or last_batch="drop"', stacklevel=4)
     elif not loader._grouped and loader.shard[1] == _processes() and (loader.shard[1] == 1 or loader._lanes == 1):
         # In lanes the ranks take samples in turn, and padding is not at the end of what is gathered; groups have it anywhere;
