@@ -291,7 +291,8 @@ impl LoaderBuilder {
             return Err(config(format!("{} is {most}; set a share from 0", Setting::LastBatchShare)));
         }
         let Counts { samples, repeated, left_out, .. } = whole.counts();
-        let (uneven, share) = (repeated + left_out, (repeated + left_out) as f64 / samples.max(1) as f64);
+        let uneven = repeated + left_out;
+        let share = uneven as f64 / samples.max(1) as f64;
         if !whole.end_apart() || share <= most || uneven < whole.global() {
             return Ok(());
         }

@@ -103,7 +103,8 @@ fn epoch_in_words(epoch: &EpochCounts) -> String {
         0 => "0".into(),
         _ => format!("{part} ({:.2} %)", 100.0 * part as f64 / samples.max(1) as f64),
     };
-    let (repeated, left_out) = (share(repeated), share(left_out));
+    let repeated = share(repeated);
+    let left_out = share(left_out);
     format!("{samples} samples in {batches} batches; last batches repeat {repeated} and leave out {left_out}")
 }
 

@@ -303,7 +303,8 @@ impl GroupsMark {
         let parts = |both: u64| ((both >> 32) as u32, both as u32);
         let (multiple, count) = parts(counts);
         let (bounds, lengths) = parts(hashes);
-        let (flows, count) = (count >> 31 == 1, count & (u32::MAX >> 1));
+        let flows = count >> 31 == 1;
+        let count = count & (u32::MAX >> 1);
         Self { flows, budget, bound, multiple, count, bounds, lengths }
     }
 }
@@ -472,9 +473,14 @@ impl Plan {
     fn new(table: Arc<Table>, rows: Box<[u64]>, flows: bool, last: LastBatch, world: u64) -> Self {
         let groups = table.sizes.len();
         let largest_group = table.sizes.iter().rposition(|samples| *samples > 0).unwrap_or(0);
-        let (mut before, mut starts, mut ends) = (vec![0; groups], vec![0; groups + 1], vec![0; groups]);
+        let mut before = vec![0; groups];
+        let mut starts = vec![0; groups + 1];
+        let mut ends = vec![0; groups];
         let mut counts = Counts::default();
-        let (mut batches, mut largest, mut behind) = (0, 0, 0);
+        let mut batches = 0;
+        let mut largest = 0;
+        // Samples of the short batch behind all others.
+        let mut behind = 0;
         for (group, (own, full)) in table.sizes.iter().zip(&rows).enumerate() {
             before[group] = counts.samples;
             counts.samples += own;
@@ -492,10 +498,12 @@ impl Plan {
                 LastBatch::Pad => counts.repeated += padded(rest, *full, flows, world) - rest,
                 LastBatch::Keep | LastBatch::Mask => {}
             }
-            if rest > 0 && flows {
-                (made, behind) = (whole + 1, rest);
-            } else if rest > 0 && last != LastBatch::Drop {
+            // Of groups that flow, the short batch has positions whatever the policy.
+            if rest > 0 && (flows || last != LastBatch::Drop) {
                 made = whole + 1;
+            }
+            if flows {
+                behind += rest;
             }
             largest = if made > 0 { largest.max(*full) } else { largest };
             batches += made;
@@ -509,8 +517,19 @@ impl Plan {
         } else {
             batches.saturating_mul(largest)
         };
-        let (before, starts, ends) = (before.into(), starts.into(), ends.into());
-        Self { table, flows, rows, before, starts, ends, permuted, batches, largest, len, counts }
+        Self {
+            table,
+            flows,
+            rows,
+            before: before.into(),
+            starts: starts.into(),
+            ends: ends.into(),
+            permuted,
+            batches,
+            largest,
+            len,
+            counts,
+        }
     }
 
     /// Rows of the largest batch.
@@ -583,7 +602,8 @@ impl Shuffle {
         let each = |name: &str, group: usize, n: u64| Permutation::new(n, key.named(name).derive(group as u64));
         let sizes = plan.table.sizes.iter().enumerate();
         let members = (0..plan.rows.len()).map(|group| {
-            let (start, end) = (plan.starts[group], plan.starts[group + 1]);
+            let start = plan.starts[group];
+            let end = plan.starts[group + 1];
             (start < plan.before[group] && start < end).then(|| each("members", group, end - start))
         });
         Self {
@@ -637,7 +657,8 @@ impl GroupedEpoch {
         }
         let GroupBatch { group, first, .. } = self.batch(position / largest);
         let group = usize::from(group);
-        let (member, members) = (first + position % largest, starts[group + 1] - starts[group]);
+        let member = first + position % largest;
+        let members = starts[group + 1] - starts[group];
         let place = match member.checked_sub(members) {
             None => self.member(group, member),
             Some(past) => self.again(group, past),
