@@ -106,6 +106,7 @@ settings! {
     TarFields: "Tar::builder", "columns", "--columns";
     Token: "Tokens::builder(DType::{})", "token=\"{}\"", "--token {}";
     UpTo: "up_to", "up_to", "--up-to";
+    Vocabulary: "vocabulary({})", "vocabulary={}", "--vocabulary {}";
     WholeData: "Rank::single()", "shard=None", "";
     Workers: "workers({})", "workers={}", "--workers {}";
 }

@@ -17,19 +17,21 @@ mod job;
 mod parts;
 #[path = "../throughput/source.rs"]
 mod source;
+mod tokens;
 
 use clap::Parser;
 use feedline::dataset::{Damage, Dataset, Verified, Verify};
 use feedline::decode::{Image, Limits};
 use feedline::tensor::Encoding;
 use indicatif::{ProgressBar, ProgressStyle};
-use source::{Opened, SourceArgs};
+use source::{Opened, Source, SourceArgs};
 use std::error::Error;
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::Instant;
+use tokens::Largest;
 
 /// Prints the contents of a dataset. With --verify it reads all of it and names every damaged sample.
 #[derive(Parser)]
@@ -109,16 +111,24 @@ fn run(args: &Args) -> Result<ExitCode, Box<dyn Error>> {
     }
     let started = Instant::now();
     let source = args.source.as_ref().ok_or("name a format and a path; --help says more")?;
+    let source = SourceArgs { skip_unsupported: true, ..source.clone() };
     let Opened { dataset, damage } = source.open_all()?;
+    let tokens = matches!(source.source, Source::Tokens | Source::Megatron).then(|| Largest::of(&*dataset)).flatten();
     let open_s = started.elapsed().as_secs_f64();
     print_dataset(&*dataset, open_s);
     for line in &damage {
         say!("damage    {line}");
     }
     if !args.checks.verify {
+        if let Some(tokens) = &tokens {
+            say!("tokens    {}", tokens.in_some(&dataset)?);
+        }
         return Ok(ExitCode::from(if damage.is_empty() { 0 } else { 2 }));
     }
-    let whole = verify(&*dataset, args, &damage)? && damage.is_empty();
+    let whole = verify(&*dataset, args, &damage, tokens.as_ref())? && damage.is_empty();
+    if let Some(tokens) = &tokens {
+        say!("tokens    {}", tokens.said());
+    }
     Ok(ExitCode::from(if whole { 0 } else { 2 }))
 }
 
@@ -146,8 +156,14 @@ fn print_dataset(dataset: &dyn Dataset, open_s: f64) {
     say!("index     {:.1} bytes per sample in memory", index as f64 / dataset.len().max(1) as f64);
 }
 
-fn verify(dataset: &dyn Dataset, args: &Args, damage: &[Damage]) -> Result<bool, Box<dyn Error>> {
+fn verify(
+    dataset: &dyn Dataset,
+    args: &Args,
+    damage: &[Damage],
+    tokens: Option<&Largest>,
+) -> Result<bool, Box<dyn Error>> {
     let verify = args.checks.verification(dataset, args.workers);
+    let verify = tokens.into_iter().fold(verify, |verify, tokens| verify.decode_field(tokens::FIELD, tokens.clone()));
     let bar = progress(dataset.len());
     let started = Instant::now();
     let (done, ledger) = verify.run(dataset, |seen: Verified| {

@@ -27,7 +27,7 @@ pub fn given<A>(parsed: Result<A, clap::Error>) -> A {
 }
 
 /// Format and layout of the data.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct SourceArgs {
     /// Format of the data
     #[arg(long, value_enum)]
@@ -49,12 +49,18 @@ pub struct SourceArgs {
     /// Column, feature or member ending of the encoded pictures
     #[arg(long)]
     pub image: Option<String>,
+    /// Whether columns of Parquet that cannot be read are left out.
+    #[arg(skip)]
+    pub skip_unsupported: bool,
     /// Tokens: data type
     #[arg(long, default_value = "u16", value_parser = one_of(&TOKENS))]
     pub token: DType,
     /// Tokens: bytes before the tokens of each file; 0 takes files as they are [default: llm.c's header is recognised]
     #[arg(long)]
     pub header_bytes: Option<u64>,
+    /// Tokens, Megatron: number of token ids; a larger one is damage, as of tokens of another --token
+    #[arg(long)]
+    pub vocabulary: Option<u64>,
     /// Tokens: number per sample
     #[arg(long, default_value_t = 2048, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     pub seq_len: usize,
@@ -252,12 +258,16 @@ impl SourceArgs {
             Source::Parquet => Arc::new(self.parquet()?),
             Source::Tokens => {
                 let builder = Tokens::builder(self.token).window(self.seq_len);
+                let builder = with(builder, self.vocabulary, |builder, size| builder.vocabulary(size));
                 Arc::new(with(builder, self.header_bytes, |builder, bytes| builder.header(bytes)).open(path)?)
             }
-            Source::Megatron => Arc::new(match self.all_up_to() {
-                Some(max) => Megatron::builder().documents(max).cut(self.cut).open(path)?,
-                None => Megatron::builder().window(self.seq_len).open(path)?,
-            }),
+            Source::Megatron => {
+                let builder = with(Megatron::builder(), self.vocabulary, |builder, size| builder.vocabulary(size));
+                Arc::new(match self.all_up_to() {
+                    Some(max) => builder.documents(max).cut(self.cut).open(path)?,
+                    None => builder.window(self.seq_len).open(path)?,
+                })
+            }
             Source::Tfrecord => Arc::new(self.tfrecord()?.open(path)?),
             Source::Npy => Arc::new(self.npy()?),
             Source::Npz => Arc::new(self.npz()?),
@@ -365,6 +375,7 @@ impl SourceArgs {
         let builder = with(Parquet::builder(), self.image.as_ref(), |builder, image| builder.image(image));
         let builder = with(builder, self.null_zero.then_some(Nulls::Zero), |builder, nulls| builder.nulls(nulls));
         let builder = with(builder, self.all_up_to(), |builder, max| builder.varying_up_to(max));
+        let builder = builder.skip_unsupported(self.skip_unsupported);
         if let Some(name) = &self.stack {
             return builder.stack(name, &self.columns).open(&self.path);
         }

@@ -96,7 +96,7 @@ impl Header {
                 (0xC0..=0xC2, [bits, h1, h0, _, _, components, ..]) => {
                     return *bits != 8 || [*h1, *h0] == [0, 0] || *components == 2;
                 }
-                (0xC3 | 0xC5..=0xC7 | 0xC9..=0xCB | 0xCD..=0xCF | 0xF7, _) => return true,
+                (0xC3 | 0xC5..=0xC7 | 0xC9..=0xCB | 0xCD..=0xCF | 0xDE | 0xF7, _) => return true,
                 (0xDA, _) => return false,
                 _ => at = end,
             }
@@ -126,6 +126,7 @@ impl Header {
                     );
                     return Err(Error::decode(message));
                 }
+                0xDE => return Err(Error::decode("JPEG of an unsupported kind (DHP: hierarchical coding)")),
                 0xD9 => return Err(Error::decode("JPEG ends before its first scan")),
                 0xDA => {
                     let header = header.ok_or_else(|| Error::decode("JPEG without a frame header"))?;
@@ -177,7 +178,11 @@ impl Header {
         if *bits != 8 {
             return Err(Error::decode(format!("JPEG of {bits} bits per sample: only 8 are supported")));
         }
-        if width * height == 0 || described.len() != usize::from(*components) || !matches!(components, 1..=4) {
+        if height == 0 && width > 0 {
+            let message = "JPEG whose height comes behind its data (DNL), which is not supported";
+            return Err(Error::decode(message));
+        }
+        if width == 0 || described.len() != usize::from(*components) || !matches!(components, 1..=4) {
             let message = format!(
                 "JPEG frame header of {width}x{height} pixels and {components} components: expected some pixels, and 1 \
                  to 4 components"

@@ -233,8 +233,16 @@ impl Blob {
         Err(self.error(ErrorKind::Truncated, message, offset, len))
     }
 
+    /// An object's content is wrong: whoever mends it and opens it again gets the mended one.
+    pub(crate) fn forget(&self) {
+        if let Content::Object(object, _) = &self.content {
+            object.forget();
+        }
+    }
+
     /// An error about `len` bytes at `offset`.
     pub(crate) fn error(&self, kind: ErrorKind, message: impl Into<String>, offset: u64, len: u64) -> Error {
+        self.forget();
         Error::new(kind, Stage::Index, message).with_path(&self.path).with_range(offset, len)
     }
 

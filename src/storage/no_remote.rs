@@ -61,6 +61,10 @@ impl Object {
         match *self {}
     }
 
+    pub(crate) fn forget(&self) {
+        match *self {}
+    }
+
     pub(crate) fn is_pinned(&self) -> bool {
         match *self {}
     }

@@ -5,19 +5,20 @@
 //! pages:   "feedside" │ kind 4, version 4 │ sections, one after the other │ length of each section 8 × 4, identity 8, "sidefeed"
 //! ```
 //!
-//! Numbers are in the machine's byte order; in the other order the version is another one.
+//! Numbers are in the machine's byte order; in the other order the version is a newer one.
 //!
 //! A file of up to 16 MiB, and an object of a store, is read whole when it is opened. A larger file is read in place, a page at a
 //! time by `pread`: it takes no memory, and processes share the page cache. A page is checked each time it is read. A truncated
 //! file is an error, never a signal, which a map would raise.
 //!
 //! Invariants: a file appears whole, by a rename; one that is not checked when it is opened is on the device before. A file that
-//! others read in place is not replaced by an equal one. No byte is used before its page was checked. Lengths in the file are
+//! others read in place is not replaced by an equal one, and none of a newer version or of another program is replaced. No byte is used before its page was checked. Lengths in the file are
 //! compared with its size, or with the caller's limit, before memory is allocated.
 
 use super::publish::{Pending, make_folder};
 use super::{Blob, is_url};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use std::cmp::Ordering;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -50,7 +51,7 @@ struct Tail {
 pub(crate) struct SideKind {
     pub(crate) name: [u8; 4],
     pub(crate) version: u32,
-    /// First bytes of the format before side files.
+    /// First 8 bytes of each format before side files, one after the other.
     pub(crate) older: &'static [u8],
 }
 
@@ -62,11 +63,17 @@ pub(crate) enum SideFound {
     Whole(Sidefile),
     /// Damaged, or cut short.
     Damaged,
-    /// Of another version of this crate.
+    /// Of an older version of this crate.
     Older,
+    /// Of a newer version, or of a machine of the other byte order, which is not to be overwritten.
+    Newer,
     /// Another file, which is not to be overwritten.
     Foreign,
 }
+
+/// What is wrong with [`SideFound::Newer`].
+pub(crate) const NEWER: &str = "a file of a newer version of feedline, or of a machine of the other byte order; it is not \
+     overwritten: name another file, or update feedline";
 
 /// An open side file.
 pub(crate) struct Sidefile {
@@ -134,7 +141,7 @@ impl Sidefile {
         }
         let start = blob.read(0, blob.len().min(HEAD), "the side file")?;
         let name = &start[..start.len().min(8)];
-        if !kind.older.is_empty() && name.starts_with(kind.older) {
+        if kind.older.chunks_exact(8).any(|older| older == name) {
             return Ok(SideFound::Older);
         }
         if !MAGIC.starts_with(name) {
@@ -142,11 +149,12 @@ impl Sidefile {
         }
         if let Some((found, version)) = start.get(8..).and_then(<[u8]>::split_first_chunk) {
             let version = version.try_into().map_or(0, u32::from_ne_bytes);
-            match (*found == kind.name, version == kind.version) {
-                (true, true) => {}
+            match (*found == kind.name, version.cmp(&kind.version)) {
+                (true, Ordering::Equal) => {}
                 // Damage of the head looks the same, unless its page is right.
                 _ if page(&blob, 0, &mut Vec::new()).is_err() => return Ok(SideFound::Damaged),
-                (true, false) => return Ok(SideFound::Older),
+                (true, Ordering::Less) => return Ok(SideFound::Older),
+                (true, Ordering::Greater) => return Ok(SideFound::Newer),
                 (false, _) => return Ok(SideFound::Foreign),
             }
         }
@@ -373,13 +381,19 @@ pub(crate) struct SideWriter {
 }
 
 impl SideWriter {
-    /// Begins `target`, and creates its folder. Errors: the system's; nothing is written to a store.
+    /// Begins `target`, and creates its folder. Errors: the system's; nothing is written to a store, nor in place of a file of
+    /// a newer version or of another program.
     pub(crate) fn create(target: &Path, kind: SideKind) -> io::Result<Self> {
         if is_url(target) {
             return Err(io::Error::other("nothing is written to a store; make it on a local disk, and upload it"));
         }
         if let Some(dir) = target.parent().filter(|dir| !dir.as_os_str().is_empty()) {
             make_folder(dir)?;
+        }
+        match Sidefile::open(target, kind) {
+            Ok(SideFound::Newer) => return Err(io::Error::other(NEWER)),
+            Ok(SideFound::Foreign) => return Err(io::Error::other("another file is here; it is not overwritten")),
+            _ => {}
         }
         let out = Pending::create(target)?;
         let mut writer = Self { out, kind, page: Vec::with_capacity(ROOM as usize), pages: 0, at: 0, ends: vec![HEAD] };
@@ -459,7 +473,7 @@ mod tests {
     use bytes::Bytes;
     use proptest::prelude::*;
 
-    const KIND: SideKind = SideKind { name: *b"test", version: 3, older: b"oldtest" };
+    const KIND: SideKind = SideKind { name: *b"test", version: 3, older: b"oldtest oldtest0" };
 
     fn write(path: &Path, identity: u64, sections: &[&[u8]]) {
         let mut out = SideWriter::create(path, KIND).unwrap();
@@ -524,23 +538,25 @@ mod tests {
     }
 
     #[test]
-    fn another_kind_is_foreign_and_another_version_older() {
+    fn another_kind_is_foreign_and_another_version_older_or_newer() {
         let whole = file(&[b"x"]);
         let found = |bytes: &[u8], kind| match open(bytes, kind, u64::MAX) {
             SideFound::Nothing => "nothing",
             SideFound::Whole(_) => "whole",
             SideFound::Damaged => "damaged",
             SideFound::Older => "older",
+            SideFound::Newer => "newer",
             SideFound::Foreign => "foreign",
         };
         assert_eq!(found(&whole, KIND), "whole");
         assert_eq!(found(&whole, SideKind { version: 4, ..KIND }), "older");
+        assert_eq!(found(&whole, SideKind { version: 2, ..KIND }), "newer");
         assert_eq!(found(&whole, SideKind { name: *b"else", ..KIND }), "foreign");
         let cases: [(&[u8], &str); 5] = [
             (b"", "nothing"),
             (b"feed", "damaged"),
             (b"feedside", "damaged"),
-            (b"oldtest 1 2 3", "older"),
+            (b"oldtest01 2 3", "older"),
             (b"my notes", "foreign"),
         ];
         for (bytes, right) in cases {

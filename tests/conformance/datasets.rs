@@ -20,14 +20,14 @@ fn names(images: &Images, root: &Path) -> Vec<(String, Option<usize>)> {
 #[test]
 fn class_folders_are_classes_in_the_order_of_their_names() {
     let dir = Dir::new();
-    for name in ["b/2.PNG", "b/1.jpg", "a/z.jpeg", "a/deep/er/x.webp", "c/1.gif", "c/2.bmp"] {
+    for name in ["b/2.PNG", "b/1.jpg", "a/z.jpeg", "a/deep/er/x.webp", "c/1.gif", "c/2.jpe"] {
         dir.write(&format!("set/{name}"), name.as_bytes());
     }
     let root = dir.path("set");
     let images = Images::open(&root).unwrap();
     assert_eq!(images.classes(), ["a", "b", "c"]);
     let expected =
-        [("a/z.jpeg", 0), ("a/deep/er/x.webp", 0), ("b/1.jpg", 1), ("b/2.PNG", 1), ("c/1.gif", 2), ("c/2.bmp", 2)];
+        [("a/z.jpeg", 0), ("a/deep/er/x.webp", 0), ("b/1.jpg", 1), ("b/2.PNG", 1), ("c/1.gif", 2), ("c/2.jpe", 2)];
     assert_eq!(names(&images, &root), expected.map(|(name, class)| (name.to_string(), Some(class))));
     assert_eq!(images.schema().len(), 2);
     assert_eq!(images.sizes().sample_bytes_max, 16);

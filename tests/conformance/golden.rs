@@ -7,10 +7,10 @@
 use crate::common::Dir;
 use crate::common::formats::tar_member;
 use crate::common::got::{Got, same};
-use feedline::dataset::{Dataset, DatasetExt, Framed, Records, Tar, TarBuilder};
+use feedline::dataset::{Dataset, DatasetExt, Framed, Megatron, Records, Tar, TarBuilder};
 use feedline::decode::Image;
 use feedline::prepare::{Check, Format, Plan, Shards, Tasks};
-use feedline::{Loader, Stop};
+use feedline::{Loader, Result, Stop};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -80,6 +80,13 @@ fn copy() -> (Dir, BTreeMap<PathBuf, Vec<u8>>) {
     (dir, golden)
 }
 
+/// Sets the checksum of the first page.
+fn seal(bytes: &mut [u8]) {
+    let end = bytes.len().min(4096) - 4;
+    let crc = crc32c::crc32c_append(crc32c::crc32c(&[0; 8]), &bytes[..end]);
+    bytes[end..end + 4].copy_from_slice(&crc.to_le_bytes());
+}
+
 fn is_unchanged(dir: &Dir, golden: &BTreeMap<PathBuf, Vec<u8>>, name: &str) -> bool {
     golden.iter().filter(|(path, _)| path.starts_with(name)).all(|(path, bytes)| {
         let path = dir.path(path.to_str().unwrap());
@@ -105,10 +112,7 @@ fn a_file_of_indexes_of_version_2_is_read() {
     let fnv = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     let hash = path.as_os_str().as_encoded_bytes().iter().fold(0xcbf2_9ce4_8422_2325, fnv);
     pack[16..24].copy_from_slice(&hash.to_le_bytes());
-    // The file is one page.
-    let end = pack.len() - 4;
-    let crc = crc32c::crc32c_append(crc32c::crc32c(&[0; 8]), &pack[..end]);
-    pack[end..].copy_from_slice(&crc.to_le_bytes());
+    seal(&mut pack);
     let pack = dir.write("pack.fdx", &pack);
     let tar = builder().index_file(pack).open(path).unwrap();
     assert_eq!((tar.shards_scanned(), tar.len()), (0, 2));
@@ -165,10 +169,56 @@ fn older_side_files_are_made_again_and_say_so_or_are_refused() {
     assert!(tar.built() && tar.describe().contains("made again"), "{}", tar.describe());
     assert!(!points().built());
     let error = records().checked(dir.path("older/checksums")).err().unwrap();
-    assert!(error.message().contains("of another version") && error.message().contains("checked_anew"), "{error}");
+    assert!(error.message().contains("of an older version") && error.message().contains("checked_anew"), "{error}");
     assert!(records().checked_anew(dir.path("older/checksums")).unwrap().built());
     let error = Plan::open(dir.path("older/plan.fdp")).err().unwrap();
     assert!(error.message().contains("make the plan again"), "{error}");
+}
+
+#[test]
+fn newer_side_files_and_those_of_others_are_named_and_never_overwritten() {
+    let (dir, golden) = copy();
+    let path = put_shard(&dir);
+    let tar = || builder().open_bytes(shard());
+    let image = Image::resize(8, 8);
+    let documents = || Megatron::builder().documents(100).open(fixture("tokens/megatron-u16"));
+    type Open<'a> = Box<dyn Fn(PathBuf) -> Result<()> + 'a>;
+    let cases: [(&str, Open<'_>); 8] = [
+        (index_name(&golden), Box::new(|_| builder().open(&path).map(drop))),
+        ("pack.fdx", Box::new(|file| builder().index_file(file).open(&path).map(drop))),
+        ("points", Box::new(|file| tar()?.seekable(file).map(drop))),
+        ("checksums", Box::new(|file| records().checked(file).map(drop))),
+        ("job/plan.fdp", Box::new(|_| Plan::open(dir.path("job")).map(drop))),
+        ("sizes", Box::new(|file| tar()?.picture_sizes("image", &image, file).map(drop))),
+        ("lengths", Box::new(|file| tar()?.measured(file).map(drop))),
+        ("bins", Box::new(|file| documents()?.packed("tokens", 100).open(file).map(drop))),
+    ];
+    for (name, open) in &cases {
+        if !golden.contains_key(Path::new(name)) {
+            open(dir.path(name)).unwrap();
+        }
+        let good = std::fs::read(dir.path(name)).unwrap();
+        let version = u32::from_le_bytes(good[12..16].try_into().unwrap());
+        for (start, number, words) in [
+            (*b"feedside", version + 1, "newer version"),
+            (*b"feedside", version.swap_bytes(), "other byte order"),
+            (*b"my notes", version, "not"),
+        ] {
+            let mut bytes = good.clone();
+            bytes[..8].copy_from_slice(&start);
+            bytes[12..16].copy_from_slice(&number.to_le_bytes());
+            seal(&mut bytes);
+            dir.write(name, &bytes);
+            // An index beside its shard is not needed: the shard is scanned.
+            let said = match open(dir.path(name)) {
+                Err(error) => error.message().to_string(),
+                Ok(()) => builder().open(&path).unwrap().index_unsaved().unwrap().to_string(),
+            };
+            assert!(said.contains(words), "{name}: {said}");
+            assert!(std::fs::read(dir.path(name)).unwrap() == bytes, "{name} is overwritten: {words}");
+        }
+        dir.write(name, &good);
+    }
 }
 
 #[cfg(feature = "remote")]

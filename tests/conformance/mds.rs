@@ -196,7 +196,7 @@ fn set(index: &mut Value, changes: &Value) {
 #[test]
 fn an_impossible_index_is_an_error_that_names_the_shard() {
     use ErrorKind::{Changed, Config, Decode, Empty, NotFound, Truncated};
-    let zip = json!({ "basename": "shard.00001.mds", "bytes": 288, "hashes": {} });
+    let zip = json!({ "basename": "shard.00000.mds.gz", "bytes": 288, "hashes": {} });
     let cases = [
         (json!({ "/version": 1 }), Decode, "version 1"),
         (json!({ "-/version": null }), Decode, "`version` is missing"),
@@ -243,6 +243,7 @@ fn an_impossible_index_is_an_error_that_names_the_shard() {
         (json!({ "/shards/0/raw_data/basename": "gone" }), NotFound, "gone"),
         (json!({ "/shards/0/raw_data/basename": "" }), Decode, "within the dataset's folder"),
         (json!({ "/shards/0/raw_data/basename": "." }), Decode, "within the dataset's folder"),
+        (json!({ "/shards/1/raw_data/basename": "shard.00000.mds" }), Decode, "two shards are the file"),
         (json!({ "/shards/0/raw_data": null }), Decode, "shard 0: `raw_data`"),
     ];
     for (case, kind, words) in cases {

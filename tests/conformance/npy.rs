@@ -180,6 +180,34 @@ fn a_member_that_is_no_array_of_numbers_is_named() {
     assert!(error.contains("`names.npy`: not an npy array: it starts with [68, 65, 6c, 6c, 6f, 20]"), "{error}");
 }
 
+/// As Python's zipfile, by which `np.load` reads.
+#[test]
+fn bytes_behind_an_archive_and_folders_in_it_are_passed() {
+    let (dir, good) = (Dir::new(), std::fs::read(npy("table.npz")).unwrap());
+    let whole: Row = cases("npy", "table.npz").iter().flat_map(|case| one(&case.member, &case.bytes)).collect();
+    let (body, end) = good.split_at(good.len() - 22);
+    let word = |at: usize| u32::from_le_bytes(end[at..at + 4].try_into().unwrap());
+    let (members, directory) = body.split_at(word(16) as usize);
+    let part = |magic: &[u8], len: usize, name_at: usize| {
+        let mut out = [magic, &vec![0; len - 4]].concat();
+        out[name_at] = 4;
+        out.extend(b"sub/");
+        out
+    };
+    let (local, mut entry) = (part(b"PK\x03\x04", 30, 26), part(b"PK\x01\x02", 46, 28));
+    entry[42..46].copy_from_slice(&word(16).to_le_bytes());
+    let mut last = end.to_vec();
+    (last[8], last[10]) = (end[8] + 1, end[10] + 1);
+    last[12..16].copy_from_slice(&(word(12) + 50).to_le_bytes());
+    last[16..20].copy_from_slice(&(word(16) + 34).to_le_bytes());
+    let folder = [members, &local, directory, &entry, &last].concat();
+    let behind = [&b"\n"[..], &[0; 512], &[7; 65_535]].map(|behind| [&good[..], behind].concat());
+    for bytes in behind.into_iter().chain([folder]) {
+        dir.write("a.npz", &bytes);
+        check(|| Npz::open(dir.path("a.npz")), std::slice::from_ref(&whole));
+    }
+}
+
 #[test]
 fn rows_of_an_archive_can_be_samples() {
     let table = cases("npy", "table.npz");
@@ -247,7 +275,7 @@ fn an_ambiguous_archive_is_refused() {
         cases.push((what, bytes));
     }
     cases.push(("bytes before the first member", [b"#!/bin/sh\n", &good[..]].concat()));
-    cases.push(("bytes behind the end", [&good[..], b"more"].concat()));
+    cases.push(("a comment that is cut", [&good[..good.len() - 2], &[9, 0, b'c']].concat()));
     let end = good.len() - 22;
     let mut fewer = good.clone();
     fewer[end + 8] = 1;

@@ -1,6 +1,7 @@
 //! Parquet files written by pyarrow (`fixtures/make_parquet.py`), value by value, and damaged in every way.
 #![cfg(feature = "parquet")]
 
+mod offsets;
 mod writers;
 
 use crate::common::sweep::places;
@@ -25,33 +26,42 @@ fn everything(word: bool) -> ParquetBuilder {
     if word { builder.up_to("word", 3) } else { builder }
 }
 
-fn check_row(batch: &Batch, row: usize, word: bool) {
+/// The elements of a row's field.
+fn get<T: feedline::tensor::Element>(batch: &Batch, name: &str, row: usize) -> Vec<T> {
+    let field = batch.field(name).unwrap();
+    let all = field.as_slice::<T>().unwrap();
+    let each = all.len() / batch.len();
+    let len = field.lens().map_or(each, |lens| lens[row] as usize);
+    all[row * each..][..len].to_vec()
+}
+
+/// The columns that every fixture has.
+fn check_columns(batch: &Batch, row: usize, word: bool) {
     let r = batch.ids()[row];
     let i = r as i64;
-    fn get<T: feedline::tensor::Element>(batch: &Batch, name: &str, row: usize) -> Vec<T> {
-        let field = batch.field(name).unwrap();
-        let all = field.as_slice::<T>().unwrap();
-        let each = all.len() / batch.len();
-        let len = field.lens().map_or(each, |lens| lens[row] as usize);
-        all[row * each..][..len].to_vec()
-    }
-    let features: Vec<f32> = (0..18).map(|c| (r as f64 * 0.5 + f64::from(c)) as f32).collect();
-    assert_eq!(get::<f32>(batch, "features", row), features, "row {r}");
-    assert_eq!(get::<i8>(batch, "i8", row), [(i % 251 - 125) as i8]);
-    assert_eq!(get::<u16>(batch, "u16", row), [(i * 7 % 65536) as u16]);
     assert_eq!(get::<i64>(batch, "i64", row), [i * 1_000_003 - 5]);
-    assert_eq!(get::<f64>(batch, "f64", row), [r as f64 / 3.0]);
-    assert_eq!(batch.field("b").unwrap().dtype(), DType::Bool);
-    assert_eq!(get::<u8>(batch, "b", row), [u8::from(r.is_multiple_of(3))]);
     assert_eq!(get::<f32>(batch, "emb", row), (0..4).map(|k| (r + k) as f32).collect::<Vec<_>>());
-    assert_eq!(get::<u8>(batch, "fsb", row), (0..3).map(|k| (r + k) as u8).collect::<Vec<_>>());
-    assert_eq!(get::<feedline::tensor::f16>(batch, "h", row), [feedline::tensor::f16::from_f64((r % 2048) as f64)]);
     assert_eq!(get::<u8>(batch, "text", row), format!("row {r}").into_bytes());
     assert_eq!(get::<u8>(batch, "blob", row), (0..r % 50).map(|k| (r + k) as u8).collect::<Vec<_>>());
     assert_eq!(get::<i32>(batch, "tok", row), (0..r % 6).map(|k| (r * 10 + k) as i32).collect::<Vec<_>>());
     if word {
         assert_eq!(get::<u8>(batch, "word", row), ["a", "bb", "ccc"][r as usize % 3].as_bytes());
     }
+}
+
+fn check_row(batch: &Batch, row: usize, word: bool) {
+    let r = batch.ids()[row];
+    let i = r as i64;
+    let features: Vec<f32> = (0..18).map(|c| (r as f64 * 0.5 + f64::from(c)) as f32).collect();
+    assert_eq!(get::<f32>(batch, "features", row), features, "row {r}");
+    assert_eq!(get::<i8>(batch, "i8", row), [(i % 251 - 125) as i8]);
+    assert_eq!(get::<u16>(batch, "u16", row), [(i * 7 % 65536) as u16]);
+    assert_eq!(get::<f64>(batch, "f64", row), [r as f64 / 3.0]);
+    assert_eq!(batch.field("b").unwrap().dtype(), DType::Bool);
+    assert_eq!(get::<u8>(batch, "b", row), [u8::from(r.is_multiple_of(3))]);
+    assert_eq!(get::<u8>(batch, "fsb", row), (0..3).map(|k| (r + k) as u8).collect::<Vec<_>>());
+    assert_eq!(get::<feedline::tensor::f16>(batch, "h", row), [feedline::tensor::f16::from_f64((r % 2048) as f64)]);
+    check_columns(batch, row, word);
 }
 
 const FILES: [(&str, bool); 5] = [

@@ -274,6 +274,33 @@ fn an_object_replaced_in_mid_run_is_an_error_that_names_it() {
 }
 
 #[test]
+fn a_replaced_object_is_looked_up_anew_after_a_failure() {
+    let server = Server::new();
+    let index = std::fs::read(fixtures().join("mds/fixed/index.json")).unwrap();
+    for name in ["shard.00000.mds", "shard.00001.mds", "shard.00002.mds"] {
+        server.put(&format!("bucket/{name}"), std::fs::read(fixtures().join("mds/fixed").join(name)).unwrap());
+    }
+    let plain = server.http("");
+    for at in [plain.trim_end_matches('/'), server.s3("").trim_end_matches('/')] {
+        server.put("bucket/index.json", index[1..].to_vec());
+        assert_eq!(Mds::open(at).unwrap_err().kind(), ErrorKind::Decode, "{at}");
+        server.put("bucket/index.json", index.clone());
+        assert_eq!(Mds::open(at).unwrap().len(), 9, "{at}: the mended index");
+
+        let rows = |url: &str| -> Result<usize> {
+            let loader = Loader::builder(Records::builder(8).open(url)?).batch_size(10).build()?;
+            loader.epoch(0)?.map(|batch| Ok(batch?.len())).sum()
+        };
+        let url = format!("{at}/a.bin");
+        server.put("bucket/a.bin", noise(800, 1));
+        assert_eq!(rows(&url).unwrap(), 100);
+        server.put("bucket/a.bin", noise(1600, 2));
+        assert_eq!(rows(&url).unwrap_err().kind(), ErrorKind::Changed, "{at}");
+        assert_eq!(rows(&url).unwrap(), 200, "{at}: the new object");
+    }
+}
+
+#[test]
 fn a_server_that_ignores_conditions_cannot_slip_in_another_version() {
     let server = Server::new();
     server.put("bucket/a.bin", noise(640, 1));

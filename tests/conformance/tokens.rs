@@ -4,10 +4,12 @@ use crate::common::numeric;
 use crate::common::numeric::{Row, cases, check, fixture, flips_each, one, seen, sweep};
 use crate::common::{Dir, noise};
 use feedline::dataset::{
-    Dataset, Mds, Megatron, MegatronBuilder, Npy, Npz, Records, SafeTensors, TfRecord, Tokens, TokensBuilder,
+    Dataset, DatasetExt, Mds, Megatron, MegatronBuilder, Npy, Npz, Records, SafeTensors, TfRecord, Tokens,
+    TokensBuilder, Verify,
 };
 use feedline::tensor::DType;
 use feedline::{ErrorKind, Loader, Order};
+use std::ops::ControlFlow;
 
 fn file(name: &str) -> std::path::PathBuf {
     fixture("tokens").join(name)
@@ -220,6 +222,44 @@ fn an_impossible_setting_is_a_typed_error() {
     }
     let error = of(DType::U16).window(4).open(dir.path("odd.bin")).unwrap_err();
     assert_eq!((error.site().offset, error.site().len), (Some(32), Some(1)));
+}
+
+#[test]
+fn a_token_that_is_not_in_the_vocabulary_is_an_error_of_its_sample() {
+    let (dir, ids) = (Dir::new(), [5_u32, 7, 70_000, 8, 9, 11]);
+    let bytes = ids.map(u32::to_le_bytes).concat();
+    let path = dir.write("a.bin", &bytes);
+    let open = |dtype, size| Tokens::builder(dtype).window(2).vocabulary(size).open(&path);
+    check(|| open(DType::U32, 70_001), &windows(&bytes, 4, 2, 2));
+    let negative = dir.write("b.bin", &[3_i32, -1].map(i32::to_le_bytes).concat());
+    let cases = [
+        (
+            open(DType::U32, 70_000),
+            1,
+            "token 70000, and the ids end at 69999, by `vocabulary(70000)`: the tokens may not",
+        ),
+        // 70,000 as two tokens of 16 bits: 4,464 and 1.
+        (open(DType::U16, 4464), 2, "token 4464, and the ids end at 4463"),
+        (open(DType::I64, 100), 0, "token 34359808368, and"),
+        (Tokens::builder(DType::I32).window(2).vocabulary(9).open(negative), 0, "a negative token, and"),
+    ];
+    for (tokens, sample, words) in cases {
+        let tokens = std::sync::Arc::new(tokens.unwrap());
+        let (done, _) = Verify::new().run(&tokens, |_| ControlFlow::Continue(())).unwrap();
+        assert!(done.damaged > 0, "{words}");
+        let loader = Loader::builder(tokens).batch_size(1).build().unwrap();
+        let error = loader.epoch(0).unwrap().find_map(Result::err).unwrap();
+        assert_eq!((error.kind(), error.site().sample), (ErrorKind::Decode, Some(sample)), "{error}");
+        assert!(error.message().starts_with(words), "{error}");
+    }
+    for (dtype, size, words) in [(DType::U16, 65_537, "1 to 2^16 ids"), (DType::I8, 0, "1 to 2^7 ids")] {
+        let error = open(dtype, size).err().unwrap();
+        assert!(error.kind() == ErrorKind::Config && error.message().contains(words), "{error}");
+    }
+    let documents = || Megatron::builder().documents(100);
+    let checked = documents().vocabulary(1 << 16).open(file("megatron-u16")).unwrap();
+    let lengths = checked.lengths("tokens").unwrap();
+    assert_eq!(lengths, documents().open(file("megatron-u16")).unwrap().lengths("tokens").unwrap());
 }
 
 #[test]

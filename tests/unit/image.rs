@@ -763,6 +763,18 @@ fn jpegs_of_unusual_kinds_are_named() {
     assert!(with(1, 0xC9).contains("SOF9"));
     assert!(with(4, 12).contains("12 bits per sample"));
     assert!(with(9, 2).contains("2 components"));
+    let mut low = base.clone();
+    low[frame + 5..frame + 7].fill(0);
+    let hierarchical = [&base[..frame], &[0xFF, 0xDE], &base[frame + 2..frame + 19], &base[frame..]].concat();
+    for (input, words) in [(low, "height comes behind its data (DNL)"), (hierarchical, "DHP: hierarchical")] {
+        for strict in [true, false] {
+            let (image, mut draws) = (Image::resize(8, 8).strict(strict), Draws::new(0, 0, 0, "test"));
+            let encoded = Encoded::alone(&input);
+            let decoded = Workspace::default().decode(encoded, &image, Limits::default(), &mut draws, None);
+            let error = decoded.err().unwrap();
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
 }
 
 /// Whether what an earlier picture left in the buffer does not show, within the memory that is allowed.

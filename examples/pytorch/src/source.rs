@@ -38,6 +38,7 @@ pub struct Source {
     header_bytes: Option<u64>,
     seq_len: Option<usize>,
     next_token: Option<bool>,
+    vocabulary: Option<u64>,
     cut: Option<bool>,
     image: Option<String>,
     columns: Option<Vec<String>>,
@@ -219,6 +220,7 @@ impl Source {
             header_bytes: given.take("header_bytes")?,
             seq_len: given.take("seq_len")?,
             next_token: given.take("next_token")?,
+            vocabulary: given.take("vocabulary")?,
             cut: given.take("cut")?,
             image: given.take("image")?,
             columns: given.take("columns")?,
@@ -390,6 +392,11 @@ impl Source {
                 "packed makes rows of whole documents: leave out seq_len and next_token, and a source of windows",
             ));
         }
+        let megatron =
+            || self.vocabulary.into_iter().fold(Megatron::builder(), |builder, size| builder.vocabulary(size));
+        if packs && self.vocabulary.is_some() {
+            return Err(config("packed takes documents as they lie in their files: leave out vocabulary"));
+        }
         Ok(match self.kind.as_str() {
             "images" => Arc::new(Images::open(path)?),
             "records" => {
@@ -399,18 +406,19 @@ impl Source {
             "tokens" => {
                 let builder = Tokens::builder(dtype(self.token.as_deref().unwrap_or("u16"))?).window(window);
                 let builder = self.header_bytes.into_iter().fold(builder, |builder, bytes| builder.header(bytes));
+                let builder = self.vocabulary.into_iter().fold(builder, |builder, size| builder.vocabulary(size));
                 Arc::new(if next { builder.next_token() } else { builder }.open(path)?)
             }
             "megatron" => Arc::new(match self.one_up_to()?.or(packs.then_some(DOCUMENT_MAX)) {
                 Some(_) if self.seq_len.is_some() || next => {
                     return Err(config("documents are whole: leave out seq_len and next_token"));
                 }
-                Some(max) => Megatron::builder().documents(max).cut(self.cut == Some(true)).open(path)?,
+                Some(max) => megatron().documents(max).cut(self.cut == Some(true)).open(path)?,
                 None if self.cut.is_some() => {
                     return Err(config("cut is about documents: say documents, their most tokens"));
                 }
                 None => {
-                    let builder = Megatron::builder().window(window);
+                    let builder = megatron().window(window);
                     if next { builder.next_token() } else { builder }.open(path)?
                 }
             }),
@@ -442,7 +450,7 @@ impl Source {
                 return Err(config(format!("up_to names {name:?}, columns does not: name it in both")));
             }
         }
-        let given: [Owned<'_>; 17] = [
+        let given: [Owned<'_>; 18] = [
             ("record_bytes", self.record_bytes.is_some(), &["records"]),
             ("token", self.token.is_some(), &["tokens"]),
             ("header_bytes", self.header_bytes.is_some(), &["tokens"]),
@@ -453,6 +461,7 @@ impl Source {
             ("context_only", self.context_only.is_some(), &["tfrecord"]),
             ("seq_len", self.seq_len.is_some(), &["tokens", "megatron"]),
             ("next_token", self.next_token.is_some(), &["tokens", "megatron"]),
+            ("vocabulary", self.vocabulary.is_some(), &["tokens", "megatron"]),
             ("image", self.image.is_some(), &["tar", "tfrecord", "parquet"]),
             ("columns", self.columns.is_some(), &["tar", "tfrecord", "parquet", "npz", "safetensors", "mds"]),
             ("stack", self.stack.is_some(), &["parquet"]),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import feedline.numpy as fn
-from feedline.errors import ConfigError, DecodeError, EmptyError, NotAFileError
+from feedline.errors import ConfigError, DecodeError, EmptyError, Error, NotAFileError
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -189,3 +189,72 @@ def test_exif_turns_as_pillow_turns(tmp_path, kind):
     theirs = np.asarray(ImageOps.exif_transpose(Image.open(tmp_path / "a.jpg")).convert("RGB"))
     batch = next(iter(fn.images(tmp_path, size=theirs.shape[:2], exif_orientation=True, batch_size=1)))
     assert (batch["image"][0] == theirs).all()
+
+
+def test_a_list_of_pictures_is_named_and_no_refused_column_is_offered(tmp_path):
+    import re
+    from decimal import Decimal
+
+    pair = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    columns = {
+        "label": list(range(4)),
+        "images": pa.array([[{"bytes": b"x", "path": "p"}]] * 4, pa.list_(pair)),
+        "price": [Decimal("1.50")] * 4,
+        "both": [{"a": 1, "b": [[1]]}] * 4,
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+
+    def open_by(**asked):
+        return values(fn.parquet(tmp_path / "a.parquet", **asked))
+
+    for asked in [{}, {"columns": ["images"]}, {"image": "images"}, {"columns": ["images.list.element.bytes"]}]:
+        with pytest.raises(ConfigError, match=r"lists of byte arrays are not supported; `columns` takes other columns"):
+            open_by(**asked)
+    for asked in ["nothing", "both"]:
+        with pytest.raises(ConfigError) as error:
+            open_by(columns=[asked])
+        offered = re.search(r"there are ([^:]*)", str(error.value))[1].split(", ")
+        assert offered == (["both.a"] if asked == "both" else ["label", "both.a"])
+        assert list(open_by(columns=offered)) == offered
+
+
+def test_an_archive_with_bytes_behind_it_or_folders_is_read_as_numpy_reads_it(tmp_path):
+    import io
+    import zipfile
+
+    array, plain, folder, npy = np.arange(24.0).reshape(4, 6), io.BytesIO(), io.BytesIO(), io.BytesIO()
+    np.savez(plain, x=array)
+    np.save(npy, array)
+    with zipfile.ZipFile(folder, "w") as archive:
+        archive.writestr("sub/", b"")
+        archive.writestr("x.npy", npy.getvalue())
+    file = tmp_path / "a.npz"
+    for data in [folder.getvalue(), *(plain.getvalue() + behind for behind in (b"", b"\n", b"\0" * 512, b"x" * 70_000))]:
+        file.write_bytes(data)
+        try:
+            theirs = np.load(file)["x"]
+        except (zipfile.BadZipFile, ValueError):
+            theirs = None
+        if theirs is None:
+            with pytest.raises(Error):
+                len(fn.npz(file))
+        else:
+            assert (next(iter(fn.npz(file)))["x"][0] == theirs).all()
+
+
+def test_tokens_of_another_width_are_found_by_the_vocabulary(tmp_path):
+    ids = np.random.default_rng(0).integers(0, 50257, 10_000)
+
+    def read(**settings):
+        return np.concatenate([batch["tokens"] for batch in fn.tokens(tmp_path / "t.bin", seq_len=100, **settings)]).ravel()
+
+    for kind in ("u16", "u32", "i64"):
+        ids.astype({"u16": "<u2", "u32": "<u4", "i64": "<i8"}[kind]).tofile(tmp_path / "t.bin")
+        assert (read(token=kind, vocabulary=50257) == ids).all()
+        for other in {"u16", "u32", "i64"} - {kind}:
+            with pytest.raises(DecodeError, match="vocabulary=50257|every second"):
+                read(token=other, vocabulary=50257)
+        with pytest.raises(DecodeError, match=f"token {ids.max()}, and the ids end at {ids.max() - 1}"):
+            read(token=kind, vocabulary=int(ids.max()))
+    with pytest.raises(ConfigError, match="1 to 2.16 ids"):
+        read(token="u16", vocabulary=100_278)

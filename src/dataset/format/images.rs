@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// File endings (lower case) that mark a picture.
-pub const EXTENSIONS: [&str; 7] = ["jpg", "jpeg", "jfif", "png", "webp", "bmp", "gif"];
+pub const EXTENSIONS: [&str; 8] = ["jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif"];
 
 /// Maximum depth of folders below a class folder.
 const DEPTH_MAX: usize = 32;

@@ -12,10 +12,10 @@
 //! document or sequence, and nothing for windows.
 
 use crate::dataset::digest::Digest;
-use crate::dataset::format::tokens::{Cut, Step, Windows, beside, cut_setters};
+use crate::dataset::format::tokens::{Cut, Step, Vocabulary, Windows, beside, cut_setters, place};
 use crate::dataset::format::{fetched, little_endian, number};
 use crate::dataset::forward::own;
-use crate::dataset::{Dataset, Parts, Sizes};
+use crate::dataset::{Dataset, Framed, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::storage::{Blob, Extent, SourceId, Sources};
@@ -43,6 +43,7 @@ pub struct Megatron {
     schema: Vec<EncodedField>,
     dtype: DType,
     samples: Samples,
+    vocabulary: Option<Vocabulary>,
     counts: Counts,
     len: u64,
     name: String,
@@ -181,7 +182,8 @@ impl MegatronBuilder {
             return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(bin));
         }
         let (sources, schema) = (Arc::new(sources), vec![EncodedField::raw(field)]);
-        Ok(Megatron { sources, schema, dtype: index.dtype, samples, counts: index.counts, len, name })
+        let vocabulary = self.cut.vocabulary(index.dtype)?;
+        Ok(Megatron { sources, schema, dtype: index.dtype, samples, vocabulary, counts: index.counts, len, name })
     }
 
     fn kind(&self) -> Result<EndsKind> {
@@ -409,6 +411,30 @@ impl Walk<'_> {
     }
 }
 
+impl Megatron {
+    fn extent(&self, sample: u64) -> Extent {
+        let size = self.dtype.size() as u64;
+        let (start, len) = match &self.samples {
+            Samples::Spans { ends, max, .. } => {
+                let (start, end) = (ends[sample as usize], ends[sample as usize + 1]);
+                (start, (end - start).min(*max))
+            }
+            Samples::Windows { windows, .. } => (sample * windows.stride, windows.window),
+        };
+        Extent { source: SourceId::at(0), offset: start * size, len: len * size }
+    }
+}
+
+impl Framed for Megatron {
+    fn open<'a>(&self, _: u64, _: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        self.vocabulary.map_or(Ok(()), |vocabulary| vocabulary.check(bytes)).map(|()| bytes)
+    }
+
+    fn field_bytes(&self, sample: u64, _: usize) -> Result<Option<u64>> {
+        Ok(Some(self.extent(sample).len))
+    }
+}
+
 impl Dataset for Megatron {
     own!(schema len sources);
 
@@ -424,16 +450,12 @@ impl Dataset for Megatron {
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        let size = self.dtype.size() as u64;
-        let (start, len) = match &self.samples {
-            Samples::Spans { ends, max, .. } => {
-                let (start, end) = (ends[sample as usize], ends[sample as usize + 1]);
-                (start, (end - start).min(*max))
-            }
-            Samples::Windows { windows, .. } => (sample * windows.stride, windows.window),
-        };
-        parts.extent(0, Extent { source: SourceId::at(0), offset: start * size, len: len * size });
+        place(self.vocabulary, parts, self.extent(sample));
         Ok(())
+    }
+
+    fn framed(&self) -> Option<&dyn Framed> {
+        self.vocabulary.is_some().then_some(self as &dyn Framed)
     }
 
     fn identity(&self) -> u64 {

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Limits: a window lies within one file; tokens at a file's end that do not fill a window are left out and counted in
-//! [`Tokens::leftover_tokens`]. Invariants: a file is a whole number of tokens; llm.c's header is never taken for tokens,
+//! [`Tokens::leftover_tokens`]. The width of a token is the user's word: with a vocabulary each row is compared with it.
+//! Invariants: a file is a whole number of tokens; llm.c's header is never taken for tokens,
 //! nor is a file that another format's magic identifies; finding a window is arithmetic. Flat files have no checksum
 //! and, except llm.c's, no count: a file cut after a whole token looks like a shorter file.
 
@@ -15,7 +16,7 @@ use crate::dataset::format::{foreign, little_endian, number};
 use crate::dataset::forward::{forward, own};
 use crate::dataset::parallel::parallel_paths;
 use crate::dataset::starts::Starts;
-use crate::dataset::{Dataset, Parts, Sizes};
+use crate::dataset::{Dataset, Framed, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::storage::listing::{Listed, expand};
@@ -50,6 +51,7 @@ pub struct Tokens {
     schema: Vec<EncodedField>,
     starts: Starts,
     windows: Windows,
+    vocabulary: Option<Vocabulary>,
     header_bytes: u64,
     token_bytes: u64,
     tokens: u64,
@@ -96,6 +98,15 @@ macro_rules! cut_setters {
         #[must_use]
         pub fn next_token(mut self) -> Self {
             self.cut.next_token = true;
+            self
+        }
+
+        /// Sets the number of token ids: a sample with a larger id, or a negative one, is an error, as where tokens of 32
+        /// bits are read as 16. In a flat file, the first tokens are looked at when it is opened. Costs a pass over each
+        /// row, which then is copied into the batch; not for packed documents. Default: any id.
+        #[must_use]
+        pub fn vocabulary(mut self, size: u64) -> Self {
+            self.cut.vocabulary = Some(size);
             self
         }
     };
@@ -203,7 +214,27 @@ impl TokensBuilder {
             let message = format!("{body} bytes are not a whole number of {}-byte tokens: {over} over", size);
             return Err(input.error(ErrorKind::Truncated, message, input.len() - over, over));
         }
+        self.has_width(input, bytes, body)?;
         Ok((Some(bytes), body / size))
+    }
+
+    /// With a vocabulary, refuses tokens of which every second is 0: ids of 32 bits, read as 16, are in it.
+    fn has_width(&self, input: &Blob, start: u64, body: u64) -> Result<()> {
+        let size = self.dtype.size();
+        let bytes = if self.cut.vocabulary(self.dtype)?.is_some() { body.min(HEAD) } else { 0 };
+        if size == 1 || bytes < 64 * size as u64 {
+            return Ok(());
+        }
+        let head = input.read(start, bytes, "the first tokens")?;
+        let tokens = head.chunks_exact(size).map(|token| token.iter().any(|byte| *byte > 0));
+        let (even, odd): (Vec<_>, Vec<_>) = tokens.enumerate().partition(|(place, _)| place % 2 == 0);
+        let some = |half: Vec<(usize, bool)>| half.iter().any(|(_, set)| *set);
+        if some(odd) || !some(even) {
+            return Ok(());
+        }
+        let token = Setting::Token;
+        let message = format!("every second {} token is 0: they may have twice the bytes, by {token}", self.dtype);
+        Err(input.wrong(message, start, bytes))
     }
 
     /// Bytes of a file's header: as set, or by its first bytes. llm.c's is compared with the dtype and the length.
@@ -255,7 +286,8 @@ impl TokensBuilder {
         let schema = vec![EncodedField::raw(Field::fixed("tokens", self.dtype, [windows.window as usize]))];
         let (header_bytes, token_bytes) = (header.unwrap_or(0), self.dtype.size() as u64);
         let sources = Arc::new(sources);
-        Ok(Tokens { sources, schema, starts, windows, header_bytes, token_bytes, tokens, leftover, name })
+        let vocabulary = self.cut.vocabulary(self.dtype)?;
+        Ok(Tokens { sources, schema, starts, windows, vocabulary, header_bytes, token_bytes, tokens, leftover, name })
     }
 }
 
@@ -265,6 +297,45 @@ pub(crate) struct Cut {
     pub(crate) window: usize,
     pub(crate) step: Option<Step>,
     pub(crate) next_token: bool,
+    pub(crate) vocabulary: Option<u64>,
+}
+
+/// The number of token ids, which the user said.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Vocabulary {
+    size: u64,
+    dtype: DType,
+}
+
+impl Vocabulary {
+    /// Errors: [`ErrorKind::Decode`] for a row with an id that is not in the vocabulary.
+    pub(crate) fn check(&self, row: &[u8]) -> Result<()> {
+        let largest = largest_token(self.dtype, row);
+        if largest < self.size {
+            return Ok(());
+        }
+        let Self { size, dtype } = *self;
+        let negative =
+            matches!(dtype, DType::I8 | DType::I16 | DType::I32 | DType::I64) && largest >> (8 * dtype.size() - 1) > 0;
+        let said = if negative { "a negative token".into() } else { format!("token {largest}") };
+        let vocabulary = Setting::Vocabulary.with(size);
+        let message =
+            format!("{said}, and the ids end at {}, by {vocabulary}: the tokens may not be {dtype}", size - 1);
+        Err(Error::decode(message))
+    }
+}
+
+/// The largest token of a row; negative ones are the largest.
+fn largest_token(dtype: DType, row: &[u8]) -> u64 {
+    fn most<const N: usize>(row: &[u8], number: impl Fn(&[u8; N]) -> u64) -> u64 {
+        row.as_chunks().0.iter().map(number).max().unwrap_or(0)
+    }
+    match dtype.size() {
+        1 => most(row, |[byte]| u64::from(*byte)),
+        2 => most(row, |bytes| u64::from(u16::from_le_bytes(*bytes))),
+        4 => most(row, |bytes| u64::from(u32::from_le_bytes(*bytes))),
+        _ => most(row, |bytes| u64::from_le_bytes(*bytes)),
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -305,6 +376,21 @@ impl Cut {
     }
 }
 
+impl Cut {
+    /// Errors: [`ErrorKind::Config`] for no ids, and for ids that the tokens cannot have.
+    pub(crate) fn vocabulary(&self, dtype: DType) -> Result<Option<Vocabulary>> {
+        let Some(size) = self.vocabulary else { return Ok(None) };
+        let bits =
+            8 * dtype.size() as u32 - u32::from(matches!(dtype, DType::I8 | DType::I16 | DType::I32 | DType::I64));
+        if size == 0 || 1_u64.checked_shl(bits).is_some_and(|most| size > most) {
+            let vocabulary = Setting::Vocabulary.with(size);
+            let message = format!("{vocabulary}: {dtype} tokens have 1 to 2^{bits} ids; wider ones have another type");
+            return Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        }
+        Ok(Some(Vocabulary { size, dtype }))
+    }
+}
+
 impl Windows {
     /// Number of windows in `tokens` tokens.
     pub(crate) fn count(&self, tokens: u64) -> u64 {
@@ -340,8 +426,13 @@ impl Dataset for Tokens {
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         let (file, window) = self.starts.locate(sample);
         let offset = self.header_bytes + window * self.windows.stride * self.token_bytes;
-        parts.extent(0, Extent { source: SourceId::at(file), offset, len: self.windows.window * self.token_bytes });
+        let extent = Extent { source: SourceId::at(file), offset, len: self.windows.window * self.token_bytes };
+        place(self.vocabulary, parts, extent);
         Ok(())
+    }
+
+    fn framed(&self) -> Option<&dyn Framed> {
+        self.vocabulary.as_ref().map(|vocabulary| vocabulary as &dyn Framed)
     }
 
     fn identity(&self) -> u64 {
@@ -353,6 +444,20 @@ impl Dataset for Tokens {
         let dtype = self.schema[0].as_raw().map_or("", |field| field.dtype().name());
         let (windows, files) = (self.windows.describe(dtype), self.sources.count());
         format!("{} {windows}, in {files} files, {} left over: {}", self.len(), self.leftover, self.name)
+    }
+}
+
+/// Gives the field its extent, framed if its tokens are to be checked.
+pub(crate) fn place(vocabulary: Option<Vocabulary>, parts: &mut Parts<'_>, extent: Extent) {
+    match vocabulary {
+        Some(_) => parts.framed(0, extent),
+        None => parts.extent(0, extent),
+    }
+}
+
+impl Framed for Vocabulary {
+    fn open<'a>(&self, _: u64, _: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        self.check(bytes).map(|()| bytes)
     }
 }
 
@@ -373,7 +478,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn cut(window: usize, step: Option<Step>, next_token: bool) -> Result<Windows> {
-        Cut { window, step, next_token }.windows(DType::U16)
+        Cut { window, step, next_token, vocabulary: None }.windows(DType::U16)
     }
 
     #[test]

@@ -6,14 +6,14 @@ use super::table::{ENTRIES, Form, Notes, ShardRecord, Table};
 use super::{Place, Settings};
 use crate::dataset::digest::Digest;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::sidefile::{SideFound, SideKind, SideWriter, Sidefile};
+use crate::storage::sidefile::{NEWER, SideFound, SideKind, SideWriter, Sidefile};
 use crate::storage::{Blob, fnv, is_url};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Ending of index files.
 pub(super) use crate::storage::listing::INDEX as ENDING;
-pub(super) const KIND: SideKind = SideKind { name: *b"fdx ", version: 2, older: b"feedpak1" };
+pub(super) const KIND: SideKind = SideKind { name: *b"fdx ", version: 2, older: b"feedpak1deef1xil" };
 const SHARDS: usize = 0;
 const NOTES: usize = 2;
 /// Bytes at each end of a shard that belong to its version.
@@ -104,7 +104,7 @@ pub(super) fn open(path: &Path) -> Option<Arc<Sidefile>> {
 
 /// Opens a file for all shards. `None` if it is missing, damaged or older; then it is written anew.
 ///
-/// Errors: a missing or damaged file in a store, which is not written to; another file; errors of reading.
+/// Errors: a missing or damaged file in a store, which is not written to; another file, or a newer one; errors of reading.
 pub(super) fn open_all(path: &Path) -> Result<Option<Arc<Sidefile>>> {
     match Sidefile::open(path, KIND)? {
         SideFound::Whole(side) => Ok(Some(Arc::new(side))),
@@ -120,6 +120,7 @@ pub(super) fn open_all(path: &Path) -> Result<Option<Arc<Sidefile>>> {
             let message = "not an index file; it is not overwritten: name another file";
             Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(path))
         }
+        SideFound::Newer => Err(Error::new(ErrorKind::Config, Stage::Index, NEWER).with_path(path)),
         SideFound::Nothing | SideFound::Damaged | SideFound::Older => Ok(None),
     }
 }

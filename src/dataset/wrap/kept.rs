@@ -1,11 +1,12 @@
 //! The side file of a wrapper: made when it is first opened, and kept.
 //!
-//! Invariants: a damaged or older file is made again; a file of another dataset, or of another kind, is never replaced.
+//! Invariants: a damaged or older file is made again; a file of another dataset, of another kind, or of a newer version is
+//! never replaced.
 
 use crate::dataset::Dataset;
 use crate::dataset::digest::Digest;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::sidefile::{SideFound, SideKind, SideWriter, Sidefile};
+use crate::storage::sidefile::{NEWER, SideFound, SideKind, SideWriter, Sidefile};
 use std::path::Path;
 
 /// Origin of the file.
@@ -39,7 +40,7 @@ pub(crate) fn columns(fields: usize, keeps: impl Fn(usize) -> bool) -> (Vec<Opti
 
 /// Opens the file of `what`, or lets `fill` make its sections.
 ///
-/// Errors: it cannot be read or written, is another kind of file, or is not for this identity or does not fit.
+/// Errors: it cannot be read or written, is another kind of file or a newer one, or is not for this identity or does not fit.
 pub(crate) fn open_or_make(
     place: &Path,
     (kind, what): (SideKind, &str),
@@ -66,6 +67,7 @@ pub(crate) fn open_or_make(
             let message = format!("not a file of {what}; it is not overwritten: name another file");
             return refused(ErrorKind::Config, message);
         }
+        SideFound::Newer => return refused(ErrorKind::Config, NEWER.into()),
         SideFound::Nothing => Origin::Made,
         SideFound::Damaged | SideFound::Older => Origin::MadeAgain,
     };

@@ -129,7 +129,12 @@ impl Reader {
         let file = match Sidefile::of(Blob::open(path)?, KIND)? {
             SideFound::Whole(file) => file,
             SideFound::Damaged => return Err(damaged()),
-            SideFound::Older => return Err(wrong("a plan of another version of this program: make the plan again")),
+            SideFound::Older => return Err(wrong("a plan of an older version of this program: make the plan again")),
+            SideFound::Newer => {
+                return Err(wrong(
+                    "a plan of a newer version, or of a machine of the other byte order: name another folder",
+                ));
+            }
             SideFound::Foreign | SideFound::Nothing => {
                 return Err(wrong("not a plan, or an incomplete one: name another folder, or remove the file"));
             }

@@ -247,5 +247,5 @@ impl Maker<'_> {
 /// The ending of a tar member.
 fn ending_of(path: &Path) -> String {
     let ending = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
-    if matches!(ending.as_str(), "jpeg" | "jfif") { "jpg".into() } else { ending }
+    if matches!(ending.as_str(), "jpeg" | "jpe" | "jfif") { "jpg".into() } else { ending }
 }

@@ -215,7 +215,10 @@ impl Sink for Collected {
 /// [`ErrorKind::Permission`], [`ErrorKind::Stalled`] for a silent store, [`ErrorKind::Io`].
 pub(super) async fn fetch(object: &Object, range: Range<u64>, patience: Patience, sink: &mut impl Sink) -> Result<()> {
     let (mut at, mut tries, store) = (range.start, Tries::new(patience), &object.store);
-    let site = |error: Error| error.with_path(object.url()).with_range(range.start, range.end - range.start);
+    let site = |error: Error| {
+        store.forget(&object.key);
+        error.with_path(object.url()).with_range(range.start, range.end - range.start)
+    };
     loop {
         let number = ready(store, patience.of_try).await.map_err(site)?;
         let waits = object.meter.as_ref().map(|meter| meter.wait());

@@ -20,7 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// A listing's answer about an object counts for so long. Opening a dataset lists its shards, then opens each.
+/// A listing's answer about an object counts for so long, unless a read of it fails. Opening a dataset lists its shards,
+/// then opens each.
 const FRESH: Duration = Duration::from_secs(60);
 
 /// A download looks so often whether its loader ends.
@@ -43,6 +44,11 @@ impl Store {
         let found = self.found.hold();
         let (meta, when) = found.get(key.as_ref())?;
         (when.elapsed() < FRESH).then(|| meta.clone())
+    }
+
+    /// A failure may come from what is remembered: the next look asks the store.
+    pub(super) fn forget(&self, key: &Key) {
+        self.found.hold().remove(key.as_ref());
     }
 
     async fn head(self: Arc<Self>, key: Key) -> Result<Meta> {
@@ -110,6 +116,11 @@ impl Store {
 }
 
 impl Object {
+    /// The next look at the object asks the store.
+    pub(crate) fn forget(&self) {
+        self.store.forget(&self.key);
+    }
+
     /// Fills `out` from `offset`, on the network threads. Errors: as a reader's completions.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         if out.is_empty() {

@@ -879,15 +879,18 @@ class Loader(_Native, Generic[Out]):
         token: str = "u16",
         next_token: bool = False,
         header_bytes: int | None = None,
+        vocabulary: int | None = None,
         **settings: Unpack[Settings],
     ) -> Self:
         """Flat files of tokens (nanoGPT, llm.c), cut into windows of `seq_len`. Field: `tokens`.
 
         With `next_token` a window has one token more: the first `seq_len` are inputs, the last `seq_len` targets. The header of
         llm.c and modded-nanogpt is recognised and checked, files of other formats are refused; `header_bytes` skips another
-        header, and 0 takes files as they are.
+        header, and 0 takes files as they are. The files do not tell the type of their tokens: with `vocabulary`, the number of
+        ids, a larger id is an error of its sample.
         """
         own = {"seq_len": seq_len, "token": token, "next_token": next_token or None, "header_bytes": header_bytes}
+        own["vocabulary"] = vocabulary
         return cls("tokens", path, **own, **settings)
 
     @classmethod
@@ -899,13 +902,16 @@ class Loader(_Native, Generic[Out]):
         documents: int | None = None,
         cut: bool = False,
         next_token: bool = False,
+        vocabulary: int | None = None,
         **settings: Unpack[Settings],
     ) -> Self:
         """Megatron's .idx and .bin: windows of `seq_len` (2,048 by default), or whole documents of at most `documents` tokens.
 
-        A longer document is an error; with `cut` it is its first `documents` tokens.
+        A longer document is an error; with `cut` it is its first `documents` tokens. With `vocabulary`, the number of ids, a
+        larger id is an error of its sample.
         """
         own = {"seq_len": seq_len, "up_to": documents, "cut": cut or None, "next_token": next_token or None}
+        own["vocabulary"] = vocabulary
         return cls("megatron", path, **own, **settings)
 
     @classmethod

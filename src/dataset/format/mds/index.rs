@@ -1,7 +1,7 @@
 //! `index.json` of MDS: the list of shards with their descriptions. Untrusted.
 //!
 //! Limits: 64 MiB of JSON, nesting as deep as serde_json allows (128). Invariants: file names stay within the folder;
-//! all shards have the same columns; numbers fit the shard format (32 bits).
+//! all shards have the same columns, and files of their own; numbers fit the shard format (32 bits).
 
 use super::columns::Column;
 use crate::dataset::format::twice;
@@ -48,6 +48,13 @@ pub(super) fn parse(text: &[u8]) -> Result<(Vec<Column>, Vec<ShardInfo>)> {
         if columns.get_or_insert_with(|| own.clone()) != &own {
             return Err(named("other columns than shard 0".into()));
         }
+    }
+    let names = shards.iter().flat_map(|shard| {
+        let zip = shard.zip.iter().map(|(file, _)| &*file.name);
+        zip.chain([&*shard.raw.name])
+    });
+    if let Some(name) = twice(names) {
+        return Err(bad(format!("two shards are the file {:?}: its samples would come twice", clipped(name))));
     }
     match columns {
         Some(columns) => Ok((columns, shards)),

@@ -166,7 +166,10 @@ impl MdsBuilder {
         }
         let text = input.read(0, len, "the index")?;
         let home = Home::Folder { dir, follow: self.follow_links };
-        self.assemble(&text, &home).map_err(|error| error.with_path(path))
+        self.assemble(&text, &home).map_err(|error| {
+            input.forget();
+            error.with_path(path)
+        })
     }
 
     /// Opens an index and one shard in memory.
@@ -181,7 +184,8 @@ impl MdsBuilder {
         let chosen = self.choose(&all)?;
         let columns = Columns::new(all);
         // Finds each shard's file first: one compressed shard makes all shards chunks.
-        let files = parallel(&infos, |_, info| home.find(info))?;
+        let find = |number, info| home.find(info).map_err(|error| error.within(format_args!("shard {number}")));
+        let files = parallel(&infos, find)?;
         let chunks = files.iter().any(|(_, compressed)| *compressed);
         let offsets = match chunks {
             true => Vec::new(),

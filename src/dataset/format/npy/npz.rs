@@ -119,11 +119,18 @@ impl NpzBuilder {
 
 /// Names of all members of an archive, without `.npy`.
 fn all_names(path: &Path) -> Result<Vec<String>> {
-    let members = zip::members(&Blob::open(path)?)?;
+    let members = members_of(&Blob::open(path)?)?;
     if members.is_empty() {
         return Err(Error::new(ErrorKind::Empty, Stage::Index, "the archive has no members").with_path(path));
     }
     Ok(members.iter().map(|member| field_name(member).to_string()).collect())
+}
+
+/// The members of an archive, without entries for folders.
+fn members_of(input: &Blob) -> Result<Vec<Member>> {
+    let mut members = zip::members(input)?;
+    members.retain(|member| !(member.name.ends_with('/') && member.unpacked == 0));
+    Ok(members)
 }
 
 fn field_name(member: &Member) -> &str {
@@ -133,7 +140,7 @@ fn field_name(member: &Member) -> &str {
 impl Archive {
     /// Finds the members called `names`. `all` refuses any other member.
     fn open(input: &Blob, names: &[String], all: bool) -> Result<Self> {
-        let members = zip::members(input)?;
+        let members = members_of(input)?;
         let wrong = |message: String| input.wrong(message, 0, input.len());
         if let Some(over) = members.iter().find(|member| all && !names.iter().any(|name| name == field_name(member))) {
             return Err(wrong(format!("`{}` is a member of this archive but not of the first one", over.name)));
@@ -161,7 +168,7 @@ fn array_of(input: &Blob, member: &Member) -> Result<(Array, Check)> {
 /// Parses an archive in memory, as `open` does; for fuzzing.
 #[cfg(feature = "unstable")]
 pub(crate) fn parse(input: &Blob) -> Result<usize> {
-    let members = zip::members(input)?;
+    let members = members_of(input)?;
     members.iter().try_for_each(|member| array_of(input, member).map(drop))?;
     Ok(members.len())
 }

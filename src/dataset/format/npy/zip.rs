@@ -11,6 +11,7 @@
 use crate::dataset::format::{fetched, number, twice};
 use crate::error::{ErrorKind, Result};
 use crate::storage::Blob;
+use std::cmp::Ordering;
 
 const END: &[u8] = b"PK\x05\x06";
 const END_BYTES: u64 = 22;
@@ -163,8 +164,10 @@ impl Directory {
     }
 }
 
-/// Finds the end record: the last one whose comment ends exactly at the end of the file. Gives offset and bytes.
+/// Finds the end record: the last one whose comment ends exactly at the end of the file, or else, as Python's zipfile, the
+/// last one with bytes behind it. Gives offset and bytes.
 fn end_record(input: &Blob) -> Result<(u64, [u8; END_BYTES as usize])> {
+    let mut longer = None;
     // Few archives have a comment.
     for window in [END_BYTES, END_BYTES + COMMENT_MAX] {
         let len = window.min(input.len());
@@ -172,12 +175,16 @@ fn end_record(input: &Blob) -> Result<(u64, [u8; END_BYTES as usize])> {
         let tail = input.read(start, len, "the end record")?;
         for at in memchr::memmem::rfind_iter(&tail, END) {
             let rest = &tail[at..];
-            if let Some(end) = rest.first_chunk::<{ END_BYTES as usize }>()
-                && number(&end[20..22]) + END_BYTES == rest.len() as u64
-            {
-                return Ok((start + at as u64, *end));
+            let Some(end) = rest.first_chunk::<{ END_BYTES as usize }>() else { continue };
+            match (number(&end[20..22]) + END_BYTES).cmp(&(rest.len() as u64)) {
+                Ordering::Equal => return Ok((start + at as u64, *end)),
+                Ordering::Less => longer = longer.or(Some((start + at as u64, *end))),
+                Ordering::Greater => {}
             }
         }
+    }
+    if let Some(found) = longer {
+        return Ok(found);
     }
     fetched(input)?;
     let message = "not a zip archive, or cut: it has no end record";

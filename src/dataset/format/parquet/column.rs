@@ -52,16 +52,8 @@ pub(super) struct Place {
     /// Maximum values in the pages, including nulls and empty lists.
     pub(super) values: u64,
     pub(super) compression: Compression,
-    /// First row of the first page, counted in the row group, and rows in the pages.
+    /// First row of the first page, counted in the row group.
     pub(super) first_row: u64,
-    pub(super) rows: u64,
-}
-
-impl Place {
-    /// Whether the pages include the data page at `offset` of the file.
-    pub(super) fn holds(&self, offset: i64) -> bool {
-        u64::try_from(offset).is_ok_and(|at| at >= self.data.0 && at - self.data.0 < self.data.1)
-    }
 }
 
 /// Columns interleaved into rows at once: with 4 bytes each they fill a cache line.

@@ -15,12 +15,16 @@ pub(super) struct SchemaPlan {
     pub(super) schema: Vec<EncodedField>,
     pub(super) fields: Vec<FieldPlan>,
     pub(super) leaves: Vec<Leaf>,
+    /// Columns that cannot be read, with the reason.
+    pub(super) left_out: Vec<String>,
 }
 
 impl SchemaPlan {
-    /// `varying`: the maximum length of lists and byte arrays that have none of their own.
-    pub(super) fn new(wanted: &[Wanted], varying: Option<usize>, footer: &Footer) -> Result<Self> {
+    /// `varying`: the maximum length of lists and byte arrays that have none of their own. `skip`: of all columns, those that
+    /// cannot be read are left out.
+    pub(super) fn new(wanted: &[Wanted], varying: Option<usize>, skip: bool, footer: &Footer) -> Result<Self> {
         let all: Vec<Wanted>;
+        let skip = skip && wanted.is_empty();
         let wanted = if wanted.is_empty() {
             let one =
                 |leaf: &Leaf| Wanted { name: leaf.name.clone(), columns: vec![leaf.name.clone()], how: How::Stored };
@@ -29,7 +33,7 @@ impl SchemaPlan {
         } else {
             wanted
         };
-        let mut plan = Self { schema: Vec::new(), fields: Vec::new(), leaves: Vec::new() };
+        let mut plan = Self { schema: Vec::new(), fields: Vec::new(), leaves: Vec::new(), left_out: Vec::new() };
         let mut named = HashMap::new();
         for field in wanted {
             if let Some(before) = named.insert(&field.name, field.how) {
@@ -37,7 +41,14 @@ impl SchemaPlan {
                 let why = if picture { "is the picture, and named again" } else { "is named twice" };
                 return Err(config(format!("column `{}` {why}: name it once", field.name)));
             }
-            plan.add(field, varying, footer)?;
+            let columns = plan.leaves.len();
+            match plan.add(field, varying, footer) {
+                Err(error) if skip => {
+                    plan.leaves.truncate(columns);
+                    plan.left_out.push(error.message().into());
+                }
+                added => added?,
+            }
         }
         Ok(plan)
     }
@@ -46,8 +57,8 @@ impl SchemaPlan {
         let start = self.leaves.len();
         for column in &wanted.columns {
             // Hugging Face's datasets store a picture as a structure of `bytes` and `path`.
-            let nested = || footer.find(&format!("{column}.bytes")).ok().filter(|_| wanted.how == How::Image);
-            let leaf = footer.find(column).or_else(|error| nested().ok_or(error))?;
+            let nested = || find(footer, &format!("{column}.bytes")).ok().filter(|_| wanted.how == How::Image);
+            let leaf = find(footer, column).or_else(|error| nested().ok_or(error))?;
             self.leaves.push(footer.leaves[leaf].clone());
         }
         let leaves = &self.leaves[start..];
@@ -112,12 +123,19 @@ fn is_bytes(leaf: &Leaf) -> bool {
     leaf.descr.physical_type() == Type::BYTE_ARRAY && !is_decimal(&leaf.arrow) && leaf.arrow != DataType::Null
 }
 
+/// Reason why no setting makes a field of a column.
+fn unreadable(leaf: &Leaf) -> Option<String> {
+    let flat = leaf.list == List::No;
+    let bytes = flat && (is_bytes(leaf) || matches!(leaf.arrow, DataType::FixedSizeBinary(_)));
+    (leaf.descr.max_rep_level() > 1 || (number(leaf).is_none() && !bytes)).then(|| refusal(leaf))
+}
+
 /// Reason why a column cannot be the requested field.
 fn refusal(leaf: &Leaf) -> String {
     let list = leaf.list != List::No;
     match (&leaf.arrow, leaf.descr.physical_type()) {
         _ if leaf.descr.max_rep_level() > 1 => "lists of lists are not supported".into(),
-        (of, _) if is_decimal(of) => format!("decimals are not supported; {} takes other columns", Setting::Columns),
+        (of, _) if is_decimal(of) => "decimals are not supported".into(),
         (_, Type::INT96) => "timestamps of 96 bits are not supported".into(),
         (_, Type::BYTE_ARRAY) if list => "lists of byte arrays are not supported".into(),
         (DataType::FixedSizeBinary(_), _) if list => "lists of byte arrays are not supported".into(),
@@ -133,7 +151,9 @@ fn refusal(leaf: &Leaf) -> String {
 fn encoded_field(name: &str, how: How, leaf: &Leaf, columns: usize) -> Result<(EncodedField, FieldKind)> {
     let unsupported = || {
         let stored = leaf.descr.physical_type();
-        Err(config(format!("column `{}` ({}, stored as {stored}): {}", leaf.name, leaf.described(), refusal(leaf))))
+        let others = unreadable(leaf).map_or(String::new(), |_| format!("; {} takes other columns", Setting::Columns));
+        let (name, described) = (&leaf.name, leaf.described());
+        Err(config(format!("column `{name}` ({described}, stored as {stored}): {}{others}", refusal(leaf))))
     };
     if leaf.descr.max_rep_level() > 1 {
         return unsupported();
@@ -172,10 +192,34 @@ fn encoded_field(name: &str, how: How, leaf: &Leaf, columns: usize) -> Result<(E
     }
 }
 
+/// Place of the column of this name in the file.
+///
+/// Errors: no such column; those that could be read are named.
+fn find(footer: &Footer, name: &str) -> Result<usize> {
+    let is = |leaf: &Leaf| leaf.name == name || leaf.descr.path().string() == name;
+    footer.leaves.iter().position(is).ok_or_else(|| {
+        let within = |leaf: &&Leaf| leaf.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'));
+        let readable = |leaf: &&Leaf| unreadable(leaf).is_none();
+        let names = |leaves: Vec<&Leaf>| leaves.iter().map(|leaf| &*leaf.name).collect::<Vec<_>>().join(", ");
+        let Some(inner) = footer.leaves.iter().find(within) else {
+            let there = footer.leaves.iter().filter(readable).take(64).collect();
+            return config(format!("no column `{name}`; there are {}", names(there)));
+        };
+        let there: Vec<&Leaf> = footer.leaves.iter().filter(within).filter(readable).take(64).collect();
+        match unreadable(inner) {
+            Some(reason) if there.is_empty() => {
+                let columns = Setting::Columns;
+                config(format!("column `{name}` holds `{}`: {reason}; {columns} takes other columns", inner.name))
+            }
+            _ => config(format!("column `{name}` is a structure; there are {}", names(there))),
+        }
+    })
+}
+
 /// Finds the chosen columns in this file. Errors: a column is missing or has another type.
 pub(super) fn same_columns(leaves: &[Leaf], footer: &Footer) -> Result<Vec<usize>> {
     let place = |leaf: &Leaf| {
-        let index = footer.find(&leaf.name)?;
+        let index = find(footer, &leaf.name)?;
         let here = &footer.leaves[index];
         if !same_values(here, leaf) {
             let (name, here, first) = (&leaf.name, here.words(), leaf.words());
@@ -207,7 +251,7 @@ fn same_values(a: &Leaf, b: &Leaf) -> bool {
 
 pub(super) fn prune_columns(prune: &[(String, f64, f64)], footer: &Footer) -> Result<Vec<(usize, f64, f64)>> {
     let place = |(name, min, max): &(String, f64, f64)| {
-        let index = footer.find(name)?;
+        let index = find(footer, name)?;
         match number(&footer.leaves[index]) {
             Some((DType::U32 | DType::U64, ..)) | None => {
                 Err(config(format!("column `{name}` ({}) has no statistics to prune by", footer.leaves[index].arrow)))

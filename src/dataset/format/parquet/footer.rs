@@ -30,6 +30,8 @@ pub(super) struct Footer {
     pub(super) meta: ParquetMetaData,
     /// All leaf columns, in the order of the file.
     pub(super) leaves: Vec<Leaf>,
+    /// Why its offset index cannot be used.
+    pub(super) no_index: Option<String>,
     /// The whole file, if it is in memory.
     pub(super) bytes: Option<Arc<[u8]>>,
 }
@@ -90,8 +92,13 @@ impl Footer {
 
     fn of_blob(blob: &Blob, bytes: Option<Arc<[u8]>>, builder: &ParquetBuilder) -> Result<Self> {
         let parse = || {
-            let (meta, odd) = read_meta(blob, builder)?;
-            Self::new(blob, meta, &odd, bytes)
+            let (meta, odd, clean) = read_meta(blob)?;
+            let mut footer = Self::new(blob, meta, &odd, bytes)?;
+            // The parquet crate would find the offset index by its own parse of the footer, with the removed fields.
+            if clean {
+                footer.add_offset_index(blob, builder)?;
+            }
+            Ok(footer)
         };
         guarded("the footer", Stage::Index, parse)
     }
@@ -110,23 +117,38 @@ impl Footer {
             Leaf { descr: descr.clone(), arrow, list, name }
         });
         let leaves = leaves.collect();
-        Ok(Self { path: blob.path().to_path_buf(), len: blob.len(), version: blob.look()?, meta, leaves, bytes })
+        let path = blob.path().to_path_buf();
+        Ok(Self { path, len: blob.len(), version: blob.look()?, meta, leaves, no_index: None, bytes })
+    }
+
+    /// Adds the page locations, if a row group may have to be cut. A malformed index is none.
+    fn add_offset_index(&mut self, blob: &Blob, builder: &ParquetBuilder) -> Result<()> {
+        let large = |group: &RowGroupMetaData| {
+            u64::try_from(group.total_byte_size()).is_ok_and(|bytes| bytes > builder.chunk_bytes / 2)
+        };
+        if !self.meta.row_groups().iter().any(large) || offset_index_bytes(&self.meta) > FOOTER_MAX {
+            return Ok(());
+        }
+        let meta = self.meta.clone();
+        match guarded("the offset index", Stage::Index, || with_offset_index(blob, meta)) {
+            Ok(meta) => self.meta = meta,
+            Err(error) if is_malformed(&error) => self.no_index = Some("the offset index cannot be read".into()),
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// The file, for reads beside the footer.
-    pub(super) fn blob(&self) -> Option<Blob> {
+    pub(super) fn content(&self) -> Result<Blob> {
         match &self.bytes {
-            Some(bytes) => Some(Blob::memory(Bytes::from_owner(bytes.clone()))),
-            None => Blob::open(&self.path).ok(),
+            Some(bytes) => Ok(Blob::memory(Bytes::from_owner(bytes.clone()))),
+            None => Blob::open(&self.path),
         }
     }
 
-    pub(super) fn find(&self, name: &str) -> Result<usize> {
-        let is = |leaf: &Leaf| leaf.name == name || leaf.descr.path().string() == name;
-        self.leaves.iter().position(is).ok_or_else(|| {
-            let names: Vec<_> = self.leaves.iter().take(64).map(|leaf| leaf.name.as_str()).collect();
-            config(format!("no column `{name}`; there are {}", names.join(", ")))
-        })
+    /// As [`content`](Self::content), for sizes that opening the chunk checks.
+    pub(super) fn blob(&self) -> Option<Blob> {
+        self.content().ok()
     }
 }
 
@@ -157,8 +179,8 @@ fn types_of(meta: &ParquetMetaData) -> Vec<(DataType, List)> {
 }
 
 /// Reads the footer after checking its length against the file; gives also the columns whose annotations it had to leave
-/// out.
-fn read_meta(blob: &Blob, builder: &ParquetBuilder) -> Result<(ParquetMetaData, Vec<usize>)> {
+/// out, and whether nothing was left out.
+fn read_meta(blob: &Blob) -> Result<(ParquetMetaData, Vec<usize>, bool)> {
     let len = blob.len();
     let wrong = |kind, message: String| Err(Error::new(kind, Stage::Index, message));
     if len < 12 {
@@ -202,17 +224,13 @@ fn read_meta(blob: &Blob, builder: &ParquetBuilder) -> Result<(ParquetMetaData, 
         );
         return Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_range(start, footer));
     }
-    if clean.is_some() {
-        // The parquet crate would find the offset index by its own parse of the footer, with the removed fields.
-        return Ok((meta, odd));
-    }
-    let large =
-        |group: &RowGroupMetaData| u64::try_from(group.total_byte_size()).is_ok_and(|b| b > builder.chunk_bytes / 2);
-    // Page locations matter only for row groups that may have to be cut.
-    if !meta.row_groups().iter().any(large) || offset_index_bytes(&meta) > FOOTER_MAX {
-        return Ok((meta, odd));
-    }
-    Ok((with_offset_index(blob, meta)?, odd))
+    Ok((meta, odd, clean.is_none()))
+}
+
+/// Whether the bytes are wrong, not their reading.
+fn is_malformed(error: &Error) -> bool {
+    use ErrorKind::{Decode, Limit, Panicked, Truncated};
+    matches!(error.kind(), Decode | Limit | Panicked | Truncated)
 }
 
 /// Adds the page locations to the footer.

@@ -2,14 +2,13 @@
 
 use super::column::{Place, TOGETHER};
 use super::footer::Footer;
+use super::offsets::{self, Claim, DataPage};
 use super::unpack::Codec;
 use super::{Chunk, FieldKind, Parquet, scan};
 use crate::dataset::ChunkBytes;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::Blob;
 use parquet::basic::{Compression, Encoding, Type};
 use parquet::file::metadata::{ColumnChunkMetaData, RowGroupMetaData};
-use parquet::file::page_index::offset_index::{OffsetIndexMetaData, PageLocation};
 use parquet::file::statistics::Statistics;
 use std::ops::Range;
 
@@ -88,7 +87,6 @@ impl Cut<'_> {
             values,
             compression,
             first_row: 0,
-            rows,
         };
         if outgrows_pages(meta) {
             let said = meta.unencoded_byte_array_data_bytes().and_then(|bytes| u64::try_from(bytes).ok());
@@ -127,7 +125,7 @@ impl Parquet {
         }
         let places: Box<[Place]> = (0..cut.columns.len()).map(|index| cut.whole(index)).collect::<Result<_>>()?;
         let bytes = self.bytes_of(cut, &places, rows);
-        let runs = if bytes.opened > cut.limit { self.runs(cut, &places, rows, bytes.opened) } else { None };
+        let runs = if bytes.opened > cut.limit { self.runs(cut, &places, rows, bytes.opened)? } else { None };
         match runs {
             None => self.add_chunk(file, cut, 0..rows, places, bytes),
             Some(runs) => {
@@ -147,76 +145,63 @@ impl Parquet {
         self.chunks.push(Chunk { file, group: cut.number as u32, rows, places, bytes });
     }
 
-    /// Cuts the row group into runs of rows within the limit, with their pages; `None` without an offset index.
+    /// Cuts the row group into runs of rows within the limit, with their pages; `None` without an offset index that the
+    /// pages agree with.
     #[allow(clippy::type_complexity, reason = "a list of runs, each with its columns")]
-    fn runs(&self, cut: &Cut<'_>, whole: &[Place], rows: u64, opened: u64) -> Option<Vec<(Range<u64>, Box<[Place]>)>> {
-        let index = cut.footer.meta.page_index_for_row_group(cut.number);
-        let content = cut.footer.blob()?;
-        let dictionary = |(leaf, whole): (usize, &Place)| {
-            let first = index.page_locations(cut.columns[leaf])?.first()?.offset;
-            let before = u64::try_from(first).ok()?.checked_sub(whole.data.0)?;
-            if before == 0 {
-                Some(0)
-            } else {
-                Some(scan::page_sizes(&content, [(whole.data.0, before)].into_iter())?.0)
-            }
-        };
-        let unpacked: Vec<u64> = whole.iter().enumerate().map(dictionary).collect::<Option<_>>()?;
+    fn runs(
+        &mut self,
+        cut: &Cut<'_>,
+        whole: &[Place],
+        rows: u64,
+        opened: u64,
+    ) -> Result<Option<Vec<(Range<u64>, Box<[Place]>)>>> {
+        let Some(columns) = self.checked_pages(cut, whole, rows)? else { return Ok(None) };
         // Every run unpacks the dictionaries again, so a run smaller than them costs more than it saves.
-        let limit = unpacked.iter().copied().fold(0, u64::saturating_add).max(cut.limit);
-        let parts = opened.div_ceil(limit).clamp(1, rows);
+        let dictionaries = columns.iter().map(|pages| pages.dictionary.1).fold(0, u64::saturating_add);
+        let parts = opened.div_ceil(dictionaries.max(cut.limit)).clamp(1, rows);
         let step = rows.div_ceil(parts);
         let mut runs = Vec::new();
-        for start in (0..rows).step_by(usize::try_from(step).ok()?) {
+        for start in (0..rows).step_by(usize::try_from(step).unwrap_or(usize::MAX)) {
             let range = start..(start + step).min(rows);
             let place = |(leaf, whole): (usize, &Place)| {
-                let pages = index.offset_index(cut.columns[leaf])?;
-                let mut place = pages_of(whole, pages.page_locations(), &range, rows, cut.footer.len)?;
-                place.unpacked_dictionary = unpacked[leaf];
-                self.size_run(cut, leaf, &mut place, pages, &content);
-                Some(place)
+                let (mut place, payload) = pages_of(whole, &columns[leaf], &range);
+                if outgrows_pages(cut.column(leaf)) {
+                    let summed = payload_of(&columns[leaf].data).is_some_and(|sum| Some(sum) == whole.payload);
+                    place.payload = payload.filter(|_| summed).or_else(|| cut.counted_payload(leaf, &place));
+                }
+                place
             };
-            runs.push((range.clone(), whole.iter().enumerate().map(place).collect::<Option<_>>()?));
+            runs.push((range.clone(), whole.iter().enumerate().map(place).collect()));
         }
-        Some(runs)
+        Ok(Some(runs))
     }
 
-    /// Sets the maximum unpacked bytes of a run's pages, which the offset index does not give. Fixed-width values, and
-    /// byte arrays with sizes in the index, take at most their own bytes and levels. For others the page headers are
-    /// read.
-    fn size_run(&self, cut: &Cut<'_>, leaf: usize, run: &mut Place, pages: &OffsetIndexMetaData, content: &Blob) {
-        let descr = &cut.footer.leaves[cut.columns[leaf]].descr;
-        let here = || pages.page_locations().iter().filter(|page| run.holds(page.offset));
-        let payload = payload(run, pages);
-        let kind = self.fields.iter().find(|field| field.columns.contains(&leaf)).map(|field| field.kind);
-        let (values, each) = match (descr.physical_type(), kind) {
-            (Type::BYTE_ARRAY, _) => (payload.map(|_| run.rows), 4),
-            // The number of values in these lists is unknown.
-            (_, Some(FieldKind::Ragged { .. }) | None) => (None, 0),
-            (of, Some(FieldKind::Array { list, .. })) => {
-                let each = if of == Type::FIXED_LEN_BYTE_ARRAY { descr.type_length().max(4) as u64 } else { 8 };
-                (Some(run.rows.saturating_mul(list as u64)), each)
-            }
-        };
-        let most = run.uncompressed;
-        let bytes = if let Some(values) = values.map(|values| values.min(run.values)) {
-            let levels = values.saturating_mul(4);
-            let data = values.saturating_mul(each).saturating_add(payload.unwrap_or(0));
-            data.saturating_add(levels).saturating_add(here().count() as u64 * 4096)
+    /// The pages of all chosen columns; `None` without an offset index, or with one that the pages contradict, which the
+    /// description tells.
+    ///
+    /// Errors: a failed read.
+    fn checked_pages(&mut self, cut: &Cut<'_>, whole: &[Place], rows: u64) -> Result<Option<Vec<offsets::Pages>>> {
+        let checked = if let Some(reason) = &cut.footer.no_index {
+            Err(reason.clone())
         } else {
-            let size = |page: &PageLocation| {
-                Some((u64::try_from(page.offset).ok()?, u64::try_from(page.compressed_page_size).ok()?))
-            };
-            let sizes: Option<Vec<_>> = here().map(size).collect();
-            let sizes = sizes.and_then(|sizes| scan::page_sizes(content, sizes.into_iter()));
-            let (bytes, values) = sizes.unwrap_or((most, run.values));
-            run.values = values.min(run.values);
-            bytes
+            let index = cut.footer.meta.page_index_for_row_group(cut.number);
+            let claims = whole.iter().zip(cut.columns).map(|(whole, column)| {
+                let index = index.offset_index(*column)?;
+                Some(Claim { descr: &cut.footer.leaves[*column].descr, whole, index, rows })
+            });
+            let Some(claims) = claims.collect::<Option<Vec<_>>>() else { return Ok(None) };
+            offsets::check(&cut.footer.content()?, &claims)?
         };
-        run.uncompressed = bytes.min(most);
-        if outgrows_pages(cut.column(leaf)) {
-            run.payload = payload.or_else(|| cut.counted_payload(leaf, run));
+        let reason = match checked {
+            Ok(pages) => return Ok(Some(pages)),
+            Err(reason) => reason,
+        };
+        self.unindexed += 1;
+        if self.unindexed == 1 {
+            let file = cut.footer.path.file_name().unwrap_or_default().display();
+            self.index_doubt = format!("{file}, row group {}, {reason}", cut.number);
         }
+        Ok(None)
     }
 
     /// Sizes of a chunk with these pages.
@@ -267,11 +252,9 @@ impl Parquet {
     }
 }
 
-/// Bytes of the byte arrays in a run's pages, if the index has them.
-fn payload(run: &Place, pages: &OffsetIndexMetaData) -> Option<u64> {
-    let sizes = pages.page_locations().iter().zip(pages.unencoded_byte_array_data_bytes()?);
-    let mut here = sizes.filter(|(page, _)| run.holds(page.offset)).map(|(_, bytes)| u64::try_from(*bytes).ok());
-    here.try_fold(0_u64, |sum, bytes| sum.checked_add(bytes?))
+/// Bytes of the byte arrays in these pages, if the index has them.
+fn payload_of(pages: &[DataPage]) -> Option<u64> {
+    pages.iter().try_fold(0_u64, |sum, page| sum.checked_add(page.payload?))
 }
 
 /// Whether values may exceed the unpacked pages, although each dictionary entry counts once.
@@ -331,33 +314,24 @@ fn reader_bytes(meta: &ColumnChunkMetaData, place: &Place, rows: u64) -> u64 {
     pages.saturating_add(values.saturating_mul(width + 4)).saturating_add(entries.saturating_mul(width))
 }
 
-/// The part of a column with `range` of the row group's `rows`, by its pages. `None` if the index is inconsistent.
-fn pages_of(whole: &Place, pages: &[PageLocation], range: &Range<u64>, rows: u64, file_len: u64) -> Option<Place> {
-    let first_row = |page: usize| pages.get(page).map_or(Some(rows), |page| u64::try_from(page.first_row_index).ok());
-    let starts: Vec<u64> = (0..=pages.len()).map(first_row).collect::<Option<_>>()?;
-    if starts[0] != 0 || starts.windows(2).any(|pair| pair[0] > pair[1]) {
-        return None;
-    }
-    let first = starts.partition_point(|start| *start <= range.start) - 1;
-    let last = starts[..pages.len()].partition_point(|start| *start < range.end) - 1;
-    let offset = |page: usize| u64::try_from(pages[page].offset).ok();
-    let start = offset(first)?;
-    let end = offset(last)?.checked_add(u64::try_from(pages[last].compressed_page_size).ok()?)?;
-    let (whole_start, whole_end) = (whole.data.0, whole.data.0 + whole.data.1);
-    if start < whole_start || end > whole_end || end > file_len || start >= end {
-        return None;
-    }
-    let before = offset(0)?.checked_sub(whole_start)?;
-    Some(Place {
-        dictionary: (before > 0).then_some((whole_start, before)),
-        data: (start, end - start),
-        has_dictionary: before > 0,
-        uncompressed: whole.uncompressed,
-        unpacked_dictionary: whole.uncompressed,
+/// The part of a column with `range` of the row group's `rows`, and the bytes of its byte arrays by the index.
+fn pages_of(whole: &Place, pages: &offsets::Pages, range: &Range<u64>) -> (Place, Option<u64>) {
+    let data = &pages.data;
+    let first = data.partition_point(|page| page.first_row <= range.start) - 1;
+    let end = data.partition_point(|page| page.first_row < range.end).max(first + 1);
+    let here = &data[first..end];
+    let sum = |of: fn(&DataPage) -> u64| here.iter().map(of).fold(0, u64::saturating_add);
+    let (stored, unpacked) = pages.dictionary;
+    let place = Place {
+        dictionary: (stored > 0).then_some((whole.data.0, stored)),
+        data: (data[first].offset, sum(|page| page.len)),
+        has_dictionary: stored > 0,
+        uncompressed: sum(|page| page.uncompressed),
+        unpacked_dictionary: unpacked,
         payload: None,
-        values: whole.values,
+        values: sum(|page| page.values),
         compression: whole.compression,
-        first_row: starts[first],
-        rows: starts[last + 1] - starts[first],
-    })
+        first_row: data[first].first_row,
+    };
+    (place, payload_of(here))
 }

@@ -16,13 +16,14 @@
 //!
 //! Invariants: the footer's sizes are compared with the file's length before any read, and the pages' sizes with the
 //! footer before any allocation; pages with a CRC are verified; a chunk gives as many rows as the footer says, or an
-//! error.
+//! error. An offset index cuts a row group only if every page agrees with it.
 
 mod column;
 mod fields;
 mod footer;
 mod groups;
 mod interleave;
+mod offsets;
 mod page;
 mod scan;
 mod unpack;
@@ -88,6 +89,10 @@ pub struct Parquet {
     nulls: Nulls,
     sample_bytes_max: u64,
     pruned: usize,
+    /// Row groups to be cut whose offset index the pages contradict, and the first contradiction.
+    unindexed: usize,
+    index_doubt: String,
+    left_out: Vec<String>,
     name: String,
 }
 
@@ -133,6 +138,7 @@ pub struct ParquetBuilder {
     chunk_bytes: u64,
     prune: Vec<(String, f64, f64)>,
     varying: Option<usize>,
+    skip: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -165,6 +171,7 @@ impl Parquet {
             chunk_bytes: CHUNK_BYTES,
             prune: Vec::new(),
             varying: None,
+            skip: false,
         }
     }
 
@@ -216,6 +223,13 @@ impl ParquetBuilder {
         self
     }
 
+    /// Leaves out the columns that cannot be read, where all columns are taken; the description names them. Default: `false`,
+    /// where such a column is an error.
+    pub fn skip_unsupported(mut self, skip: bool) -> Self {
+        self.skip = skip;
+        self
+    }
+
     /// Sets the policy for nulls. Default: [`Nulls::Error`].
     pub fn nulls(mut self, nulls: Nulls) -> Self {
         self.nulls = nulls;
@@ -223,7 +237,8 @@ impl ParquetBuilder {
     }
 
     /// Maximum bytes of an open chunk: a larger row group is cut into runs of rows, if the file has an offset index.
-    /// Default: 128 MiB. Smaller chunks need less memory and shuffle better; pages are always read whole.
+    /// Default: 128 MiB. Smaller chunks need less memory and shuffle better; pages are always read whole. Opening reads
+    /// the header of each page of such a row group, and reads the group whole if a page contradicts the index.
     pub fn chunk_bytes(mut self, bytes: u64) -> Self {
         self.chunk_bytes = bytes.max(1);
         self
@@ -264,8 +279,12 @@ impl ParquetBuilder {
 
     fn finish(self, sources: Sources, footers: &[Footer], name: String) -> Result<Parquet> {
         let first = &footers[0];
-        let layout =
-            SchemaPlan::new(&self.wanted, self.varying, first).map_err(|error| error.with_path(&first.path))?;
+        let layout = SchemaPlan::new(&self.wanted, self.varying, self.skip, first)
+            .map_err(|error| error.with_path(&first.path))?;
+        if layout.schema.is_empty() {
+            let message = format!("no column can be read: {}", layout.left_out.join("; "));
+            return Err(footer::config(message).with_path(&first.path));
+        }
         let mut dataset = Parquet {
             sources: Arc::new(sources),
             schema: layout.schema,
@@ -276,6 +295,9 @@ impl ParquetBuilder {
             nulls: self.nulls,
             sample_bytes_max: 0,
             pruned: 0,
+            unindexed: 0,
+            index_doubt: String::new(),
+            left_out: layout.left_out,
             name,
         };
         for (file, footer) in footers.iter().enumerate() {
@@ -424,8 +446,16 @@ impl Dataset for Parquet {
 
     fn describe(&self) -> String {
         let pruned = if self.pruned > 0 { format!(", {} row groups left out", self.pruned) } else { String::new() };
+        let doubt = match self.unindexed {
+            0 => String::new(),
+            many => format!(", {many} row groups read whole, as their offset index is wrong ({})", self.index_doubt),
+        };
+        let left_out = match &*self.left_out {
+            [] => String::new(),
+            columns => format!("; left out: {}", columns.join("; ")),
+        };
         format!(
-            "{} rows in {} chunks of {} Parquet files{pruned} in {}",
+            "{} rows in {} chunks of {} Parquet files{pruned}{doubt} in {}{left_out}",
             self.len(),
             self.chunks.len(),
             self.sources.count(),
@@ -452,6 +482,8 @@ impl Framed for Parquet {
             leaves: self.leaves.iter().map(|leaves| leaves[columns.clone()].into()).collect(),
             chunks: self.chunks.iter().map(|chunk| chunk.of(columns.clone())).collect(),
             starts: self.starts.clone(),
+            index_doubt: String::new(),
+            left_out: Vec::new(),
             name: String::new(),
             ..*self
         };

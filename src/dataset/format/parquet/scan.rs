@@ -1,8 +1,8 @@
 //! Sizes that neither footer nor index has, read from the pages themselves when a file is opened.
 //!
 //! Used for columns whose values may exceed their unpacked pages (`DELTA_BYTE_ARRAY` stores only a value's difference
-//! to the value before), and for runs of pages of byte arrays and lists whose writer omitted the sizes. `None` means
-//! malformed pages: opening the chunk names the damage.
+//! to the value before), and for files whose writer omitted the sizes. `None` means malformed pages: opening the chunk
+//! names the damage.
 
 use super::column::{Place, levels_v1};
 use super::page::{DELTA_BYTE_ARRAY, Header, PageKind, Thrift};
@@ -12,8 +12,8 @@ use parquet::basic::Compression;
 use parquet::schema::types::ColumnDescPtr;
 
 /// Bytes of the first read of a page header; statistics of long strings may make the header longer.
-const HEAD: u64 = 512;
-const HEAD_MAX: u64 = 1 << 20;
+pub(super) const HEAD: u64 = 512;
+pub(super) const HEAD_MAX: u64 = 1 << 20;
 
 fn read(blob: &Blob, offset: u64, out: &mut Vec<u8>, len: u64) -> Option<()> {
     let len = usize::try_from(len).ok()?;
@@ -57,16 +57,6 @@ pub(super) fn all_unpacked(blob: &Blob, offset: u64, len: u64) -> Option<u64> {
         sum = sum.checked_add(bytes)?.checked_add(header.uncompressed as u64)?;
     }
     Some(sum)
-}
-
-/// Unpacked bytes and values of the pages at these offsets, with these lengths.
-pub(super) fn page_sizes(blob: &Blob, mut pages: impl Iterator<Item = (u64, u64)>) -> Option<(u64, u64)> {
-    let mut buffer = Vec::new();
-    pages.try_fold((0_u64, 0_u64), |(bytes, values), (offset, len)| {
-        let (header, _) = header(blob, offset, len, &mut buffer)?;
-        let here = if header.kind == PageKind::Dictionary { 0 } else { header.values };
-        Some((bytes.checked_add(header.uncompressed as u64)?, values.checked_add(here as u64)?))
-    })
 }
 
 /// Maximum bytes of the byte arrays in the pages of `place`, without dictionary entries.

@@ -5,7 +5,7 @@ use crate::dataset::parallel::parallel;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::storage::listing::look;
-use crate::storage::sidefile::{SideFound, SideKind, SideWriter, Sidefile};
+use crate::storage::sidefile::{NEWER, SideFound, SideKind, SideWriter, Sidefile};
 use crate::storage::{SourceId, Sources};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -137,8 +137,9 @@ pub(super) fn load(place: &Path, lengths: u64) -> Result<Found> {
             let message = "not a file of checksums; it is not overwritten: name another file";
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(place));
         }
+        SideFound::Newer => return Err(Error::new(ErrorKind::Config, Stage::Index, NEWER).with_path(place)),
         SideFound::Damaged => return useless(ErrorKind::Decode, "the file of checksums is damaged"),
-        SideFound::Older => return useless(ErrorKind::Decode, "the file of checksums is of another version"),
+        SideFound::Older => return useless(ErrorKind::Decode, "the file of checksums is of an older version"),
         SideFound::Whole(file) => file,
     };
     let head: Option<Head> = file.value(HEAD, 0).ok();
