@@ -72,7 +72,7 @@ DATASETS = {
     "Mds": "mds",
 }
 WRAPPERS = {"split": "take", "measured": "lengths_file", "subset": "subset", "checked": "checked", "checked_anew": "checked", "seekable": "seek_points"}
-WRAPPERS |= {"in_memory": "in_memory", "in_memory_within": "in_memory", "packed": "packed"}
+WRAPPERS |= {"in_memory": "in_memory", "in_memory_within": "in_memory", "packed": "packed", "copied": "packed"}
 WRAPPERS |= {"lengths": None, "picture_sizes": None, "field_bytes_max": None, "read_sample": None}
 
 
