@@ -671,6 +671,9 @@ fn tar_fields() -> TarBuilder {
     Tar::builder().bytes("txt").raw(field("labels", DType::I16), "labels").raw(field("tokens", DType::U32), "tokens")
 }
 
+/// A dataset's name, and what copies its documents to a file.
+type Door<'d> = (&'static str, Box<dyn Fn(&Path) -> Result<Copied> + 'd>);
+
 #[test]
 fn documents_in_frames_with_checksums_and_in_chunks_are_packed_from_a_copy() {
     let (dir, lens) = (Dir::new(), some_lens(700, 300));
@@ -686,7 +689,7 @@ fn documents_in_frames_with_checksums_and_in_chunks_are_packed_from_a_copy() {
     let field = || EncodedField::raw(Field::up_to("tokens", DType::U32, 1 << 20));
     let shard = tar(&dir, &lens, |len| len);
     let checked = || Documents::file(&dir.path("documents"), &lens).checked(dir.path("sums"));
-    let doors: [(&str, Box<dyn Fn(&Path) -> Result<Copied>>); 4] = [
+    let doors: [Door<'_>; 4] = [
         ("plain", Box::new(|copy| Documents::memory(&lens).copied(["tokens"], copy))),
         ("tfrecord", Box::new(|copy| TfRecord::builder().record(field()).open(&records)?.copied(["tokens"], copy))),
         ("tar", Box::new(|copy| tar_fields().open(&shard)?.copied(["tokens"], copy))),
