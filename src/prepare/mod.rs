@@ -13,7 +13,7 @@
 //! manifest gives the reason for each picture that has none. A damaged sequential JPEG is an error, or is listed and left out;
 //! other pictures are copied unread.
 //!
-//! [`documents`] writes documents of tokens, of any dataset, as Megatron's files. What follows is about pictures.
+//! [`documents()`] writes documents of tokens, of any dataset, as Megatron's files. What follows is about pictures.
 //!
 //! # Invariants
 //!
