@@ -55,6 +55,7 @@ settings! {
     CheckedAnew: "checked_anew", "", "--checked-anew";
     Columns: "column", "columns", "--columns";
     ContextOnly: "context_only(true)", "context_only=True", "--context-only";
+    Copied: "dataset.copied", "packed={\"copy\": FILE}", "";
     Cut: "cut(true)", "cut=True", "--cut";
     DctScaling: "dct_scaling", "dct_scaling", "";
     DecodeField: "decode_field", "decoders", "";
@@ -62,6 +63,7 @@ settings! {
     DeviceBatches: "tuning(|t| t.device_batches({}))", "device_batches={}", "";
     Direct: "direct", "direct", "--direct";
     Documents: "documents", "documents", "--up-to";
+    DocumentsMax: "documents_max({})", "documents_max={}", "";
     EpochLen: "Mix::epoch_len({})", "epoch_len={}", "";
     Epochs: "epochs(a..b)", "", "";
     Finish: "finish", "dtype", "";

@@ -1,20 +1,21 @@
 //! Prepares data for training: pictures become shards, JPEGs with seek points, from which a crop is decoded, in one process or
-//! as tasks of many; objects of a store are put into a local cache.
+//! as tasks of many; documents of tokens become Megatron's files; objects of a store are put into a local cache.
 //!
 //! ```text
 //! cargo run --release --example prepare -- train/ shards/ --format tar --shuffle 7
 //! cargo run --release --example prepare -- plan train/ shards/ --tasks 1000 --format tar --shuffle 7
 //! cargo run --release --example prepare -- run shards/ --part 0/8
 //! cargo run --release --example prepare -- finish shards/
+//! cargo run --release --features parquet --example prepare -- documents 'corpus/*.parquet' corpus --source parquet --columns input_ids
 //! cargo run --release --features remote --example prepare -- warm --path 's3://bucket/train-{0000..1023}.tar' --cache /nvme/cache
 //! ```
 //!
 //! Exit code: 0 when everything is done, 1 for an error, 2 if bytes are missing (`warm`), 3 if tasks are (`finish`), 75 for one
-//! that a signal stopped (run it again; without a verb or `run`), 130 for a `warm` that was interrupted.
+//! that a signal stopped (run it again; without a verb, `run` or `documents`), 130 for a `warm` that was interrupted.
 
+mod documents;
 mod job;
 mod shards;
-#[cfg(feature = "remote")]
 #[path = "../throughput/source.rs"]
 mod source;
 #[cfg(feature = "remote")]
@@ -30,7 +31,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Writes pictures as shards, or fills a cache of objects.
+/// Writes pictures as shards or documents as Megatron's files, or fills a cache of objects.
 #[derive(Parser)]
 #[command(version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Args {
@@ -48,6 +49,7 @@ enum Verb {
     Plan(shards::PlanArgs),
     Run(job::RunArgs),
     Finish(job::FinishArgs),
+    Documents(Box<documents::DocumentsArgs>),
     #[cfg(feature = "remote")]
     Warm(Box<warm::WarmArgs>),
 }
@@ -98,18 +100,15 @@ enum Kind {
 
 fn main() -> ExitCode {
     feedline::Dialect::CommandLine.speak();
-    let command = Args::command();
+    let command = documents::with_input(Args::command());
     #[cfg(feature = "remote")]
     let command = warm::with_defaults(command);
-    let parsed = command.try_get_matches().and_then(|found| Args::from_arg_matches(&found));
-    #[cfg(feature = "remote")]
-    let args = source::given(parsed);
-    #[cfg(not(feature = "remote"))]
-    let args = parsed.unwrap_or_else(|error: clap::Error| error.exit());
+    let args = source::given(command.try_get_matches().and_then(|found| Args::from_arg_matches(&found)));
     let done = match (args.verb, args.shards.zip(args.options)) {
         (Some(Verb::Plan(args)), _) => shards::plan(&args),
         (Some(Verb::Run(args)), _) => shards::run(&args),
         (Some(Verb::Finish(args)), _) => shards::finish(&args),
+        (Some(Verb::Documents(args)), _) => documents::run(*args),
         #[cfg(feature = "remote")]
         (Some(Verb::Warm(args)), _) => warm::run(&args),
         (None, Some((args, options))) => run(&args, &options),

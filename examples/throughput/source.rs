@@ -61,6 +61,9 @@ pub struct SourceArgs {
     /// Tokens, Megatron: number of token ids; a larger one is damage, as of tokens of another --token
     #[arg(long)]
     pub vocabulary: Option<u64>,
+    /// Tokens: this one ends a document; samples are documents in place of windows
+    #[arg(long)]
+    pub separator: Option<u64>,
     /// Tokens: number per sample
     #[arg(long, default_value_t = 2048, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     pub seq_len: usize,
@@ -89,7 +92,8 @@ pub struct SourceArgs {
     /// MDS: follow links of shards that lead out of the folder
     #[arg(long)]
     pub follow_links: bool,
-    /// Tar, TFRecord: file or object with the indexes of all shards; a missing file is made
+    /// Tar, TFRecord: file or object with the indexes of all shards; tokens: file with the ends of documents; a missing file is
+    /// made
     #[arg(long)]
     pub index: Option<PathBuf>,
     /// Parquet: missing values are 0 or empty [default: an error]
@@ -257,7 +261,11 @@ impl SourceArgs {
             #[cfg(feature = "parquet")]
             Source::Parquet => Arc::new(self.parquet()?),
             Source::Tokens => {
-                let builder = Tokens::builder(self.token).window(self.seq_len);
+                let builder = match self.separator {
+                    Some(token) => Tokens::builder(self.token).separator(token),
+                    None => Tokens::builder(self.token).window(self.seq_len),
+                };
+                let builder = with(builder, self.index.as_ref(), |builder, file| builder.index_file(file));
                 let builder = with(builder, self.vocabulary, |builder, size| builder.vocabulary(size));
                 Arc::new(with(builder, self.header_bytes, |builder, bytes| builder.header(bytes)).open(path)?)
             }

@@ -2,7 +2,7 @@
 
 use super::contract::{Dataset, field_bytes, frames};
 use super::sample;
-use super::wrap::{Checked, InMemory, Measured, PackedBuilder, Subset};
+use super::wrap::{Checked, Copied, InMemory, Measured, PackedBuilder, Subset};
 #[cfg(feature = "image")]
 use super::wrap::{Seekable, picture_sizes::picture_sizes};
 #[cfg(feature = "image")]
@@ -85,6 +85,28 @@ pub trait DatasetExt: Dataset + Sized {
         parts: impl IntoIterator<Item = Result<P>>,
     ) -> Result<Seekable<Self>> {
         Seekable::open_from(self, index.as_ref(), parts)
+    }
+
+    /// Copies documents, the samples' first field of `fields`, into the file `copy`, with the other `fields` beside them. There each
+    /// can be read alone, as [`packed`](Self::packed) needs it: for rows in chunks (Parquet, compressed MDS), in frames (tar, TFRecord,
+    /// MDS) or with checksums, which are verified now. The copy takes the disk space of the tokens. The first call reads everything
+    /// once, on all cores, and writes the file ([`Copied::built`] tells). Make it before many processes open it.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "parquet")] {
+    /// # use feedline::dataset::{DatasetExt, Parquet};
+    /// let lists = Parquet::builder().up_to("input_ids", 1 << 30).open("corpus/*.parquet")?;
+    /// let packed = lists.copied(["input_ids"], "corpus.copy")?.packed("input_ids", 4096).open("corpus.bins")?;
+    /// # }
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    ///
+    /// Errors: of reading, also of damaged samples; [`ErrorKind::Config`] for an unknown field, one that has not one dimension, a part of
+    /// a dataset with chunks, and for a `copy` that is another kind of file; [`ErrorKind::Shape`] for fields of different lengths;
+    /// [`ErrorKind::Changed`] for a copy of another dataset or of this one before it changed; file system errors.
+    fn copied<'n>(self, fields: impl IntoIterator<Item = &'n str>, copy: impl AsRef<Path>) -> Result<Copied> {
+        let fields: Vec<String> = fields.into_iter().map(String::from).collect();
+        Copied::open(&self, &fields, copy.as_ref())
     }
 
     /// Packs documents, the samples' field `field`, into rows of `tokens` elements: whole documents by best fit, planned once and

@@ -11,7 +11,7 @@
 //! never changes; the files on disk may, and the readers detect it.
 //!
 //! Each format is a type of its own, listed below; the guide [formats](crate::guide::formats) opens them all. Datasets
-//! are made of others by [`Concat`], [`Mix`], [`Subset`], [`Checked`], [`Measured`], [`Packed`], `Seekable` and [`InMemory`]: see
+//! are made of others by [`Concat`], [`Mix`], [`Subset`], [`Checked`], [`Measured`], [`Copied`], [`Packed`], `Seekable` and [`InMemory`]: see
 //! [`DatasetExt`].
 //!
 //! A dataset of your own takes a few lines. Here every sample is a line of 16 bytes in one file:
@@ -155,9 +155,11 @@ pub use ext::DatasetExt;
 pub(crate) use ext::no_field;
 pub(crate) use fingerprint::Fingerprint;
 pub(crate) use format::images::{self, EXTENSIONS};
+pub(crate) use format::tokens::beside;
 pub use format::*;
 pub(crate) use parallel::parallel;
 pub use parallel::stoppable;
 pub use parts::Parts;
 pub(crate) use parts::{Part, lie, opens_bytes, placed, unframed, within_opened};
+pub(crate) use wrap::documents::{TokenFields, read_all};
 pub use wrap::*;

@@ -13,6 +13,8 @@
 //! manifest gives the reason for each picture that has none. A damaged sequential JPEG is an error, or is listed and left out;
 //! other pictures are copied unread.
 //!
+//! [`documents()`] writes documents of tokens, of any dataset, as Megatron's files. What follows is about pictures.
+//!
 //! # Invariants
 //!
 //! - The output follows from the plan: settings, and paths, lengths and times of the pictures. It does not depend on
@@ -29,6 +31,7 @@
 //! 32 MiB (but at least one picture) before and after, and for Parquet a row group of 64 MiB twice. Pictures have at most 256
 //! MiB unless [`Shards::bytes_max`] says otherwise.
 
+mod documents;
 mod job;
 mod output;
 #[cfg(feature = "parquet")]
@@ -37,5 +40,6 @@ mod pictures;
 mod shards;
 mod tar;
 
+pub use documents::{Written, documents};
 pub use job::{Check, Event, Finished, Plan, Ran, Tasks};
 pub use shards::{Format, Shards};

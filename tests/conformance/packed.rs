@@ -3,13 +3,13 @@
 use crate::common::got::Got;
 use crate::common::{Dir, READERS, had};
 use feedline::dataset::{
-    Concat, Dataset, DatasetExt, Framed, Megatron, Packed, PackedBuilder, Parts, Records, Sizes, TfRecord, Tokens,
-    stoppable,
+    Concat, Copied, Dataset, DatasetExt, Framed, Megatron, Packed, PackedBuilder, Parts, Records, Sizes, Tar,
+    TarBuilder, TfRecord, Tokens, stoppable,
 };
 use feedline::order::Draws;
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{Error, ErrorKind, LastBatch, Loader, Order, Rank, Result, Stop};
+use feedline::{Error, ErrorKind, LastBatch, Loader, Order, Rank, Result, Stop, prepare};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -417,22 +417,44 @@ fn ranks_of_1_3_8_and_2_share_the_bins_of_an_epoch() {
     }
 }
 
+/// Megatron's index of documents of i32.
+fn megatron_index(lens: &[u64]) -> Vec<u8> {
+    let count = lens.len() as u64;
+    let mut index = [&b"MMIDIDX\0\0"[..], &1_u64.to_le_bytes(), &[4]].concat();
+    index.extend(count.to_le_bytes());
+    index.extend((count + 1).to_le_bytes());
+    lens.iter().for_each(|len| index.extend((*len as i32).to_le_bytes()));
+    (0..lens.len()).for_each(|at| index.extend((4 * lens[..at].iter().sum::<u64>()).to_le_bytes()));
+    (0..=count).for_each(|at| index.extend(at.to_le_bytes()));
+    index
+}
+
+#[test]
+fn documents_are_written_as_megatrons_files() {
+    let (dir, lens) = (Dir::new(), some_lens(300, 90));
+    let (prefix, mut seen) = (dir.path("new/corpus.v1"), 0);
+    let mut write = |lens: &[u64]| prepare::documents(&Documents::memory(lens), "tokens", &prefix, |done| seen = done);
+    let written = write(&lens).unwrap();
+    let empty = lens.iter().filter(|len| **len == 0).count() as u64;
+    assert_eq!((written.documents, written.empty, written.tokens), (300, empty, lens.iter().sum()));
+    let error = write(&lens).unwrap_err();
+    assert!(error.kind() == ErrorKind::Config && error.to_string().contains("is not overwritten"), "{error}");
+    assert!(seen == 300 && std::fs::read(&written.bin).unwrap() == bytes(&lens));
+    assert!(written.bin.ends_with("corpus.v1.bin") && std::fs::read(&written.idx).unwrap() == megatron_index(&lens));
+    // Token 0 of document 2^15 has bit 31.
+    let mut high = vec![0; 1 << 15];
+    high.push(1);
+    let error = prepare::documents(&Documents::memory(&high), "tokens", dir.path("high"), |_| {}).unwrap_err();
+    assert!(error.to_string().contains("a token of 2^31 or more") && error.site().sample == Some(1 << 15), "{error}");
+    assert!(!dir.path("high.bin").exists() && !dir.path("high.idx").exists());
+}
+
 #[test]
 fn megatron_documents_are_packed_and_joined_with_others() {
     let dir = Dir::new();
     let write = |name: &str, lens: &[u64]| {
-        let tokens: Vec<u8> = bytes(lens);
-        let count = lens.len() as u64;
-        let mut index = b"MMIDIDX\0\0".to_vec();
-        index.extend(1_u64.to_le_bytes());
-        index.push(4);
-        index.extend(count.to_le_bytes());
-        index.extend((count + 1).to_le_bytes());
-        lens.iter().for_each(|len| index.extend((*len as i32).to_le_bytes()));
-        (0..lens.len()).for_each(|at| index.extend((4 * lens[..at].iter().sum::<u64>()).to_le_bytes()));
-        (0..=count).for_each(|at| index.extend(at.to_le_bytes()));
-        dir.write(&format!("{name}.bin"), &tokens);
-        dir.write(&format!("{name}.idx"), &index);
+        dir.write(&format!("{name}.bin"), &bytes(lens));
+        dir.write(&format!("{name}.idx"), &megatron_index(lens));
         let documents = Megatron::builder().documents(1 << 30).open(dir.path(name)).unwrap();
         builder(documents, 100).split().open(dir.path(&format!("{name}.bins"))).unwrap()
     };
@@ -628,14 +650,202 @@ fn appended_extents_that_do_not_make_a_row_are_typed_errors() {
     assert!(error.kind() == ErrorKind::Limit && error.message().contains("at most 65536 are possible"), "{error}");
 }
 
+/// A tar shard of the documents: tokens, labels of 2 bytes that are the tokens' places, and a text.
+fn tar(dir: &Dir, lens: &[u64], labels: impl Fn(u64) -> u64) -> std::path::PathBuf {
+    let member = |document: usize, ending: &str, bytes: &[u8]| {
+        crate::common::formats::tar_member(&format!("{document:06}.{ending}"), bytes)
+    };
+    let mut all = Vec::new();
+    for (document, len) in lens.iter().enumerate() {
+        let tokens: Vec<u8> = (0..*len).flat_map(|at| token(document, at).to_ne_bytes()).collect();
+        let places: Vec<u8> = (0..labels(*len)).flat_map(|at| (at as i16).to_ne_bytes()).collect();
+        all.extend(member(document, "tokens", &tokens));
+        all.extend(member(document, "labels", &places));
+        all.extend(member(document, "txt", b"beside"));
+    }
+    dir.write("shard.tar", &[all, vec![0; 1024]].concat())
+}
+
+fn tar_fields() -> TarBuilder {
+    let field = |name: &str, dtype| Field::up_to(name, dtype, 1 << 20);
+    Tar::builder().bytes("txt").raw(field("labels", DType::I16), "labels").raw(field("tokens", DType::U32), "tokens")
+}
+
+/// A dataset's name, and what copies its documents to a file.
+type Door<'d> = (&'static str, Box<dyn Fn(&Path) -> Result<Copied> + 'd>);
+
+#[test]
+fn documents_in_frames_with_checksums_and_in_chunks_are_packed_from_a_copy() {
+    let (dir, lens) = (Dir::new(), some_lens(700, 300));
+    let right = plain(&builder(Documents::memory(&lens), 200).split().shuffled(4).open(dir.path("right")).unwrap());
+    let tokens = bytes(&lens);
+    let records: Vec<u8> = (0..lens.len())
+        .flat_map(|document| {
+            let start = 4 * lens[..document].iter().sum::<u64>() as usize;
+            crate::common::formats::tf_record(&tokens[start..start + 4 * lens[document] as usize])
+        })
+        .collect();
+    let records = dir.write("a.tfrecord", &records);
+    let field = || EncodedField::raw(Field::up_to("tokens", DType::U32, 1 << 20));
+    let shard = tar(&dir, &lens, |len| len);
+    let checked = || Documents::file(&dir.path("documents"), &lens).checked(dir.path("sums"));
+    let doors: [Door<'_>; 4] = [
+        ("plain", Box::new(|copy| Documents::memory(&lens).copied(["tokens"], copy))),
+        ("tfrecord", Box::new(|copy| TfRecord::builder().record(field()).open(&records)?.copied(["tokens"], copy))),
+        ("tar", Box::new(|copy| tar_fields().open(&shard)?.copied(["tokens"], copy))),
+        ("checked", Box::new(|copy| checked()?.copied(["tokens"], copy))),
+    ];
+    for (name, door) in doors {
+        let copy = dir.path(&format!("new/{name}.copy"));
+        let open = |bins: &str| {
+            builder(door(&copy).unwrap(), 200).split().shuffled(4).open(dir.path(&format!("{name}.{bins}"))).unwrap()
+        };
+        let first = open("bins");
+        assert!(plain(&first) == right, "{name}");
+        let copied = door(&copy).unwrap();
+        assert!(!copied.built() && copied.tokens() == lens.iter().sum::<u64>(), "{name}");
+        assert!(std::fs::read(&copy).unwrap().starts_with(&tokens), "{name}: other tools read it as tokens");
+        let again = open("bins");
+        assert!(!again.built() && again.identity() == first.identity() && plain(&again) == right, "{name}");
+        let loader = Loader::builder(again).batch_size(7).build().unwrap();
+        assert!(Got::epoch(&loader, 0).iter().flat_map(loaded).eq(right.iter().cloned()), "{name}");
+    }
+    // Rows in chunks, of which some cannot be opened.
+    let rows: Vec<u8> = (0..96).collect();
+    let chunks = || crate::common::toys::Chunks::open(&dir.write("chunks", &rows), &[1, 4, 1], 16);
+    let packed = chunks().copied(["x"], dir.path("x")).unwrap().packed("x", 32).open(dir.path("x.bins")).unwrap();
+    let found: Vec<u8> = (0..packed.len()).flat_map(|bin| packed.read_sample(bin).unwrap().swap_remove(0)).collect();
+    assert!(packed.len() == 3 && found == rows);
+    let (part, _) = chunks().split(0.5, 1).unwrap();
+    let error = part.copied(["x"], dir.path("part")).err().unwrap();
+    assert!(error.to_string().contains("`dataset.copied` of the whole, then take the part"), "{error}");
+    let mut bad = chunks();
+    bad.bad.push(1);
+    assert!(bad.copied(["x"], dir.path("bad")).is_err() && !dir.path("bad").exists());
+}
+
+#[test]
+fn a_copy_is_kept_and_never_replaced() {
+    let (dir, lens) = (Dir::new(), some_lens(300, 90));
+    let place = dir.path("copy");
+    let copied = |lens: &[u64]| Documents::memory(lens).copied(["tokens"], &place);
+    let first = copied(&lens).unwrap();
+    assert!(
+        first.built()
+            && first.len() == 300
+            && first.read_sample(7).unwrap()
+                == [bytes(&lens)[4 * lens[..7].iter().sum::<u64>() as usize..][..4 * lens[7] as usize].to_vec()]
+    );
+    let whole = std::fs::read(&place).unwrap();
+    let refused = |lens: &[u64], kind, words: &str| {
+        let error = copied(lens).err().unwrap();
+        assert!(error.kind() == kind && error.to_string().contains(words), "{error}");
+    };
+    refused(&lens[1..], ErrorKind::Changed, "not the copied documents of this dataset");
+    let mut other = lens.clone();
+    other.swap(1, 2);
+    other[1] += 1;
+    refused(&other, ErrorKind::Changed, "not the copied documents of this dataset");
+    let flip = |at: usize| {
+        let mut flipped = whole.clone();
+        flipped[at] ^= 1;
+        std::fs::write(&place, flipped).unwrap();
+    };
+    for at in [whole.len() - 25, whole.len() - 24, whole.len() - 24 - 4 * 300] {
+        flip(at);
+        refused(&lens, ErrorKind::Decode, "the copied documents are damaged");
+    }
+    std::fs::write(&place, &whole[4..]).unwrap();
+    refused(&lens, ErrorKind::Decode, "the copied documents are damaged");
+    for foreign in [&b"my notes"[..], b"", &whole[..whole.len() - 1]] {
+        std::fs::write(&place, foreign).unwrap();
+        refused(&lens, ErrorKind::Config, "not a file of copied documents; it is not overwritten");
+    }
+    let two = Documents::memory(&lens).copied(["tokens", "tokens"], &place).err().unwrap();
+    assert!(two.to_string().contains("field `tokens` is named twice"), "{two}");
+}
+
+#[test]
+fn fields_beside_the_tokens_stand_as_their_tokens_do() {
+    let (dir, lens) = (Dir::new(), some_lens(700, 300));
+    let shard = tar(&dir, &lens, |len| len);
+    let open = |name: &str, rows: bool| {
+        let copied = tar_fields().open(&shard).unwrap().copied(["tokens", "labels"], dir.path("copy")).unwrap();
+        let builder = builder(copied, 200).beside(["labels"]).padding_of("labels", -100).split().shuffled(4);
+        let builder = if rows { builder.rows(dir.path(name)) } else { builder };
+        builder.open(dir.path("bins")).unwrap()
+    };
+    let alone = plain(&builder(Documents::memory(&lens), 200).split().shuffled(4).open(dir.path("alone")).unwrap());
+    let row = |fields: &[Vec<u8>]| {
+        let (tokens, labels) = (numbers::<u32>(&fields[0]), numbers::<i16>(&fields[1]));
+        assert!(tokens.iter().zip(&labels).all(|(token, label)| match token {
+            &PADDING => *label == -100,
+            token => *label == *token as i16,
+        }));
+        let (positions, documents, ends) = (numbers(&fields[2]), numbers(&fields[3]), numbers(&fields[4]));
+        let longest = numbers::<i32>(&fields[5])[0];
+        Row { tokens: &tokens, positions: &positions, documents: &documents, ends: &ends, longest }.runs()
+    };
+    for rows in [false, true] {
+        let packed = open("rows", rows);
+        let found: Vec<_> = (0..packed.len()).map(|bin| row(&packed.read_sample(bin).unwrap())).collect();
+        assert!(found == alone, "{rows}");
+        for (mode, direct) in had(READERS) {
+            let loader = Loader::builder(open("rows", rows)).tuning(|t| t.reader(mode).direct(direct)).batch_size(7);
+            let got = Got::epoch(&loader.build().unwrap(), 0);
+            let labels: Vec<u8> = got.iter().flat_map(|got| got.bytes("labels").to_vec()).collect();
+            let right = (0..packed.len()).flat_map(|bin| packed.read_sample(bin).unwrap().swap_remove(1));
+            assert!(labels.into_iter().eq(right), "{mode:?} {direct:?} {rows}");
+            assert!(got.iter().flat_map(loaded).eq(alone.iter().cloned()), "{mode:?} {direct:?} {rows}");
+        }
+    }
+    let lost = tar(&dir, &lens, |len| len.min(250));
+    let error = tar_fields().open(lost).unwrap().copied(["tokens", "labels"], dir.path("lost")).err().unwrap();
+    let first = lens.iter().position(|len| *len > 250).unwrap();
+    assert!(error.kind() == ErrorKind::Shape && error.site().sample == Some(first as u64), "{error}");
+    let words = format!("field `labels` has 250 elements and field `tokens` has {}", lens[first]);
+    assert!(error.to_string().contains(&words), "{error}");
+    let beside = |names: &[&str], field: &str, element| {
+        let documents = Documents::memory(&lens).packed("tokens", 300).beside(names.iter().copied());
+        documents.padding_of(field, element).open(dir.path("none")).err().unwrap().to_string()
+    };
+    assert!(beside(&["tokens"], "tokens", 0).contains("field `tokens` is named twice"));
+    assert!(beside(&["labels"], "tokens", 0).contains("no field `labels`"));
+    assert!(beside(&[], "labels", 0).contains("a padding of field `labels`; packed are tokens"));
+    assert!(beside(&[], "tokens", -1).contains("padding -1 of field `tokens` does not fit u32"));
+}
+
+#[test]
+fn the_report_says_why_rows_are_not_full() {
+    let dir = Dir::new();
+    let described = |name: &str, len, most: Option<usize>| {
+        let builder = builder(Documents::memory(&vec![len; 3000]), 1024);
+        let builder = most.into_iter().fold(builder, PackedBuilder::documents_max);
+        builder.open(dir.path(name)).unwrap().describe()
+    };
+    let words =
+        "18.70 % full (`documents_max(64)` ends 98 % of them: `documents_max(512)` has room for documents as short";
+    for _ in 0..2 {
+        let text = described("short", 3, None);
+        assert!(text.contains(words), "{text}");
+    }
+    assert!(described("raised", 3, Some(512)).contains("97.66 % full, with"));
+    let half = described("half", 513, None);
+    assert!(half.contains("50.10 % full (few documents fit together: other rows, or concatenated documents"), "{half}");
+    assert!(described("full", 16, None).contains("full, with 3000 documents"));
+}
+
 #[test]
 fn documents_in_frames_and_chunks_are_refused() {
     let dir = Dir::new();
     dir.write("a.tfrecord", &crate::common::formats::tf_record(&[1; 8]));
     let field = EncodedField::raw(Field::up_to("tokens", DType::U32, 8));
     let framed = TfRecord::builder().record(field).open(dir.path("a.tfrecord")).unwrap();
-    refused(framed.packed("tokens", 8).open(dir.path("bins")), ErrorKind::Config, "lies in frames");
+    let way = "`dataset.copied` copies them to a file";
+    let error = refused(framed.packed("tokens", 8).open(dir.path("bins")), ErrorKind::Config, "lies in frames");
+    assert!(error.to_string().contains(way), "{error}");
     let chunks = crate::common::toys::Chunks::open(&dir.write("chunks", &[0; 64]), &[2, 2], 16);
     let name = chunks.schema()[0].name.clone();
-    refused(chunks.packed(&name, 8).open(dir.path("bins")), ErrorKind::Config, "chunks");
+    let error = refused(chunks.packed(&name, 8).open(dir.path("bins")), ErrorKind::Config, "chunks");
+    assert!(error.to_string().contains(way), "{error}");
 }

@@ -9,6 +9,7 @@ use feedline::dataset::{
 };
 use feedline::tensor::DType;
 use feedline::{ErrorKind, Loader, Order};
+use proptest::prelude::*;
 use std::ops::ControlFlow;
 
 fn file(name: &str) -> std::path::PathBuf {
@@ -69,6 +70,49 @@ fn windows_do_not_cross_files_and_short_files_are_left_over() {
     assert_eq!((tokens.tokens(), tokens.leftover_tokens()), (96, leftover));
     let folder = Tokens::builder(DType::I32).window(8).next_token().open(dir.path("")).unwrap();
     assert_eq!(folder.len(), tokens.len());
+}
+
+proptest! {
+    #[test]
+    fn a_separator_ends_its_document(files in prop::collection::vec(prop::collection::vec(0_u16..4, 0..40), 1..5), header in 0_usize..3) {
+        let dir = Dir::new();
+        let paths: Vec<_> = files.iter().enumerate().map(|(number, tokens)| {
+            let bytes: Vec<u8> = [vec![9; header], tokens.iter().flat_map(|token| token.to_le_bytes()).collect()].concat();
+            dir.write(&format!("{number}.bin"), &bytes)
+        }).collect();
+        let open = || Tokens::builder(DType::U16).separator(3).header(header as u64).index_file(dir.path("ends")).open_files(&paths);
+        let right: Vec<Vec<u16>> = files.iter().flat_map(|tokens| tokens.split_inclusive(|token| *token == 3)).map(<[u16]>::to_vec).collect();
+        if !files.concat().contains(&3) {
+            let error = open().unwrap_err();
+            prop_assert!(error.to_string().contains("token 3 is nowhere in"), "{}", error);
+            return Ok(());
+        }
+        let first = open().unwrap();
+        let read = |documents: &Tokens| (0..documents.len()).map(|sample| bytemuck::pod_collect_to_vec(&documents.read_sample(sample).unwrap()[0])).collect::<Vec<Vec<u16>>>();
+        prop_assert_eq!(&read(&first), &right);
+        prop_assert_eq!(first.lengths("tokens").unwrap(), right.iter().map(|own| own.len() as u64).collect::<Vec<_>>());
+        let kept = open().unwrap();
+        prop_assert_eq!((read(&kept), kept.identity()), (right, first.identity()));
+    }
+}
+
+#[test]
+fn settings_of_documents_in_flat_files_are_checked() {
+    let dir = Dir::new();
+    let path = dir.write("a.bin", &[1_u16, 2, 7, 3].map(u16::to_le_bytes).concat());
+    let builder = || Tokens::builder(DType::U16).separator(7);
+    let refused = |builder: TokensBuilder, kind, words: &str| {
+        let error = builder.open(&path).unwrap_err();
+        assert!(error.kind() == kind && error.to_string().contains(words), "{error}");
+    };
+    refused(builder().window(2), ErrorKind::Config, "samples are documents or windows");
+    refused(builder().separator(1 << 16), ErrorKind::Config, "separator 65536 does not fit u16");
+    refused(builder().separator(8), ErrorKind::Config, "token 8 is nowhere in 1 files");
+    refused(Tokens::builder(DType::F32).separator(8), ErrorKind::Config, "tokens are whole numbers");
+    let whole = builder().index_file(dir.path("ends")).open(&path).unwrap();
+    assert!(whole.describe().contains("2 documents of up to 3 u16 tokens, ended by 7, in 1 files"), "{whole:?}");
+    dir.write("a.bin", &[1_u16, 7, 2, 3].map(u16::to_le_bytes).concat());
+    refused(builder().index_file(dir.path("ends")), ErrorKind::Changed, "ends of documents of another dataset");
 }
 
 #[test]

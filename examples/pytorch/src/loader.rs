@@ -74,6 +74,11 @@ impl Loader {
         let settings = Settings::of(&mut given, &code, &pictures)?;
         let found = given.take("ranks")?;
         given.finish()?;
+        if source.is_packed() && settings.order.indices.is_some() {
+            let message = "indices are of samples, and samples of packed are rows of several documents: subset, take and leave \
+                           choose documents, before they are packed into bins of their own";
+            return Err(exception(py, &config(message)));
+        }
         // A launcher's variables that contradict each other count when a rank is needed: until then there may be better ones.
         let shard = settings.shard(found).or_else(|error| match settings.shard {
             Some(ShardArg::From(ref launcher)) if launcher == "env" => Ok(Rank::single()),

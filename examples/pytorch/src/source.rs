@@ -36,6 +36,7 @@ pub struct Source {
     record_bytes: Option<usize>,
     token: Option<String>,
     header_bytes: Option<u64>,
+    separator: Option<u64>,
     seq_len: Option<usize>,
     next_token: Option<bool>,
     vocabulary: Option<u64>,
@@ -64,12 +65,27 @@ pub struct Source {
 struct Packing {
     tokens: usize,
     bins: Paths,
-    field: Option<String>,
+    field: Option<Names>,
     key: Option<u64>,
     longer: Option<String>,
     documents_max: Option<usize>,
-    padding: Option<u64>,
+    padding: Option<Padding>,
     rows: Option<Paths>,
+    copy: Option<Paths>,
+}
+
+/// The field of the documents, and those beside it.
+#[derive(FromPyObject)]
+enum Names {
+    One(String),
+    Several(Vec<String>),
+}
+
+/// An element of the padding: of all fields, or of each.
+#[derive(FromPyObject)]
+enum Padding {
+    All(i64),
+    Each(BTreeMap<String, i64>),
 }
 
 impl Packing {
@@ -85,13 +101,14 @@ impl Packing {
             documents_max: given.take("documents_max")?,
             padding: given.take("padding")?,
             rows: given.take("rows")?,
+            copy: given.take("copy")?,
         };
         given.finish().map(|()| packing)
     }
 
     /// Packs each dataset by itself, with its own files.
     fn open(&self, datasets: Vec<Arc<dyn Dataset>>) -> Result<Vec<Arc<dyn Dataset>>> {
-        for (name, paths) in [("bins", Some(&self.bins)), ("rows", self.rows.as_ref())] {
+        for (name, paths) in [("bins", Some(&self.bins)), ("rows", self.rows.as_ref()), ("copy", self.copy.as_ref())] {
             if let Some(given) = paths.map(|paths| paths.all().len()).filter(|given| *given != datasets.len()) {
                 let message = format!(
                     "packed: {given} {name}, and {} are needed: one file for each path of a mix, or for all paths without \
@@ -105,11 +122,18 @@ impl Packing {
     }
 
     fn open_one(&self, dataset: Arc<dyn Dataset>, number: usize) -> Result<Arc<dyn Dataset>> {
-        let builder = dataset.packed(self.field.as_deref().unwrap_or("tokens"), self.tokens);
+        let names = self.fields(&*dataset);
+        let builder = dataset.packed(&names[0], self.tokens).beside(names[1..].iter().map(String::as_str));
+        let builder = match &self.padding {
+            None => builder,
+            Some(Padding::All(element)) => builder.padding(*element),
+            Some(Padding::Each(each)) => {
+                each.iter().fold(builder, |builder, (name, element)| builder.padding_of(name, *element))
+            }
+        };
         let builder = self.key.into_iter().fold(builder, |builder, key| builder.shuffled(key));
         let builder = self.documents_max.into_iter().fold(builder, |builder, most| builder.documents_max(most));
         let builder = self.rows.iter().fold(builder, |builder, rows| builder.rows(&rows.all()[number]));
-        let builder = builder.padding(self.padding.unwrap_or(0));
         let builder = match self.longer.as_deref() {
             None => builder,
             Some("split") => builder.split(),
@@ -121,6 +145,31 @@ impl Packing {
             }
         };
         Ok(Arc::new(builder.open(&self.bins.all()[number])?))
+    }
+
+    /// The names that are given.
+    fn named(&self) -> &[String] {
+        match &self.field {
+            None => &[],
+            Some(Names::One(name)) => std::slice::from_ref(name),
+            Some(Names::Several(names)) => names,
+        }
+    }
+
+    /// The fields to pack. By default the only one, or `tokens`.
+    fn fields(&self, dataset: &dyn Dataset) -> Vec<String> {
+        match (self.named(), dataset.schema()) {
+            ([], [only]) => vec![only.name.clone()],
+            ([], _) => vec!["tokens".into()],
+            (names, _) => names.to_vec(),
+        }
+    }
+
+    /// The documents in a file of their own, if one is named.
+    fn copied(&self, dataset: Arc<dyn Dataset>, number: usize) -> Result<Arc<dyn Dataset>> {
+        let Some(place) = self.copy.as_ref().and_then(|copy| copy.all().get(number)) else { return Ok(dataset) };
+        let names = self.fields(&*dataset);
+        Ok(Arc::new(dataset.copied(names.iter().map(String::as_str), place)?))
     }
 }
 
@@ -218,6 +267,7 @@ impl Source {
             record_bytes: given.take("record_bytes")?,
             token: given.take("token")?,
             header_bytes: given.take("header_bytes")?,
+            separator: given.take("separator")?,
             seq_len: given.take("seq_len")?,
             next_token: given.take("next_token")?,
             vocabulary: given.take("vocabulary")?,
@@ -300,6 +350,11 @@ impl Source {
             Some(place) => Arc::new(dataset.measured(place)?),
             None => dataset,
         };
+        let dataset = match self.copies() {
+            // Verified while it is copied, and whole, so that its parts share the copy.
+            Some(packed) => packed.copied(self.verified(dataset)?, 0)?,
+            None => dataset,
+        };
         let part = |(fraction, key), first: bool| -> Result<Arc<dyn Dataset>> {
             let (taken, left) = dataset.clone().split(fraction, key)?;
             Ok(if first { Arc::new(taken) } else { Arc::new(left) })
@@ -315,6 +370,23 @@ impl Source {
             _ => return Err(config("subset, take and leave choose samples: only one of them at a time")),
         };
         Ok((self.wrapped(chosen, budget)?, order))
+    }
+
+    /// The packing of one dataset, if it copies its documents.
+    fn copies(&self) -> Option<&Packing> {
+        self.packed.as_ref().filter(|packed| packed.copy.is_some() && !self.is_mixed())
+    }
+
+    fn verified(&self, dataset: Arc<dyn Dataset>) -> Result<Arc<dyn Dataset>> {
+        Ok(match &self.checked {
+            Some(place) => Arc::new(dataset.checked(place)?),
+            None => dataset,
+        })
+    }
+
+    /// Whether samples are rows of documents.
+    pub fn is_packed(&self) -> bool {
+        self.packed.is_some()
     }
 
     /// The dataset of all paths, and its order if they are mixed.
@@ -342,7 +414,8 @@ impl Source {
             });
         }
         if let Some(packed) = &self.packed {
-            parts = packed.open(parts)?;
+            let copied = parts.into_iter().enumerate().map(|(number, part)| packed.copied(part, number));
+            parts = packed.open(copied.collect::<Result<_>>()?)?;
         }
         let mix = self.mix(parts, seed)?;
         let mix = self.epoch_len.into_iter().try_fold(mix, Mix::epoch_len)?;
@@ -366,8 +439,8 @@ impl Source {
     }
 
     fn wrapped(&self, mut dataset: Arc<dyn Dataset>, budget: usize) -> Result<Arc<dyn Dataset>> {
-        if let Some(place) = &self.checked {
-            dataset = Arc::new(dataset.checked(place)?);
+        if self.copies().is_none() {
+            dataset = self.verified(dataset)?;
         }
         if let Some(place) = &self.seek_points {
             dataset = Arc::new(dataset.seekable(place)?);
@@ -387,15 +460,16 @@ impl Source {
         let window = self.seq_len.unwrap_or(2048);
         let next = self.next_token == Some(true);
         let packs = self.packed.is_some();
-        if packs && (self.kind == "tokens" || self.seq_len.is_some() || next) {
+        if packs && self.kind == "tokens" && self.separator.is_none() {
             return Err(config(
-                "packed makes rows of whole documents: leave out seq_len and next_token, and a source of windows",
+                "packed makes rows of whole documents: give separator, the token that ends a document (GPT-2's is 50256), in \
+                 place of seq_len",
             ));
         }
         let megatron =
             || self.vocabulary.into_iter().fold(Megatron::builder(), |builder, size| builder.vocabulary(size));
-        if packs && self.vocabulary.is_some() {
-            return Err(config("packed takes documents as they lie in their files: leave out vocabulary"));
+        if packs && (self.seq_len.is_some() || next) {
+            return Err(config("packed makes rows of whole documents: leave out seq_len and next_token"));
         }
         Ok(match self.kind.as_str() {
             "images" => Arc::new(Images::open(path)?),
@@ -404,7 +478,15 @@ impl Source {
                 Arc::new(Records::builder(bytes).open(path)?)
             }
             "tokens" => {
-                let builder = Tokens::builder(dtype(self.token.as_deref().unwrap_or("u16"))?).window(window);
+                let builder = Tokens::builder(dtype(self.token.as_deref().unwrap_or("u16"))?);
+                let builder = match (self.separator, self.seq_len) {
+                    (Some(token), None) => builder.separator(token),
+                    (Some(_), Some(_)) => {
+                        return Err(config("separator makes documents, seq_len windows: give one of them"));
+                    }
+                    (None, _) => builder.window(window),
+                };
+                let builder = self.index_file.iter().fold(builder, |builder, file| builder.index_file(file));
                 let builder = self.header_bytes.into_iter().fold(builder, |builder, bytes| builder.header(bytes));
                 let builder = self.vocabulary.into_iter().fold(builder, |builder, size| builder.vocabulary(size));
                 Arc::new(if next { builder.next_token() } else { builder }.open(path)?)
@@ -422,7 +504,7 @@ impl Source {
                     if next { builder.next_token() } else { builder }.open(path)?
                 }
             }),
-            "tar" => Arc::new(self.tar().open(path)?),
+            "tar" => Arc::new(self.tar()?.open(path)?),
             "tfrecord" => Arc::new(self.tfrecord()?.open(path)?),
             "parquet" => Arc::new(self.parquet(path)?),
             "npy" => Arc::new(self.npy(path)?),
@@ -443,6 +525,12 @@ impl Source {
         }
     }
 
+    /// The most elements of columns that vary. Documents that are packed may have any length.
+    fn most(&self) -> Option<&UpTo> {
+        const DOCUMENTS: UpTo = UpTo::All(DOCUMENT_MAX);
+        self.up_to.as_ref().or(self.packed.is_some().then_some(&DOCUMENTS))
+    }
+
     fn refuse_foreign(&self) -> Result<()> {
         if let Some(UpTo::Each(each)) = &self.up_to {
             let names = || self.columns.iter().flatten().filter_map(|column| column.split(':').next());
@@ -454,6 +542,7 @@ impl Source {
             ("record_bytes", self.record_bytes.is_some(), &["records"]),
             ("token", self.token.is_some(), &["tokens"]),
             ("header_bytes", self.header_bytes.is_some(), &["tokens"]),
+            ("separator", self.separator.is_some(), &["tokens"]),
             ("cut", self.cut.is_some(), &["megatron"]),
             ("flat", self.flat.is_some(), &["npy", "npz"]),
             ("raw", self.raw.is_some(), &["mds"]),
@@ -470,7 +559,7 @@ impl Source {
             ("null_zero", self.null_zero.is_some(), &["parquet"]),
             ("follow_links", self.follow_links.is_some(), &["mds"]),
         ];
-        let index: Owned<'_> = ("index_file", self.index_file.is_some(), &["tar", "tfrecord"]);
+        let index: Owned<'_> = ("index_file", self.index_file.is_some(), &["tar", "tfrecord", "tokens"]);
         let foreign = |(_, given, kinds): &&Owned<'_>| *given && !kinds.contains(&self.kind.as_str());
         match given.iter().chain([&index]).find(foreign) {
             Some((name, _, kinds)) => {
@@ -480,15 +569,28 @@ impl Source {
         }
     }
 
-    /// Without settings the first sample says what members there are.
-    fn tar(&self) -> feedline::dataset::TarBuilder {
+    /// Without settings the first sample says what members there are. Members of numbers are `ENDING:TYPE:COUNT`, as in
+    /// [`Self::field`].
+    fn tar(&self) -> Result<feedline::dataset::TarBuilder> {
         let mut builder = self.image.iter().fold(Tar::builder(), |builder, endings| builder.image(endings));
         if let Some(file) = &self.index_file {
             builder = builder.index_file(file);
         }
-        self.columns.iter().flatten().fold(builder, |builder, ending| {
-            if ending == "cls" || ending.ends_with(".cls") { builder.class(ending) } else { builder.bytes(ending) }
+        self.columns.iter().flatten().try_fold(builder, |builder, ending| {
+            if ending.contains(':') {
+                let field = self.field(ending)?;
+                let name = field.name().to_string();
+                return Ok(builder.raw(field, &name));
+            }
+            let is_class = ending == "cls" || ending.ends_with(".cls");
+            Ok(if is_class { builder.class(ending) } else { builder.bytes(ending) })
         })
+    }
+
+    /// The columns that are read: without `columns`, of those to pack the ones that are named.
+    fn wanted(&self) -> Option<&[String]> {
+        let packed = self.packed.as_ref().map(Packing::named).filter(|names| !names.is_empty());
+        self.columns.as_deref().or(packed)
     }
 
     /// Columns are `NAME:TYPE:COUNT`, as in [`Self::field`], with the types i64 and f32; or `NAME:bytes`.
@@ -517,7 +619,7 @@ impl Source {
     fn field(&self, words: &str) -> Result<Field> {
         let mut parts = words.splitn(3, ':');
         let (name, kind, count) = (parts.next().unwrap_or_default(), parts.next().unwrap_or("i64"), parts.next());
-        let dims = match (count.unwrap_or("1"), self.up_to.as_ref().and_then(|up_to| up_to.of(name))) {
+        let dims = match (count.unwrap_or("1"), self.most().and_then(|up_to| up_to.of(name))) {
             ("?", Some(max)) => return Ok(Field::up_to(name, dtype(kind)?, max)),
             ("?", None) => return Err(config(format!("{words:?}: up_to, the most values, is missing"))),
             (dims, _) => dims.split('x').map(str::parse).collect::<std::result::Result<Vec<usize>, _>>(),
@@ -529,12 +631,12 @@ impl Source {
 
     fn mds(&self) -> Result<feedline::dataset::MdsBuilder> {
         let mut builder = Mds::builder().follow_links(self.follow_links == Some(true));
-        builder = match &self.up_to {
+        builder = match self.most() {
             Some(UpTo::All(max)) => builder.up_to("*", *max),
             Some(UpTo::Each(each)) => each.iter().fold(builder, |builder, (name, max)| builder.up_to(name, *max)),
             None => builder,
         };
-        if let Some(columns) = &self.columns {
+        if let Some(columns) = self.wanted() {
             builder = builder.columns(columns.iter().cloned());
         }
         self.raw.iter().flatten().try_fold(builder, |builder, words| Ok(builder.raw(self.field(words)?)))
@@ -545,9 +647,9 @@ impl Source {
         if self.null_zero == Some(true) {
             builder = builder.nulls(Nulls::Zero);
         }
-        let columns = self.columns.as_deref().unwrap_or_default();
-        if let Some(UpTo::All(max)) = self.up_to {
-            builder = builder.varying_up_to(max);
+        let columns = self.wanted().unwrap_or_default();
+        if let Some(UpTo::All(max)) = self.most() {
+            builder = builder.varying_up_to(*max);
         }
         let one = |builder: ParquetBuilder, name: &String| match &self.up_to {
             Some(UpTo::Each(each)) if each.contains_key(name) => builder.up_to(name, each[name]),

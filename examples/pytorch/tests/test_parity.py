@@ -73,8 +73,8 @@ DATASETS = {
     "Mds": "mds",
 }
 WRAPPERS = {"split": "take", "measured": "lengths_file", "subset": "subset", "checked": "checked", "checked_anew": "checked", "seekable": "seek_points"}
-WRAPPERS |= {"in_memory": "in_memory", "in_memory_within": "in_memory", "packed": "packed"}
-WRAPPERS |= {"lengths": None, "picture_sizes": None, "field_bytes_max": None, "read_sample": None}
+WRAPPERS |= {"in_memory": "in_memory", "in_memory_within": "in_memory", "packed": "packed", "copied": "packed"}
+WRAPPERS |= {"lengths": None, "picture_sizes": None, "field_bytes_max": None, "read_sample": None, "seekable_from": None}
 
 
 def settings():
@@ -106,7 +106,7 @@ def test_every_format_and_wrapper_has_a_name_here():
     for name in DATASETS.values():
         assert callable(getattr(feedline.Loader, name))
     extension = (SRC / "dataset" / "ext.rs").read_text().split("pub trait DatasetExt")[1].split("\nimpl")[0]
-    assert set(re.findall(r"^    fn (\w+)\(", extension, re.M)) == set(WRAPPERS)
+    assert set(re.findall(r"^    fn (\w+)(?:<[^>]*>)?\(", extension, re.M)) == set(WRAPPERS)
     assert {name for name in WRAPPERS.values() if name} <= settings()
 
 

@@ -1,11 +1,14 @@
-//! Tokens: flat files of numbers, cut into windows of one length (nanoGPT, llm.c).
+//! Tokens: flat files of numbers, cut into windows of one length (nanoGPT, llm.c), or into documents that a token ends.
 //!
 //! ```text
-//! file:     | header | t0 t1 t2 … |          window 3, next_token: t0 t1 t2 t3 | t3 t4 t5 t6 | t6 …
-//! windows:  k ─► header + k × stride                               (inputs are [..3], targets [1..])
+//! file:       | header | t0 t1 t2 … |        window 3, next_token: t0 t1 t2 t3 | t3 t4 t5 t6 | t6 …
+//! windows:    k ─► header + k × stride                             (inputs are [..3], targets [1..])
+//! documents:  t0 t1 E | t2 E | t3 …          separator E: it ends its document; what follows the last one is a document, too
 //! ```
 //!
-//! Limits: a window lies within one file; tokens at a file's end that do not fill a window are left out and counted in
+//! The ends of documents are found by one pass over all tokens, and take 8 bytes each in memory; a side file keeps them.
+//!
+//! Limits: a window or document lies within one file; tokens at a file's end that do not fill a window are left out and counted in
 //! [`Tokens::leftover_tokens`]. The width of a token is the user's word: with a vocabulary each row is compared with it.
 //! Invariants: a file is a whole number of tokens; llm.c's header is never taken for tokens,
 //! nor is a file that another format's magic identifies; finding a window is arithmetic. Flat files have no checksum
@@ -14,12 +17,14 @@
 use crate::dataset::digest::Digest;
 use crate::dataset::format::{foreign, little_endian, number};
 use crate::dataset::forward::{forward, own};
-use crate::dataset::parallel::parallel_paths;
+use crate::dataset::parallel::{parallel, parallel_paths};
 use crate::dataset::starts::Starts;
-use crate::dataset::{Dataset, Framed, Parts, Sizes};
+use crate::dataset::wrap::kept;
+use crate::dataset::{Dataset, Framed, Parts, Sizes, fingerprint};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::storage::listing::{Listed, expand};
+use crate::storage::sidefile::{SideKind, SideWriter};
 use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use std::path::{Path, PathBuf};
@@ -32,8 +37,13 @@ const LLM_C_BYTES: u64 = 1024;
 /// Magic, version and dtype of llm.c's files.
 const LLM_C: [(u64, u64, DType); 2] = [(20_240_520, 1, DType::U16), (20_240_801, 7, DType::U32)];
 
-/// Dataset of windows over flat files of tokens. Field: `tokens`, of the given dtype and the window's length. Windows
-/// are in the order of files and offsets.
+/// The side file of ends: one section, 8 bytes for each document.
+const KIND: SideKind = SideKind { name: *b"ends", version: 1, older: b"" };
+/// Bytes that are searched at once.
+const STEP: u64 = 4 << 20;
+
+/// Dataset of windows over flat files of tokens, or of the documents in them. Field: `tokens`, of the given dtype and the window's
+/// length, for documents up to that of the longest. Samples are in the order of files and offsets.
 ///
 /// The header of llm.c and modded-nanogpt (1,024 bytes: magic, version, number of tokens) is recognised: its count and
 /// its element type (`u16` for GPT-2's tokens, `u32` for Llama 3's) are checked. Files of other formats (NumPy, zip,
@@ -50,16 +60,28 @@ pub struct Tokens {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
     starts: Starts,
-    windows: Windows,
+    samples: Samples,
     vocabulary: Option<Vocabulary>,
     header_bytes: u64,
     token_bytes: u64,
     tokens: u64,
-    leftover: u64,
     name: String,
 }
 
-/// Builder of [`Tokens`]: sets the windows. Made by [`Tokens::builder`].
+enum Samples {
+    Windows { windows: Windows, leftover: u64 },
+    Documents(Documents),
+}
+
+/// Documents in flat files.
+struct Documents {
+    separator: u64,
+    /// The end of each, in tokens of its file.
+    ends: Box<[u64]>,
+    longest: u64,
+}
+
+/// Builder of [`Tokens`]: sets the windows, or the end of documents. Made by [`Tokens::builder`].
 #[derive(Clone, Debug)]
 pub struct TokensBuilder {
     dtype: DType,
@@ -67,6 +89,8 @@ pub struct TokensBuilder {
     /// None: by the files' first bytes.
     header_bytes: Option<u64>,
     llm_c: bool,
+    separator: Option<u64>,
+    index_file: Option<PathBuf>,
 }
 
 /// Setters for windows that both builders of tokens share.
@@ -114,9 +138,10 @@ macro_rules! cut_setters {
 pub(super) use cut_setters;
 
 impl Tokens {
-    /// Starts a builder for tokens of this integer dtype. It needs [`TokensBuilder::window`].
+    /// Starts a builder for tokens of this integer dtype. It needs [`TokensBuilder::window`] or [`TokensBuilder::separator`].
     pub fn builder(dtype: DType) -> TokensBuilder {
-        TokensBuilder { dtype, cut: Cut::default(), header_bytes: None, llm_c: false }
+        let (cut, header_bytes, separator, index_file) = (Cut::default(), None, None, None);
+        TokensBuilder { dtype, cut, header_bytes, llm_c: false, separator, index_file }
     }
 
     /// Number of tokens in all files together.
@@ -127,12 +152,41 @@ impl Tokens {
     /// Number of tokens in no window: at the ends of files and, with a stride above the window's length, between
     /// windows.
     pub fn leftover_tokens(&self) -> u64 {
-        self.leftover
+        match self.samples {
+            Samples::Windows { leftover, .. } => leftover,
+            Samples::Documents(_) => 0,
+        }
     }
 }
 
 impl TokensBuilder {
     cut_setters!();
+
+    /// Makes each document a sample, in place of windows: the tokens up to and with the next `token`, which ends its document
+    /// (GPT-2's end of text: 50256). Tokens behind a file's last one are a document, too. For
+    /// [`packed`](crate::dataset::DatasetExt::packed) rows, or ragged batches.
+    ///
+    /// Opening reads all tokens once, on all cores; [`index_file`](Self::index_file) keeps what it finds.
+    ///
+    /// ```no_run
+    /// # use feedline::{dataset::{DatasetExt, Tokens}, tensor::DType};
+    /// let documents = Tokens::builder(DType::U16).separator(50256).index_file("train.ends").open("train.bin")?;
+    /// let packed = documents.packed("tokens", 1024).split().open("train.bins")?;
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    #[must_use]
+    pub fn separator(mut self, token: u64) -> Self {
+        self.separator = Some(token);
+        self
+    }
+
+    /// Keeps the ends of documents in this file, which is made if it is missing. One of other files, or of other settings, is an
+    /// error ([`ErrorKind::Changed`]). Make it before many processes open it.
+    #[must_use]
+    pub fn index_file(mut self, file: impl Into<PathBuf>) -> Self {
+        self.index_file = Some(file.into());
+        self
+    }
 
     /// Skips a header of `bytes` bytes at the start of every file, whatever the bytes are: `header(0)` takes whole
     /// files as tokens. Default: llm.c's header is recognised, and files of other formats are refused.
@@ -275,19 +329,130 @@ impl TokensBuilder {
     }
 
     fn finish(self, sources: Sources, counts: &[u64], header: Option<u64>, name: String) -> Result<Tokens> {
-        let windows = self.cut.windows(self.dtype)?;
-        let starts = Starts::of(counts.iter().map(|tokens| windows.count(*tokens)))?;
-        let leftover = counts.iter().map(|tokens| windows.leftover(*tokens)).sum();
-        let tokens = counts.iter().sum();
-        if starts.len() == 0 {
-            let message = format!("{tokens} tokens in {} files make no window of {}", counts.len(), windows.window);
-            return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(name));
-        }
-        let schema = vec![EncodedField::raw(Field::fixed("tokens", self.dtype, [windows.window as usize]))];
         let (header_bytes, token_bytes) = (header.unwrap_or(0), self.dtype.size() as u64);
-        let sources = Arc::new(sources);
+        let tokens = counts.iter().sum();
         let vocabulary = self.cut.vocabulary(self.dtype)?;
-        Ok(Tokens { sources, schema, starts, windows, vocabulary, header_bytes, token_bytes, tokens, leftover, name })
+        let (starts, samples, field) = match self.separator {
+            None => {
+                let windows = self.cut.windows(self.dtype)?;
+                let starts = Starts::of(counts.iter().map(|tokens| windows.count(*tokens)))?;
+                let leftover = counts.iter().map(|tokens| windows.leftover(*tokens)).sum();
+                if starts.len() == 0 {
+                    let message =
+                        format!("{tokens} tokens in {} files make no window of {}", counts.len(), windows.window);
+                    return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(name));
+                }
+                let field = Field::fixed("tokens", self.dtype, [windows.window as usize]);
+                (starts, Samples::Windows { windows, leftover }, field)
+            }
+            Some(separator) => {
+                let (starts, documents) = self
+                    .documents(separator, &sources, header_bytes, counts)
+                    .map_err(|error| if error.site().path.is_none() { error.with_path(&name) } else { error })?;
+                let field = Field::up_to("tokens", self.dtype, documents.longest as usize);
+                (starts, Samples::Documents(documents), field)
+            }
+        };
+        let (sources, schema) = (Arc::new(sources), vec![EncodedField::raw(field)]);
+        Ok(Tokens { sources, schema, starts, samples, vocabulary, header_bytes, token_bytes, tokens, name })
+    }
+
+    /// The documents of each file, from the side file or by a pass over the tokens.
+    fn documents(&self, separator: u64, sources: &Sources, header: u64, counts: &[u64]) -> Result<(Starts, Documents)> {
+        let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        if self.cut.window > 0 || self.cut.step.is_some() || self.cut.next_token {
+            return bad("samples are documents or windows: choose one".into());
+        }
+        Cut { window: 1, ..Cut::default() }.windows(self.dtype)?;
+        let size = self.dtype.size();
+        if separator.to_le_bytes()[size..].iter().any(|byte| *byte != 0) {
+            return bad(format!("separator {separator} does not fit {}", self.dtype));
+        }
+        let find = || find_ends(sources, header, counts, &separator.to_le_bytes()[..size]);
+        let ends = match &self.index_file {
+            None => find()?,
+            Some(place) => {
+                let lens: Vec<u64> = sources.ids().map(|id| sources.len_of(id)).collect();
+                let identity = Digest::new("separator").words(&lens).words(&[separator, size as u64, header]);
+                let identity = identity.word(fingerprint::ends_of_all(sources)?).end();
+                let fill = |out: &mut SideWriter| {
+                    let failed = |error| Error::os(Stage::Index, "cannot write the ends", error).with_path(place);
+                    out.put(bytemuck::cast_slice(&find()?)).map_err(failed)?;
+                    out.end_section();
+                    Ok(())
+                };
+                let what = (KIND, "ends of documents");
+                let (file, _) = kept::open_or_make(place, what, identity, |file| file.len(0).is_multiple_of(8), fill)?;
+                let mut ends = vec![0_u64; file.len(0) as usize / 8];
+                file.fill(0, 0, bytemuck::cast_slice_mut(&mut ends))?;
+                ends
+            }
+        };
+        let (starts, longest) = by_file(&ends, counts)?;
+        match longest {
+            0 => Err(Error::new(ErrorKind::Empty, Stage::Index, "no tokens in the files")),
+            _ => Ok((starts, Documents { separator, ends: ends.into(), longest })),
+        }
+    }
+}
+
+/// The end of each document in tokens of its file, file by file.
+///
+/// Errors: of reading; [`ErrorKind::Config`] for a separator that is nowhere.
+fn find_ends(sources: &Sources, header: u64, counts: &[u64], separator: &[u8]) -> Result<Vec<u64>> {
+    let size = separator.len() as u64;
+    let steps =
+        |(file, tokens): (usize, &u64)| (0..*tokens).step_by((STEP / size) as usize).map(move |first| (file, first));
+    let all: Vec<(usize, u64)> = counts.iter().enumerate().flat_map(steps).collect();
+    let search = |_, (file, first): &(usize, u64)| {
+        let count = (counts[*file] - first).min(STEP / size);
+        let blob = Blob::of_source(sources, SourceId::at(*file))?;
+        let bytes = blob.read(header + first * size, count * size, "the tokens")?;
+        let tokens = bytes.chunks_exact(separator.len()).enumerate();
+        Ok(tokens.filter(|(_, token)| *token == separator).map(|(at, _)| first + at as u64 + 1).collect::<Vec<u64>>())
+    };
+    let (found, mut ends, mut separators) = (parallel(&all, search)?, Vec::new(), 0);
+    let mut begin = 0;
+    for ((file, first), mut own) in all.into_iter().zip(found) {
+        separators += own.len();
+        begin = if first == 0 { ends.len() } else { begin };
+        ends.append(&mut own);
+        let (last, tokens) = (first + (counts[file] - first).min(STEP / size), counts[file]);
+        // What follows the last separator of a file.
+        if last == tokens && ends[begin..].last() != Some(&tokens) {
+            ends.push(tokens);
+        }
+    }
+    match separators {
+        0 => {
+            let token = separator.iter().rev().fold(0_u64, |token, byte| token << 8 | u64::from(*byte));
+            let message =
+                format!("token {token} is nowhere in {} files: does another one end a document?", counts.len());
+            Err(Error::new(ErrorKind::Config, Stage::Index, message))
+        }
+        _ => Ok(ends),
+    }
+}
+
+/// The documents of each file, and the tokens of the longest.
+///
+/// Errors: [`ErrorKind::Decode`] for ends that are not those of these files.
+fn by_file(ends: &[u64], counts: &[u64]) -> Result<(Starts, u64)> {
+    let wrong = || Error::new(ErrorKind::Decode, Stage::Index, "the ends of documents do not fit the files");
+    let (mut rest, mut longest, mut of_files) = (ends, 0, Vec::with_capacity(counts.len()));
+    for tokens in counts {
+        let (mut before, mut count) = (0, 0);
+        while before < *tokens {
+            let end = rest.get(count).copied().filter(|end| *end > before && end <= tokens).ok_or_else(wrong)?;
+            longest = (end - before).max(longest);
+            (before, count) = (end, count + 1);
+        }
+        rest = &rest[count..];
+        of_files.push(count as u64);
+    }
+    match rest {
+        [] => Ok((Starts::of(of_files)?, longest)),
+        _ => Err(wrong()),
     }
 }
 
@@ -420,13 +585,24 @@ impl Dataset for Tokens {
     forward!(self => self.starts; len);
 
     fn sizes(&self) -> Sizes {
-        Sizes { index_bytes: self.starts.heap(), ..Sizes::new(self.windows.window * self.token_bytes) }
+        let (longest, ends) = match &self.samples {
+            Samples::Windows { windows, .. } => (windows.window, 0),
+            Samples::Documents(documents) => (documents.longest, size_of_val(&*documents.ends)),
+        };
+        Sizes { index_bytes: self.starts.heap() + ends, ..Sizes::new(longest * self.token_bytes) }
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        let (file, window) = self.starts.locate(sample);
-        let offset = self.header_bytes + window * self.windows.stride * self.token_bytes;
-        let extent = Extent { source: SourceId::at(file), offset, len: self.windows.window * self.token_bytes };
+        let (file, number) = self.starts.locate(sample);
+        let (start, len) = match &self.samples {
+            Samples::Windows { windows, .. } => (number * windows.stride, windows.window),
+            Samples::Documents(Documents { ends, .. }) => {
+                let start = if number == 0 { 0 } else { ends[sample as usize - 1] };
+                (start, ends[sample as usize] - start)
+            }
+        };
+        let offset = self.header_bytes + start * self.token_bytes;
+        let extent = Extent { source: SourceId::at(file), offset, len: len * self.token_bytes };
         place(self.vocabulary, parts, extent);
         Ok(())
     }
@@ -436,14 +612,27 @@ impl Dataset for Tokens {
     }
 
     fn identity(&self) -> u64 {
-        let Windows { window, stride } = self.windows;
-        Digest::new("tokens").word(self.header_bytes).word(window).word(stride).end()
+        let digest = Digest::new("tokens").word(self.header_bytes);
+        match &self.samples {
+            Samples::Windows { windows, .. } => digest.word(windows.window).word(windows.stride).end(),
+            Samples::Documents(Documents { separator, ends, .. }) => digest.word(*separator).words(ends).end(),
+        }
     }
 
     fn describe(&self) -> String {
         let dtype = self.schema[0].as_raw().map_or("", |field| field.dtype().name());
-        let (windows, files) = (self.windows.describe(dtype), self.sources.count());
-        format!("{} {windows}, in {files} files, {} left over: {}", self.len(), self.leftover, self.name)
+        let files = self.sources.count();
+        match &self.samples {
+            Samples::Windows { windows, leftover } => {
+                let windows = windows.describe(dtype);
+                format!("{} {windows}, in {files} files, {leftover} left over: {}", self.len(), self.name)
+            }
+            Samples::Documents(Documents { separator, longest, .. }) => format!(
+                "{} documents of up to {longest} {dtype} tokens, ended by {separator}, in {files} files: {}",
+                self.len(),
+                self.name
+            ),
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The side file of a wrapper: made when it is first opened, and kept.
+//! The files of a wrapper: made when they are first opened, and kept.
 //!
 //! Invariants: a damaged or older file is made again; a file of another dataset, of another kind, or of a newer version is
 //! never replaced.
@@ -6,7 +6,10 @@
 use crate::dataset::Dataset;
 use crate::dataset::digest::Digest;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::Blob;
+use crate::storage::publish::{Pending, make_folder};
 use crate::storage::sidefile::{NEWER, SideFound, SideKind, SideWriter, Sidefile};
+use std::io::Write;
 use std::path::Path;
 
 /// Origin of the file.
@@ -58,8 +61,8 @@ pub(crate) fn open_or_make(
         SideFound::Whole(file) if file.identity() == identity && fits(&file) => return Ok((file, Origin::Kept)),
         SideFound::Whole(_) => {
             let message = format!(
-                "{what} of another dataset, of other settings, or of this one before it changed: delete the file to make it \
-                 again, or name another file"
+                "{what} of another dataset, of other settings, of another part of this one, or of this one before it changed: \
+                 delete the file to make it again, or name another file"
             );
             return refused(ErrorKind::Changed, message);
         }
@@ -82,4 +85,50 @@ pub(crate) fn open_or_make(
             refused(ErrorKind::Changed, message)
         }
     }
+}
+
+/// Opens a file of `what`, made `of` data, or lets `fill` write it. It ends with `end`: a mark of 8 bytes and an identity. Returns
+/// whether it was written.
+///
+/// Errors: as of [`open_or_make`]; a damaged file is not replaced.
+pub(crate) fn open_or_write(
+    place: &Path,
+    (what, of): (&str, &str),
+    end: &[u8],
+    fits: impl Fn(&Blob) -> bool,
+    fill: impl FnOnce(&mut Pending) -> Result<()>,
+) -> Result<(Blob, bool)> {
+    let (blob, written) = match Blob::open(place) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            write(place, what, end, fill)?;
+            (Blob::open(place)?, true)
+        }
+        opened => (opened?, false),
+    };
+    let own = end.len() as u64;
+    let found = blob.read(blob.len().saturating_sub(own), own.min(blob.len()), &format!("the end of the {what}"))?;
+    if found == end && fits(&blob) {
+        return Ok((blob, written));
+    }
+    let (kind, message) = match found.starts_with(&end[..8]) {
+        true => {
+            let message = format!("not the {what} of {of}: delete the file to write it again, or name another file");
+            (ErrorKind::Changed, message)
+        }
+        false => (ErrorKind::Config, format!("not a file of {what}; it is not overwritten: name another file")),
+    };
+    Err(Error::new(kind, Stage::Index, message).with_path(place))
+}
+
+fn write(place: &Path, what: &str, end: &[u8], fill: impl FnOnce(&mut Pending) -> Result<()>) -> Result<()> {
+    let failed = |error| {
+        let message = format!("cannot write the {what} here: name another file");
+        Error::os(Stage::Index, message, error).with_path(place)
+    };
+    if let Some(dir) = place.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        make_folder(dir).map_err(failed)?;
+    }
+    let mut out = Pending::create(place).map_err(failed)?;
+    fill(&mut out)?;
+    out.write_all(end).and_then(|()| out.commit(true)).map_err(failed)
 }

@@ -1,10 +1,12 @@
-//! Datasets made of other datasets: a part, several, in memory, with checksums, seek points or lengths, packed documents; and a
+//! Datasets made of other datasets: a part, several, in memory, with checksums, seek points or lengths, copied and packed documents; and a
 //! full verification.
 
 // A wrapper that forgets a method would take the default in place of what it wraps.
 #![deny(clippy::missing_trait_methods)]
 
 pub(crate) mod checked;
+pub(crate) mod copied;
+pub(crate) mod documents;
 pub(crate) mod kept;
 pub(crate) mod measured;
 pub(crate) mod memory;
@@ -22,6 +24,7 @@ pub(crate) mod verify;
 use super::forward::debug_by_describe;
 
 pub use checked::Checked;
+pub use copied::Copied;
 pub use measured::Measured;
 pub use memory::InMemory;
 pub use mix::Mix;
@@ -34,4 +37,4 @@ pub use verify::{Verified, Verify};
 
 #[cfg(feature = "image")]
 debug_by_describe!(Seekable<D>);
-debug_by_describe!(Checked<D>, Concat, InMemory<D>, Measured<D>, Packed<D>, Subset<D>);
+debug_by_describe!(Checked<D>, Concat, Copied, InMemory<D>, Measured<D>, Packed<D>, Subset<D>);

@@ -36,7 +36,12 @@ Out = TypeVar("Out")
 
 
 class Packed(TypedDict, total=False):
-    """Rows of `tokens` tokens, with the fields `tokens`, `positions`, `documents`, `cu_seqlens` and `max_seqlen`.
+    """Rows of `tokens` tokens, with the fields `tokens` (as it is called), `positions`, `documents`, `cu_seqlens` and `max_seqlen`.
+
+    Documents are packed where they lie: of megatron, tokens with `separator`, npy, safetensors, records. Others (parquet,
+    webdataset, tfrecord, mds, data with `checked`) need `copy`, or lists of ids as Megatron's files, which `prepare documents` writes.
+
+    subset, take and leave choose documents, before they are packed: each part has `bins` of its own, and they share a `copy`.
 
     Labels for models that shift them: torch.where(positions > 0, tokens.long(), -100). No target crosses a document. Attention stays
     within a document by `documents` (-1 in padding), or by `feedline.torch.cu_seqlens(batch)`."""
@@ -45,8 +50,9 @@ class Packed(TypedDict, total=False):
     """Tokens of a row."""
     bins: Path | Sequence[Path]
     """The file of the plan; it is made if it is missing. In a mix: one for each path."""
-    field: str | None
-    """The field of the documents; "tokens" by default."""
+    field: str | Sequence[str] | None
+    """The field of the documents; by default the only one, or "tokens". A list: also fields with an element for each token, such as
+    labels, which stand in the rows as the tokens do."""
     key: int | None
     """Packs documents in an order shuffled by this key, in place of their own."""
     longer: Literal["split", "cut", "concatenate"] | None
@@ -55,12 +61,15 @@ class Packed(TypedDict, total=False):
     positions of its own."""
     documents_max: int | None
     """Most documents of a row; one for each 16 tokens by default, and at least 64."""
-    padding: int | None
-    """The token of the padding; 0 by default."""
+    padding: int | Mapping[str, int] | None
+    """The token of the padding, of all fields or by field: {"labels": -100}; 0 by default."""
     rows: Path | Sequence[Path] | None
     """A file, in a mix one for each path, that keeps the rows, too, so that each is one read; it is made if it is missing, as large
     as the tokens. It has no checksums, and is not made anew if only the middle of the documents' files changes. A state of a run
     without it does not fit."""
+    copy: Path | Sequence[Path] | None
+    """A file, in a mix one for each path, to which the documents are copied first, once, as large as their tokens; it is made if it is
+    missing. With `checked` they are verified then. A state of a run without it does not fit."""
 
 
 class Settings(TypedDict, total=False):
@@ -87,7 +96,7 @@ class Settings(TypedDict, total=False):
     seed: int | None
     """The seed of augmentation and of `map_batch`; by default that of `shuffle`."""
     indices: Sequence[int] | None
-    """The samples of each epoch, in this order, or shuffled by `shuffle`. Ids may repeat."""
+    """The samples of each epoch, in this order, or shuffled by `shuffle`. Ids may repeat. Not for `packed`: see `subset`."""
     weights: Sequence[float] | None
     """Of several paths, mixes the data by these weights, with `shuffle` as seed. Without weights one follows the other."""
     schedule: Sequence[tuple[int, Sequence[float]]] | None
@@ -98,7 +107,7 @@ class Settings(TypedDict, total=False):
     epoch_len: int | None
     """Of a mix, the samples of an epoch, of all ranks together. By default as many as all paths have."""
     subset: Sequence[int] | None
-    """Only these samples."""
+    """Only these samples; with `packed` these documents."""
     take: tuple[float, int] | None
     """(fraction, key): only about this fraction of the samples, which the key chooses."""
     leave: tuple[float, int] | None
@@ -875,23 +884,30 @@ class Loader(_Native, Generic[Out]):
         cls,
         path: Paths,
         *,
-        seq_len: int,
+        seq_len: int | None = None,
         token: str = "u16",
         next_token: bool = False,
         header_bytes: int | None = None,
         vocabulary: int | None = None,
+        separator: int | None = None,
+        index_file: Path | None = None,
         **settings: Unpack[Settings],
     ) -> Self:
-        """Flat files of tokens (nanoGPT, llm.c), cut into windows of `seq_len`. Field: `tokens`.
+        """Flat files of tokens (nanoGPT, llm.c), cut into windows of `seq_len`, or into documents. Field: `tokens`.
+
+        `separator` is the token that ends a document (GPT-2's end of text: 50256) and belongs to it; for `packed` or `ragged`.
+        `index_file` keeps the ends, which are else found each time by a pass over all tokens; it is made if it is missing.
 
         With `next_token` a window has one token more: the first `seq_len` are inputs, the last `seq_len` targets. The header of
         llm.c and modded-nanogpt is recognised and checked, files of other formats are refused; `header_bytes` skips another
         header, and 0 takes files as they are. The files do not tell the type of their tokens: with `vocabulary`, the number of
         ids, a larger id is an error of its sample.
         """
+        if seq_len is None and separator is None and settings.get("packed") is None:
+            raise TypeError("tokens: give seq_len, the tokens of a window, or separator, the token that ends a document")
         own = {"seq_len": seq_len, "token": token, "next_token": next_token or None, "header_bytes": header_bytes}
         own["vocabulary"] = vocabulary
-        return cls("tokens", path, **own, **settings)
+        return cls("tokens", path, separator=separator, index_file=index_file, **own, **settings)
 
     @classmethod
     def megatron(
@@ -928,7 +944,7 @@ class Loader(_Native, Generic[Out]):
         """Tar shards, as in "train-{0000..0127}.tar". Without `image` ("jpg;png") and `columns` the first sample tells.
 
         Fields: `image`; `label` of the member "cls"; other members as bytes, padded to `up_to` (by default the longest), with
-        their lengths in NAME.lens. An index is kept beside each shard (NAME.tar.fdx), or in `index_file`.
+        their lengths in NAME.lens. "ids:u16:?" is a member of numbers, of any length up to `up_to`. An index is kept beside each shard (NAME.tar.fdx), or in `index_file`.
         """
         own = {"image": image, "columns": columns, "up_to": up_to, "index_file": index_file}
         return cls("tar", path, **own, **settings)

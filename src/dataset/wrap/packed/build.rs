@@ -1,17 +1,18 @@
 //! Settings of packed documents, and the packing.
 
-use super::documents::{Documents, Long};
+use super::documents::{Documents, Long, copied};
 use super::fit::{Bin, InTurn};
 use super::table::{self, KIND, TableWriter};
-use super::{Packed, RECENT};
+use super::{MADE, Packed, RECENT};
 use crate::dataset::parallel::by_threads;
+use crate::dataset::wrap::documents::TokenFields;
 use crate::dataset::wrap::kept;
-use crate::dataset::{Dataset, Parts, no_field};
+use crate::dataset::{Dataset, Digest, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Key, Permutation};
 use crate::storage::sidefile::{Recent, SideWriter};
 use crate::sync::Hold;
-use crate::tensor::{DType, EncodedField, Field};
+use crate::tensor::{DType, EncodedField, Field, bf16, f16};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -19,7 +20,7 @@ use std::sync::Mutex;
 const ROOM_MAX: usize = 1 << 22;
 const DOCUMENTS_MAX: u64 = 1 << 31;
 /// Maximum documents of a bin: the table keeps their number in 16 bits.
-const ITEMS_MAX: usize = 1 << 15;
+pub(super) const ITEMS_MAX: usize = 1 << 15;
 /// Threads that pack, and groups whose bins are in memory together.
 const THREADS_MAX: usize = 8;
 const TOGETHER: usize = 32;
@@ -28,19 +29,38 @@ const TOGETHER: usize = 32;
 #[must_use]
 pub struct PackedBuilder<D> {
     inner: D,
-    field: String,
+    /// That of the documents, then those beside it.
+    fields: Vec<String>,
     room: usize,
     key: Option<u64>,
     long: Long,
-    padding: u64,
+    padding: i64,
+    /// Of single fields.
+    paddings: Vec<(String, i64)>,
     documents_max: Option<usize>,
     rows: Option<PathBuf>,
 }
 
 impl<D: Dataset> PackedBuilder<D> {
     pub(crate) fn new(inner: D, field: &str, room: usize) -> Self {
-        let (key, long, padding, documents_max, rows) = (None, Long::Refuse, 0, None, None);
-        Self { inner, field: field.into(), room, key, long, padding, documents_max, rows }
+        Self {
+            inner,
+            fields: vec![field.into()],
+            room,
+            key: None,
+            long: Long::Refuse,
+            padding: 0,
+            paddings: Vec::new(),
+            documents_max: None,
+            rows: None,
+        }
+    }
+
+    /// Packs these fields, too, which have an element for each token of a document: labels, a mask of the loss, weights. They stand
+    /// in the row as their tokens do.
+    pub fn beside<'n>(mut self, fields: impl IntoIterator<Item = &'n str>) -> Self {
+        self.fields.extend(fields.into_iter().map(String::from));
+        self
     }
 
     /// Packs the documents in an order shuffled by `key`. Default: the dataset's order, for data that lie shuffled.
@@ -85,29 +105,48 @@ impl<D: Dataset> PackedBuilder<D> {
         self
     }
 
-    /// Sets the token of the padding. Default: 0.
-    pub fn padding(mut self, token: u64) -> Self {
+    /// Sets the token of the padding, and the element of the padding of fields [`beside`](Self::beside). Default: 0.
+    pub fn padding(mut self, token: i64) -> Self {
         self.padding = token;
+        self
+    }
+
+    /// Sets the padding of one field: -100 for labels.
+    pub fn padding_of(mut self, field: &str, element: i64) -> Self {
+        self.paddings.push((field.into(), element));
         self
     }
 
     /// Opens the table of bins in the file `index`. The first call packs all documents to make it ([`Packed::built`] tells), on
     /// all cores: some 5 bytes a document. Make it before many processes open it.
     ///
-    /// Errors: [`ErrorKind::Config`] for an unknown field, one that has not one dimension or lies in frames or chunks, for
-    /// impossible bins, and for an `index` that is another kind of file; [`ErrorKind::Shape`] for a document that is longer
-    /// than a bin, unless it is split, cut or concatenated; [`ErrorKind::Changed`] for bins or rows of another dataset or of other settings;
-    /// [`ErrorKind::Empty`] without tokens; file system errors.
+    /// Errors: [`ErrorKind::Config`] for an unknown field, one that has not one dimension or lies in frames or chunks (then use
+    /// [`copied`](crate::dataset::DatasetExt::copied)), for impossible bins, and for an `index` that is another kind of file;
+    /// [`ErrorKind::Shape`] for a document that is longer than a bin, unless it is split, cut or concatenated, and for fields of
+    /// different lengths; [`ErrorKind::Changed`] for bins or rows of another dataset or of other settings; [`ErrorKind::Empty`] without
+    /// tokens; file system errors.
     pub fn open(self, index: impl AsRef<Path>) -> Result<Packed<D>> {
-        let (field, dtype, size) = self.checked()?;
-        let padding = padding_row(self.padding, dtype, self.room)?;
+        let (fields, size) = self.checked()?;
+        let paddings = self.paddings(&fields)?;
+        let padding: Box<[Box<[u8]>]> = fields
+            .fields
+            .iter()
+            .zip(&paddings)
+            .map(|(field, element)| padding_row(*element, field, self.room))
+            .collect::<Result<_>>()?;
         let (key, by_key) = (self.key.unwrap_or(0), self.key.is_some().into());
-        let settings = [field as u64, self.room as u64, self.long as u64, size.most.into(), by_key, key];
+        let numbers = fields.numbers.iter().map(|number| *number as u64);
+        let settings =
+            [numbers.clone().next().unwrap_or(0), self.room as u64, self.long as u64, size.most.into(), by_key, key];
         let digest = kept::identity_of("packed", &self.inner).words(&settings);
+        // Bins of one field have the identity that they had before there could be several.
+        let digest = numbers.skip(1).fold(digest, Digest::word);
         let order = self.key.map(|key| Permutation::new(self.inner.len(), Key::new(key).named("packed")));
-        let documents = Documents { inner: self.inner, field, token_bytes: dtype.size() as u64, size, long: self.long };
+        let own = fields.fields.iter().map(|field| Field::fixed(field.name(), field.dtype(), [self.room]));
+        let schema = own.chain(made(self.room, size.most as usize)).map(EncodedField::raw).collect();
+        let documents = Documents { inner: self.inner, fields, size, long: self.long };
         // Kept bins do not tell whether these documents can be packed.
-        documents.part(0, None, 0, &mut Parts::new())?;
+        documents.part(0, None, 0, &mut Parts::new(), &mut Vec::new())?;
         let place = index.as_ref();
         if self.rows.as_deref() == Some(place) {
             let message = "bins and rows in one file: name two";
@@ -116,18 +155,11 @@ impl<D: Dataset> PackedBuilder<D> {
         let fill = |out: &mut SideWriter| pack(&documents, order.as_ref(), out, place);
         let (file, origin) =
             kept::open_or_make(place, (KIND, "bins"), digest.end(), |file| table::fits(file, size), fill)?;
-        let fields = [
-            Field::fixed(self.field, dtype, [self.room]),
-            Field::fixed("positions", DType::I32, [self.room]),
-            Field::fixed("documents", DType::I32, [self.room]),
-            Field::fixed("cu_seqlens", DType::I32, [size.most as usize + 1]),
-            Field::fixed("max_seqlen", DType::I32, []),
-        ];
         let mut packed = Packed {
-            schema: fields.map(EncodedField::raw).into(),
+            schema,
             padding,
             counts: table::counts(&file)?,
-            identity: digest.word(self.padding).end(),
+            identity: paddings.iter().fold(digest, |digest, element| digest.word(element.cast_unsigned())).end(),
             file,
             origin,
             recent: Recent::new(RECENT),
@@ -139,19 +171,16 @@ impl<D: Dataset> PackedBuilder<D> {
         Ok(packed)
     }
 
-    /// The field of the documents, its dtype, and the size of a bin.
-    fn checked(&self) -> Result<(usize, DType, Bin)> {
+    /// The fields of the documents, and the size of a bin.
+    fn checked(&self) -> Result<(TokenFields, Bin)> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
-        let schema = self.inner.schema();
-        let Some(field) = schema.iter().position(|known| known.name == self.field) else {
-            return bad(no_field(schema, &self.field));
-        };
-        let encoding = &schema[field].encoding;
-        let Some(raw) = schema[field].as_raw().filter(|raw| raw.dims().len() == 1) else {
-            return bad(format!("field `{}` is {encoding}; packed are rows of numbers", self.field));
-        };
+        let fields = TokenFields::of(self.inner.schema(), &self.fields)?;
+        if let Some(field) = fields.fields.iter().find(|field| MADE.contains(&field.name())) {
+            return bad(format!("field `{0}` would stand beside the {0} of a row: give it another name", field.name()));
+        }
         if self.inner.chunked().is_some() {
-            return bad("the samples come in chunks, and packed documents are read one by one".into());
+            let message = "the samples come in chunks, and packed documents are read one by one";
+            return bad(format!("{message}{}", copied()));
         }
         if self.room == 0 || self.room > ROOM_MAX {
             return bad(format!("bins of {} tokens; take 1 to {ROOM_MAX}", self.room));
@@ -164,21 +193,69 @@ impl<D: Dataset> PackedBuilder<D> {
             let message = format!("{} documents; fewer than {DOCUMENTS_MAX} can be packed", self.inner.len());
             return Err(Error::new(ErrorKind::Limit, Stage::Index, message));
         }
-        Ok((field, raw.dtype(), Bin { room: self.room as u32, most: most as u32 }))
+        Ok((fields, Bin { room: self.room as u32, most: most as u32 }))
+    }
+
+    /// The element of the padding of each field.
+    fn paddings(&self, fields: &TokenFields) -> Result<Vec<i64>> {
+        let known = |name: &String| fields.fields.iter().any(|field| field.name() == name);
+        if let Some((name, _)) = self.paddings.iter().find(|(name, _)| !known(name)) {
+            let message = format!("a padding of field `{name}`; packed are {}", self.fields.join(", "));
+            return Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        }
+        let of = |field: &Field| {
+            let own = self.paddings.iter().rev().find(|(name, _)| name == field.name());
+            own.map_or(self.padding, |(_, element)| *element)
+        };
+        Ok(fields.fields.iter().map(of).collect())
     }
 }
 
+/// The fields of a row that are made of its documents' lengths.
+fn made(room: usize, most: usize) -> [Field; 4] {
+    let [positions, documents, ends, longest] = MADE;
+    [
+        Field::fixed(positions, DType::I32, [room]),
+        Field::fixed(documents, DType::I32, [room]),
+        Field::fixed(ends, DType::I32, [most + 1]),
+        Field::fixed(longest, DType::I32, []),
+    ]
+}
+
 /// A row of padding.
-fn padding_row(token: u64, dtype: DType, room: usize) -> Result<Box<[u8]>> {
-    let (mut bytes, size) = (token.to_le_bytes(), dtype.size());
-    if bytes[size..].iter().any(|byte| *byte != 0) {
-        let message = format!("padding {token} does not fit {dtype}");
-        return Err(Error::new(ErrorKind::Config, Stage::Index, message));
+fn padding_row(element: i64, field: &Field, room: usize) -> Result<Box<[u8]>> {
+    macro_rules! integer {
+        ($of:ty) => {
+            <$of>::try_from(element).ok().map(|element| element.to_ne_bytes().repeat(room))
+        };
     }
-    if cfg!(target_endian = "big") {
-        bytes[..size].reverse();
+    let whole = element as f64;
+    let is_exact = |found: f64| found == whole && found as i64 == element;
+    macro_rules! float {
+        ($of:expr, $back:expr) => {
+            Some($of).filter(|own| is_exact($back(*own))).map(|own| own.to_ne_bytes().repeat(room))
+        };
     }
-    Ok(bytes[..size].repeat(room).into())
+    // Signed ones may also be given by their bits.
+    let row = match field.dtype() {
+        DType::U8 => integer!(u8),
+        DType::I8 => integer!(i8).or(integer!(u8)),
+        DType::U16 => integer!(u16),
+        DType::I16 => integer!(i16).or(integer!(u16)),
+        DType::U32 => integer!(u32),
+        DType::I32 => integer!(i32).or(integer!(u32)),
+        DType::U64 => integer!(u64),
+        DType::I64 => Some(element.to_ne_bytes().repeat(room)),
+        DType::Bool => (0..=1).contains(&element).then(|| vec![element as u8; room]),
+        DType::F16 => float!(f16::from_f64(whole), f16::to_f64),
+        DType::BF16 => float!(bf16::from_f64(whole), bf16::to_f64),
+        DType::F32 => float!(whole as f32, f64::from),
+        DType::F64 => float!(whole, std::convert::identity::<f64>),
+    };
+    row.map(Vec::into_boxed_slice).ok_or_else(|| {
+        let message = format!("padding {element} of field `{}` does not fit {}", field.name(), field.dtype());
+        Error::new(ErrorKind::Config, Stage::Index, message)
+    })
 }
 
 /// Packs all documents into the file.

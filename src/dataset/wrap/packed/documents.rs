@@ -2,9 +2,11 @@
 
 use super::fit::{self, Bin, InTurn, Item};
 use super::table::{Counts, Group};
+use crate::dataset::wrap::documents::TokenFields;
 use crate::dataset::{Dataset, Part, Parts};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::Permutation;
+use crate::setting::Setting;
 use crate::storage::Extent;
 use std::ops::Range;
 
@@ -24,73 +26,82 @@ const PARTS_MAX: u64 = 1 << 26;
 /// The documents of a dataset, for bins of a size.
 pub(super) struct Documents<D> {
     pub(super) inner: D,
-    pub(super) field: usize,
-    pub(super) token_bytes: u64,
+    pub(super) fields: TokenFields,
     pub(super) size: Bin,
     pub(super) long: Long,
 }
 
+/// Behind the reason why documents cannot be packed where they lie: the way out.
+pub(super) fn copied() -> String {
+    Setting::Copied.hint(|copied| format!("; {copied} copies them to a file from which they are packed"))
+}
+
 impl<D: Dataset> Documents<D> {
-    /// The place of a document and its tokens; `parts` is room to ask the dataset.
+    /// The tokens of a document; the place of each field comes behind `places`, also after an error. `parts` is room to ask the
+    /// dataset.
     ///
-    /// Errors: of the dataset; [`ErrorKind::Config`] for a document that does not lie in a file unchanged;
-    /// [`ErrorKind::Decode`] for one that is not a whole number of tokens.
-    fn find<'d>(&'d self, document: u64, parts: &mut Parts<'d>) -> Result<(Extent, u64)> {
+    /// Errors: of the dataset, and of [`TokenFields::tokens`]; [`ErrorKind::Config`] for a document that does not lie in a file
+    /// unchanged.
+    fn find<'d>(&'d self, document: u64, parts: &mut Parts<'d>, places: &mut Vec<Extent>) -> Result<u64> {
+        let before = places.len();
         parts.clear();
         self.inner.extents(document, parts)?;
-        let part = parts.iter().find(|(field, _)| *field == self.field).map(|(_, part)| part);
-        let Some(Part::Extent(extent)) = part else {
-            let name = self.inner.schema().get(self.field).map_or("?", |field| &field.name);
-            let message = match part {
-                Some(Part::Checked(_)) => format!("field `{name}` has checksums, which packed documents cannot keep"),
-                _ => format!(
-                    "field `{name}` lies in frames: only documents that lie in their files unchanged can be packed"
-                ),
+        for (number, field) in self.fields.numbers.iter().zip(&self.fields.fields) {
+            let part = parts.iter().find(|(of, _)| of == number).map(|(_, part)| part);
+            let Some(Part::Extent(extent)) = part else {
+                let why = match part {
+                    Some(Part::Checked(_)) => "has checksums, which packed documents cannot keep",
+                    _ => "lies in frames, and only documents that lie in their files unchanged are packed",
+                };
+                let message = format!("field `{}` {why}{}", field.name(), copied());
+                return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_sample(document));
             };
-            return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_sample(document));
-        };
-        if !extent.len.is_multiple_of(self.token_bytes) {
-            let message = format!("{} bytes are not a whole number of {}-byte tokens", extent.len, self.token_bytes);
-            let error = Error::new(ErrorKind::Decode, Stage::Index, message).with_sample(document);
-            return Err(self.inner.sources().at(error, &extent));
+            places.push(extent);
         }
-        Ok((extent, extent.len / self.token_bytes))
+        let found = &places[before..];
+        self.fields
+            .tokens(found.iter().map(|place| place.len))
+            .map_err(|error| self.inner.sources().at(error.with_sample(document), &found[0]))
     }
 
-    /// The place of a document or its part in a bin with room for `left` tokens, and its tokens. `None`: there is none, or none
-    /// that fits.
+    /// The tokens of a document or its part in a bin with room for `left` tokens; the place of each field comes behind `places`.
+    /// `None`: there is none, or none that fits.
     pub(super) fn part<'d>(
         &'d self,
         document: u64,
         part: Option<u32>,
         left: u32,
         parts: &mut Parts<'d>,
-    ) -> Result<Option<(Extent, u32)>> {
+        places: &mut Vec<Extent>,
+    ) -> Result<Option<u32>> {
         if document >= self.inner.len() {
             return Ok(None);
         }
-        let ((extent, len), room) = (self.find(document, parts)?, u64::from(self.size.room));
+        let before = places.len();
+        let (whole, room) = (self.find(document, parts, places)?, u64::from(self.size.room));
         let (from, len) = match (part, self.long) {
             (first, Long::Concatenate) => {
                 let from = u64::from(first.unwrap_or(0));
-                (from, len.saturating_sub(from).min(left.into()))
+                (from, whole.saturating_sub(from).min(left.into()))
             }
             (Some(part), _) => (u64::from(part) * room, room),
-            (None, Long::Split) if len > room => (len - len % room, len % room),
-            (None, Long::Cut) => (0, len.min(room)),
-            (None, _) => (0, len),
+            (None, Long::Split) if whole > room => (whole - whole % room, whole % room),
+            (None, Long::Cut) => (0, whole.min(room)),
+            (None, _) => (0, whole),
         };
-        let (offset, bytes) = (from * self.token_bytes, len * self.token_bytes);
-        let fits = (1..=room).contains(&len) && offset + bytes <= extent.len;
-        Ok(fits.then_some((Extent { offset: extent.offset + offset, len: bytes, ..extent }, len as u32)))
+        for (place, bytes) in places[before..].iter_mut().zip(self.fields.element_bytes()) {
+            *place = Extent { offset: place.offset + from * bytes, len: len * bytes, ..*place };
+        }
+        let fits = (1..=room).contains(&len) && from + len <= whole;
+        Ok(fits.then_some(len as u32))
     }
 
     /// Packs the documents at these positions of the order, by best fit.
     pub(super) fn group(&self, positions: Range<u64>, order: Option<&Permutation>) -> Result<Group> {
-        let room = u64::from(self.size.room);
+        let (room, mut places) = (u64::from(self.size.room), Vec::new());
         let (mut items, mut counts, mut parts) = (Vec::new(), Counts::default(), Parts::new());
         for position in positions {
-            let (document, len) = self.at(position, order, &mut counts, &mut parts)?;
+            let (document, len) = self.at(position, order, &mut counts, &mut parts, &mut places)?;
             let item = |part, len: u64| Item { document, part, len: len as u32 };
             counts.long += u64::from(len > room);
             match self.long {
@@ -111,7 +122,7 @@ impl<D: Dataset> Documents<D> {
                 }
             }
         }
-        Ok(Group::new(&items, fit::bins(&items, self.size), counts))
+        Ok(Group::new(&items, fit::bins(&items, self.size), self.size, counts))
     }
 
     /// Puts the documents at these positions behind those before. The last bin stays open, unless these are the last ones.
@@ -122,13 +133,14 @@ impl<D: Dataset> Documents<D> {
         in_turn: &mut InTurn,
     ) -> Result<Group> {
         let (mut counts, mut parts, last) = (Counts::default(), Parts::new(), positions.end == self.inner.len());
+        let mut places = Vec::new();
         for position in positions {
-            let (document, len) = self.at(position, order, &mut counts, &mut parts)?;
+            let (document, len) = self.at(position, order, &mut counts, &mut parts, &mut places)?;
             self.check_parts(document, in_turn.len(), len)?;
             counts.long += u64::from(in_turn.put(document, len, self.size));
         }
         let (items, bins) = in_turn.take(last);
-        Ok(Group::new(&items, bins, counts))
+        Ok(Group::new(&items, bins, self.size, counts))
     }
 
     /// The document at a position of the order, which is counted, and its tokens.
@@ -138,9 +150,11 @@ impl<D: Dataset> Documents<D> {
         order: Option<&Permutation>,
         counts: &mut Counts,
         parts: &mut Parts<'d>,
+        places: &mut Vec<Extent>,
     ) -> Result<(u32, u64)> {
         let document = order.map_or(position, |order| order.get(position));
-        let (_, len) = self.find(document, parts)?;
+        places.clear();
+        let len = self.find(document, parts, places)?;
         counts.documents += u64::from(len > 0);
         counts.empty += u64::from(len == 0);
         Ok((document as u32, len))

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! documents ──key──► groups ──threads: best fit, or in turn──► table of bins (side file)
-//! bin ──table──► documents ──inner──► extents, one after the other in the row `tokens`, then padding
+//! bin ──table──► documents ──inner──► extents of each field, one after the other in its row, then padding
 //!                   └──► lengths ──open──► positions, documents, cu_seqlens, max_seqlen (nothing is read)
 //! rows file, if asked for: the rows one after the other │ "feedrows" │ identity 8; then a row is one extent of it
 //! ```
@@ -12,8 +12,9 @@
 //! their own.
 //!
 //! Limits: fewer than 2^31 documents; bins of at most 2^22 tokens; documents lie in their files unchanged, with lengths in
-//! the index. Memory: some 30 bytes for each document, and each part of a split one, of a group, of which at most 8 are
-//! packed at once; then the side file, which is read in place, and the bins looked up last.
+//! the index; others are copied before ([`Copied`](super::Copied)). Memory: some 30 bytes for each document, and each part of a
+//! split one, of a group, of which at most 8 are packed at once; then the side file, which is read in place, and the bins looked up
+//! last.
 //!
 //! Invariants: every document that is not empty is in exactly one bin, or every part of a split one. Documents stand
 //! in a row in the order of the key. The same documents, key and settings give the same table, on any number of threads.
@@ -28,6 +29,7 @@ use crate::dataset::forward::own;
 use crate::dataset::wrap::kept::Origin;
 use crate::dataset::{Chunked, Dataset, Framed, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::setting::Setting;
 use crate::storage::sidefile::{Recent, Sidefile};
 use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::EncodedField;
@@ -37,16 +39,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use table::{Check, Counts};
 
+use build::ITEMS_MAX;
 pub use build::PackedBuilder;
 
 /// Bins looked up last that are kept: each field of a row asks for its bin.
 const RECENT: usize = 16;
 
-/// Fields of a row behind the tokens.
-const POSITIONS: usize = 1;
-const DOCUMENTS: usize = 2;
-const ENDS: usize = 3;
-const LONGEST: usize = 4;
+/// Fields of a row behind those of the documents.
+const MADE: [&str; 4] = ["positions", "documents", "cu_seqlens", "max_seqlen"];
+const POSITIONS: usize = 0;
+const DOCUMENTS: usize = 1;
+const ENDS: usize = 2;
 
 /// Documents in rows of one length; made by [`DatasetExt::packed`](crate::dataset::DatasetExt::packed).
 ///
@@ -54,7 +57,7 @@ const LONGEST: usize = 4;
 ///
 /// | field | shape | |
 /// |---|---|---|
-/// | `tokens` (as it is called) | `[L]` | documents one after the other, then padding |
+/// | `tokens` (as it is called), and fields [beside](PackedBuilder::beside) | `[L]` | documents one after the other, then padding |
 /// | `positions` | `[L]` i32 | place of a token in its document, or in the document's part in this row; 0 in padding |
 /// | `documents` | `[L]` i32 | number of a token's document within the row; -1 in padding |
 /// | `cu_seqlens` | `[D + 1]` i32, `D` = [`documents_max`](PackedBuilder::documents_max) | 0, then the end of each document; the last end repeats, as documents of no token: what varlen attention takes |
@@ -68,16 +71,41 @@ const LONGEST: usize = 4;
 pub struct Packed<D> {
     documents: Documents<D>,
     schema: Vec<EncodedField>,
-    padding: Box<[u8]>,
+    /// A row of it for each field.
+    padding: Box<[Box<[u8]>]>,
     counts: Counts,
     identity: u64,
     file: Sidefile,
     origin: Origin,
-    /// Place and tokens of each document of a bin.
-    recent: Recent<Vec<(Extent, u32)>>,
+    recent: Recent<Row>,
     /// The documents' sources, or the file of rows.
     sources: Arc<Sources>,
     rows: Option<PathBuf>,
+}
+
+/// The documents of a bin.
+#[derive(Default)]
+struct Row {
+    /// For each document the place of each field.
+    places: Vec<Extent>,
+    /// Tokens of each document.
+    lens: Vec<u32>,
+}
+
+impl Row {
+    /// The reads of one of `fields` fields: documents that follow each other are one.
+    fn reads(&self, field: usize, fields: usize) -> impl Iterator<Item = Extent> + '_ {
+        let mut places = self.places.iter().skip(field).step_by(fields).copied().peekable();
+        std::iter::from_fn(move || {
+            let mut read = places.next()?;
+            while let Some(next) =
+                places.next_if(|next| next.source == read.source && next.offset == read.offset + read.len)
+            {
+                read.len += next.len;
+            }
+            Some(read)
+        })
+    }
 }
 
 impl<D: Dataset> Packed<D> {
@@ -104,7 +132,7 @@ impl<D: Dataset> Packed<D> {
     /// Looks up the place and the tokens of every document of a bin. They fit the row.
     ///
     /// Errors: of the dataset and of the table; [`ErrorKind::Changed`] for other lengths than when the bins were made.
-    fn look_up(&self, bin: u64, out: &mut Vec<(Extent, u32)>) -> Result<()> {
+    fn look_up(&self, bin: u64, row: &mut Row) -> Result<()> {
         let (mut left, mut check, mut parts) = (self.documents.size.room, Check::default(), Parts::new());
         let changed = || {
             let message = format!(
@@ -114,35 +142,58 @@ impl<D: Dataset> Packed<D> {
             Error::new(ErrorKind::Changed, Stage::Read, message)
         };
         let found = table::items(&self.file, bin, |document, part| {
-            let (extent, len) = self.documents.part(document, part, left, &mut parts)?.ok_or_else(changed)?;
+            let len = self.documents.part(document, part, left, &mut parts, &mut row.places)?.ok_or_else(changed)?;
             left = left.checked_sub(len).ok_or_else(changed)?;
             check.add(len);
-            out.push((extent, len));
+            row.lens.push(len);
             Ok(())
         });
         match found? {
-            found if found == check.end() && !out.is_empty() => Ok(()),
+            found if found == check.end() && !row.lens.is_empty() => Ok(()),
             _ => Err(changed()),
         }
     }
 
     /// The place and the tokens of every document of a bin, as of [`look_up`](Self::look_up).
-    fn with<T>(&self, bin: u64, take: impl FnOnce(&[(Extent, u32)]) -> T) -> Result<T> {
-        let fill = |documents: &mut Vec<_>| {
-            documents.clear();
-            self.look_up(bin, documents)
+    fn with<T>(&self, bin: u64, take: impl FnOnce(&Row) -> T) -> Result<T> {
+        let fill = |row: &mut Row| {
+            row.places.clear();
+            row.lens.clear();
+            self.look_up(bin, row)
         };
-        self.recent.with(bin, fill, |documents| take(documents))
+        self.recent.with(bin, fill, take)
     }
 
     fn row_bytes(&self) -> u64 {
-        self.padding.len() as u64
+        self.padding.iter().map(|row| row.len() as u64).sum()
+    }
+
+    /// Why the bins are not full, and what fills them; nothing if they are.
+    fn why_empty(&self, filled: f64) -> String {
+        let Counts { documents, bins, tokens, ended, items_max, .. } = self.counts;
+        let Bin { room, most } = self.documents.size;
+        if filled >= 90.0 || bins * u64::from(room) - tokens <= u64::from(room) {
+            return String::new();
+        }
+        let now = Setting::DocumentsMax.with(most);
+        let needed = (f64::from(room) * documents as f64 / tokens as f64 * 1.25).ceil() as usize;
+        let needed = needed.next_power_of_two().min(ITEMS_MAX);
+        match 100.0 * ended as f64 / bins as f64 {
+            share if share >= 1.0 && needed > most as usize => {
+                let then = Setting::DocumentsMax.with(needed);
+                format!(" ({now} ends {share:.0} % of them: {then} has room for documents as short as these)")
+            }
+            share if share >= 1.0 => format!(" ({now} ends {share:.0} % of them)"),
+            // A file of before has no count.
+            _ if ended == 0 && items_max == u64::from(most) => format!(" ({now} ends some of them)"),
+            _ => " (few documents fit together: other rows, or concatenated documents, fill them)".into(),
+        }
     }
 }
 
-/// Appends a field of a row that is made of its documents' lengths.
-fn make(field: usize, size: Bin, documents: &[(Extent, u32)], out: &mut Vec<u8>) {
-    let lens = documents.iter().map(|(_, len)| *len);
+/// Appends a field of a row that is made of its documents' lengths, by its number in [`MADE`].
+fn make(field: usize, size: Bin, lens: &[u32], out: &mut Vec<u8>) {
+    let lens = lens.iter().copied();
     match field {
         POSITIONS | DOCUMENTS => {
             // Padding: 0, or -1.
@@ -182,44 +233,48 @@ impl<D: Dataset> Dataset for Packed<D> {
 
     fn sizes(&self) -> Sizes {
         let (items, size) = (self.counts.items_max as usize, self.documents.size);
-        let own = self.file.heap() + self.padding.len() + RECENT * items * size_of::<(Extent, u32)>();
+        let (fields, row_bytes) = (self.padding.len(), self.row_bytes());
+        let row = items * (fields * size_of::<Extent>() + size_of::<u32>());
         Sizes {
-            sample_bytes_max: self.row_bytes(),
+            sample_bytes_max: row_bytes,
             opened_bytes_max: 4 * u64::from(size.room.max(size.most + 1)),
             // With the padding.
-            appended_max: if self.rows.is_some() { 0 } else { items },
+            appended_max: if self.rows.is_some() { 0 } else { items * fields },
             largest_sample: None,
-            index_bytes: self.documents.inner.sizes().index_bytes + own,
+            index_bytes: self.documents.inner.sizes().index_bytes
+                + self.file.heap()
+                + row_bytes as usize
+                + RECENT * row,
         }
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        let len = self.row_bytes();
-        let mut place = Extent { source: SourceId::at(0), offset: sample * len, len };
+        let mut place = Extent { source: SourceId::at(0), offset: sample * self.row_bytes(), len: 0 };
         if self.rows.is_some() {
-            parts.extent(0, place);
+            for (field, padding) in self.padding.iter().enumerate() {
+                place = Extent { offset: place.offset + place.len, len: padding.len() as u64, ..place };
+                parts.extent(field, place);
+            }
         } else {
-            let mut filled = 0;
-            self.with(sample, |documents| {
-                let follow = |a: &(Extent, u32), b: &(Extent, u32)| {
-                    a.0.source == b.0.source && a.0.offset + a.0.len == b.0.offset
-                };
-                // Those that follow each other are one read.
-                for run in documents.chunk_by(follow) {
-                    place = Extent { len: run.iter().map(|(extent, _)| extent.len).sum(), ..run[0].0 };
-                    match filled {
-                        0 => parts.extent(0, place),
-                        _ => parts.append(0, place),
+            self.with(sample, |row| {
+                for (field, padding) in self.padding.iter().enumerate() {
+                    let mut filled = 0;
+                    for read in row.reads(field, self.padding.len()) {
+                        match filled {
+                            0 => parts.extent(field, read),
+                            _ => parts.append(field, read),
+                        }
+                        (filled, place) = (filled + read.len as usize, read);
                     }
-                    filled += place.len as usize;
+                    if filled < padding.len() {
+                        parts.append_inline(field, &padding[filled..]);
+                    }
                 }
             })?;
-            if filled < self.padding.len() {
-                parts.append_inline(0, &self.padding[filled..]);
-            }
         }
         // `open` makes the other fields of nothing.
-        (POSITIONS..=LONGEST).for_each(|field| parts.framed(field, Extent { len: 0, ..place }));
+        let first = self.padding.len();
+        (first..first + MADE.len()).for_each(|field| parts.framed(field, Extent { len: 0, ..place }));
         Ok(())
     }
 
@@ -235,6 +290,7 @@ impl<D: Dataset> Dataset for Packed<D> {
         let Counts { documents, bins, tokens, empty, long, cut, .. } = self.counts;
         let (room, place) = (self.documents.size.room, self.file.path.display());
         let filled = 100.0 * tokens as f64 / (bins as f64 * f64::from(room));
+        let why = self.why_empty(filled);
         let rows = self.rows.as_ref().map_or(String::new(), |rows| format!(", rows in {}", rows.display()));
         let how = if self.built() { "packed now:" } else { "from" };
         let long = match self.documents.long {
@@ -244,7 +300,7 @@ impl<D: Dataset> Dataset for Packed<D> {
             Long::Concatenate => format!(", {long} of them in several rows"),
         };
         format!(
-            "{bins} bins of {room} tokens, {filled:.2} % full, with {documents} documents{long}, {empty} empty ones left out, \
+            "{bins} bins of {room} tokens, {filled:.2} % full{why}, with {documents} documents{long}, {empty} empty ones left out, \
              {how} {place}{rows}; of {}",
             self.documents.inner.describe()
         )
@@ -257,10 +313,10 @@ impl<D: Dataset> Framed for Packed<D> {
     }
 
     fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        if !(POSITIONS..=LONGEST).contains(&field) {
+        let Some(made) = field.checked_sub(self.padding.len()).filter(|made| *made < MADE.len()) else {
             return Ok(bytes);
-        }
-        self.with(sample, |documents| make(field, self.documents.size, documents, buffer))?;
+        };
+        self.with(sample, |row| make(made, self.documents.size, &row.lens, buffer))?;
         Ok(buffer)
     }
 

@@ -43,6 +43,8 @@ pub(super) struct Counts {
     pub(super) cut: u64,
     /// Maximum items of a bin.
     pub(super) items_max: u64,
+    /// Bins with the most documents that one may have, and room for more tokens. 0 in files of before.
+    pub(super) ended: u64,
 }
 
 impl Counts {
@@ -54,6 +56,7 @@ impl Counts {
         self.long += other.long;
         self.cut += other.cut;
         self.items_max = self.items_max.max(other.items_max);
+        self.ended += other.ended;
     }
 }
 
@@ -66,12 +69,13 @@ pub(super) struct Group {
 
 impl Group {
     /// The items in their bins. `counts` has those of the documents.
-    pub(super) fn new(items: &[Item], (bin_of, bins): (Vec<u32>, usize), counts: Counts) -> Self {
+    pub(super) fn new(items: &[Item], (bin_of, bins): (Vec<u32>, usize), size: Bin, counts: Counts) -> Self {
         let words_of = |item: &Item| 1 + u32::from(item.part.is_some());
-        let (mut places, mut sizes) = (vec![0_u32; bins + 1], vec![0_u64; bins]);
+        let (mut places, mut filled) = (vec![0_u32; bins + 1], vec![Bin::default(); bins]);
         for (item, bin) in items.iter().zip(&bin_of) {
             places[*bin as usize + 1] += words_of(item);
-            sizes[*bin as usize] += 1;
+            let own = &mut filled[*bin as usize];
+            *own = Bin { room: own.room + item.len, most: own.most + 1 };
         }
         (0..bins).for_each(|bin| places[bin + 1] += places[bin]);
         let mut heads: Vec<u32> = places.windows(2).map(|pair| pair[1] - pair[0]).collect();
@@ -84,9 +88,10 @@ impl Group {
             checks[*bin as usize].add(item.len);
         }
         heads.iter_mut().zip(checks).for_each(|(head, check)| *head |= u32::from(check.end()) << 16);
-        let items_max = sizes.iter().copied().max().unwrap_or(0).max(counts.items_max);
+        let items_max = filled.iter().map(|bin| u64::from(bin.most)).max().unwrap_or(0).max(counts.items_max);
         let tokens = items.iter().map(|item| u64::from(item.len)).sum();
-        Self { heads, words, counts: Counts { bins: bins as u64, tokens, items_max, ..counts } }
+        let ended = filled.iter().filter(|bin| bin.most == size.most && bin.room < size.room).count() as u64;
+        Self { heads, words, counts: Counts { bins: bins as u64, tokens, items_max, ended, ..counts } }
     }
 }
 
@@ -170,7 +175,10 @@ pub(super) fn fits(file: &Sidefile, size: Bin) -> bool {
 
 /// Errors: of reading.
 pub(super) fn counts(file: &Sidefile) -> Result<Counts> {
-    file.value(COUNTS, 0)
+    let mut counts = Counts::default();
+    let bytes = bytemuck::bytes_of_mut(&mut counts);
+    let len = bytes.len().min(file.len(COUNTS) as usize);
+    file.fill(COUNTS, 0, &mut bytes[..len]).map(|()| counts)
 }
 
 /// Calls `each` with the document of every item of a bin, and its part if the part fills the bin. Returns the check of the

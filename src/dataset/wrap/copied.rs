@@ -1,0 +1,175 @@
+//! A copy of documents, in a file where each can be read alone: of rows in chunks, in frames, with checksums.
+//!
+//! ```text
+//! dataset ──first open, all cores──► copy: documents │ tokens of each 4 │ CRC32C of these 8 │ "feedcopy" │ identity 8
+//!                                          document: its fields, one after the other
+//! ```
+//!
+//! Memory: 8 bytes for each document. Invariants: the documents are those of the dataset, in its order; the file appears whole;
+//! one of another dataset, or another file, is never replaced; its lengths are checked against their CRC32C and the file's length.
+
+use super::documents::{TokenFields, read_all};
+use super::kept;
+use crate::dataset::forward::own;
+use crate::dataset::{Chunked, Dataset, Digest, Framed, Parts, Sizes, fingerprint};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::storage::publish::Pending;
+use crate::storage::{Blob, Extent, SourceId, Sources};
+use crate::tensor::{EncodedField, Field};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const MARK: [u8; 8] = *b"feedcopy";
+/// Bytes behind the lengths.
+const TAIL: u64 = 24;
+/// Lengths that are read at once.
+const STEP: u64 = 1 << 16;
+
+/// Documents in a file of their own; made by [`DatasetExt::copied`](crate::dataset::DatasetExt::copied).
+pub struct Copied {
+    sources: Arc<Sources>,
+    schema: Vec<EncodedField>,
+    /// Bytes of an element of each field, and of all.
+    element_bytes: Box<[u64]>,
+    token_bytes: u64,
+    /// In tokens, from 0 on.
+    ends: Box<[u64]>,
+    longest: u64,
+    identity: u64,
+    built: bool,
+    place: PathBuf,
+    of: String,
+}
+
+impl Copied {
+    pub(crate) fn open<D: Dataset>(inner: &D, names: &[String], place: &Path) -> Result<Self> {
+        let fields = TokenFields::of(inner.schema(), names)?;
+        let digest = fields.fields.iter().fold(kept::identity_of("copied", inner), |digest, field| {
+            digest.bytes(field.name().as_bytes()).bytes(field.dtype().name().as_bytes())
+        });
+        let digest = digest.word(fingerprint::ends_of_all(inner.sources())?).end();
+        let end = [MARK, digest.to_le_bytes()].concat();
+        let (element_bytes, len) = (fields.element_bytes().collect::<Box<[u64]>>(), inner.len());
+        let token_bytes = element_bytes.iter().sum();
+        let fits = |blob: &Blob| blob.len() >= 4 * len + TAIL;
+        let write = |out: &mut Pending| write(inner, &fields, out);
+        let (blob, built) = kept::open_or_write(place, ("copied documents", "this dataset"), &end, fits, write)?;
+        let (ends, crc) = ends(&blob, len)?;
+        let tokens = ends[len as usize];
+        if tokens.checked_mul(token_bytes).and_then(|bytes| bytes.checked_add(4 * len + TAIL)) != Some(blob.len()) {
+            return Err(damaged(&blob));
+        }
+        let mut sources = Sources::new();
+        sources.add(place, &blob.look()?)?;
+        let longest = ends.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
+        let of = |field: &Field| EncodedField::raw(Field::up_to(field.name(), field.dtype(), longest.max(1) as usize));
+        Ok(Self {
+            sources: Arc::new(sources),
+            schema: fields.fields.iter().map(of).collect(),
+            element_bytes,
+            token_bytes,
+            ends,
+            longest,
+            identity: Digest::new("copied").word(digest).word(crc.into()).end(),
+            built,
+            place: place.into(),
+            of: inner.describe(),
+        })
+    }
+
+    /// Whether opening wrote the copy; otherwise it was there.
+    pub fn built(&self) -> bool {
+        self.built
+    }
+
+    /// Number of tokens in the copy.
+    pub fn tokens(&self) -> u64 {
+        self.ends[self.ends.len() - 1]
+    }
+}
+
+/// Writes the documents, their lengths and the CRC of these.
+fn write(dataset: &dyn Dataset, fields: &TokenFields, out: &mut Pending) -> Result<()> {
+    let failed = |error, out: &Pending| {
+        Error::os(Stage::Index, "cannot write the copied documents", error).with_path(&out.target)
+    };
+    let mut lens = Vec::with_capacity(usize::try_from(dataset.len()).unwrap_or(0).min(1 << 24));
+    read_all(dataset, fields, |documents| {
+        lens.extend(documents.lens);
+        out.write_all(&documents.bytes).map_err(|error| failed(error, out))
+    })?;
+    let mut crc = 0;
+    for some in lens.chunks(STEP as usize) {
+        let bytes: Vec<u8> = some.iter().flat_map(|len| len.to_le_bytes()).collect();
+        crc = crc32c::crc32c_append(crc, &bytes);
+        out.write_all(&bytes).map_err(|error| failed(error, out))?;
+    }
+    out.write_all(&u64::from(crc).to_le_bytes()).map_err(|error| failed(error, out))
+}
+
+/// Reads the ends of `len` documents, in tokens, and their CRC.
+fn ends(blob: &Blob, len: u64) -> Result<(Box<[u64]>, u32)> {
+    let (first, mut crc, mut end) = (blob.len() - TAIL - 4 * len, 0, 0_u64);
+    let mut ends = Vec::with_capacity(len as usize + 1);
+    ends.push(0);
+    for start in (0..len).step_by(STEP as usize) {
+        let count = (len - start).min(STEP);
+        let bytes = blob.read(first + 4 * start, 4 * count, "the lengths of the documents")?;
+        crc = crc32c::crc32c_append(crc, &bytes);
+        for own in bytes.as_chunks::<4>().0 {
+            end += u64::from(u32::from_le_bytes(*own));
+            ends.push(end);
+        }
+    }
+    let kept: [u8; 8] = blob.array(blob.len() - TAIL, "the end of the copied documents")?;
+    if u64::from_le_bytes(kept) != u64::from(crc) {
+        return Err(damaged(blob));
+    }
+    Ok((ends.into(), crc))
+}
+
+fn damaged(blob: &Blob) -> Error {
+    let message = "the copied documents are damaged: delete the file to copy them again";
+    Error::new(ErrorKind::Decode, Stage::Index, message).with_path(blob.path())
+}
+
+impl Dataset for Copied {
+    own!(schema sources);
+
+    fn len(&self) -> u64 {
+        self.ends.len() as u64 - 1
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes { index_bytes: size_of_val(&*self.ends), ..Sizes::new(self.longest * self.token_bytes) }
+    }
+
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        let (start, end) = (self.ends[sample as usize], self.ends[sample as usize + 1]);
+        let mut offset = start * self.token_bytes;
+        for (field, size) in self.element_bytes.iter().enumerate() {
+            let len = (end - start) * size;
+            parts.extent(field, Extent { source: SourceId::at(0), offset, len });
+            offset += len;
+        }
+        Ok(())
+    }
+
+    fn framed(&self) -> Option<&dyn Framed> {
+        None
+    }
+
+    fn chunked(&self) -> Option<&dyn Chunked> {
+        None
+    }
+
+    fn identity(&self) -> u64 {
+        self.identity
+    }
+
+    fn describe(&self) -> String {
+        let how = if self.built { "copied now to" } else { "copied in" };
+        format!("{} documents of {} tokens, {how} {}; of {}", self.len(), self.tokens(), self.place.display(), self.of)
+    }
+}
