@@ -117,7 +117,11 @@ impl Footer {
     pub(super) fn blob(&self) -> Option<Blob> {
         match &self.bytes {
             Some(bytes) => Some(Blob::memory(Bytes::from_owner(bytes.clone()))),
-            None => Blob::open(&self.path).ok(),
+            None => {
+                // A footer tells nothing of another version.
+                let same = |blob: &Blob| blob.look().is_ok_and(|now| now.same_bytes(&self.version));
+                Blob::open(&self.path).ok().filter(same)
+            }
         }
     }
 
