@@ -117,8 +117,8 @@ impl Sources {
         dir
     }
 
-    /// Adds the file `name` of a folder with its length in bytes. If the file has another length when it is opened,
-    /// that is an error ([`ErrorKind::Changed`]).
+    /// Adds the file `name` of a folder with its length in bytes. If the file has another length when it is opened, or is
+    /// another file than at the reader's first open, that is an error ([`ErrorKind::Changed`]).
     ///
     /// Errors: [`ErrorKind::Limit`] for more than 2^32 sources or a name of 2^16 bytes; in a [root](Self::root)
     /// [`ErrorKind::NotAFile`] for a name that is absolute, or has `..`, `.`, an empty component or a NUL.
@@ -182,7 +182,7 @@ impl Sources {
         self.add(path, &meta)
     }
 
-    /// Adds the file or object at a path or URL, with its present length; an object also with its version.
+    /// Adds the file or object at a path or URL, with its present length and version.
     ///
     /// Errors: as [`Self::file_in`]; [`ErrorKind::NotFound`]; errors of the system or store.
     pub fn look_up(&mut self, path: impl AsRef<Path>) -> Result<SourceId> {

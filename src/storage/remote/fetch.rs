@@ -228,10 +228,10 @@ pub(super) async fn fetch(object: &Object, range: Range<u64>, patience: Patience
             permit.done();
             return Ok(());
         };
-        if failure.error.kind() == ErrorKind::Changed {
-            if let Some(note) = disagreement(object, patience.of_try).await {
-                failure.error = failure.error.with_note(&note);
-            }
+        if failure.error.kind() == ErrorKind::Changed
+            && let Some(note) = disagreement(object, patience.of_try).await
+        {
+            failure.error = failure.error.with_note(&note);
         }
         let failure = Failed { progress: at - begin >= PROGRESS, ..failure };
         refuse(store, number, failure.class, &tries);
