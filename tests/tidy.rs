@@ -310,6 +310,32 @@ fn datasets_and_prepare_open_no_path_themselves() {
     assert!(wrong.is_empty(), "ask crate::storage for a Blob, a listing, or publish:\n{wrong:#?}");
 }
 
+/// Calls that open a path, and the only files of `storage` that may have them. Data files are opened by `files` and, with
+/// its check, by `uring`; `blob` opens what is indexed anew.
+const OPENS: &[(&str, &[&str])] = &[
+    ("rustix::fs::open(", &["blob", "files", "resolve_beneath"]),
+    ("openat2(", &["files", "resolve_beneath"]),
+    ("openat(", &["resolve_beneath"]),
+    ("opcode::OpenAt", &["uring/ring"]),
+    ("File::open(", &["publish", "uring/crowd"]),
+    ("File::options()", &["publish"]),
+    ("OpenOptions::new()", &["cache/rights"]),
+    ("fs::read(", &["remote/profile"]),
+];
+
+#[test]
+fn data_files_are_opened_where_their_version_is_checked() {
+    let mut wrong = Vec::new();
+    for (module, text) in modules().iter().filter(|(module, _)| module.first().is_some_and(|top| top == "storage")) {
+        let module = module[1..].join("/");
+        let own = |at: usize| !text[..at].ends_with(char::is_alphanumeric);
+        let has = |call: &str| text.match_indices(call).any(|(at, _)| own(at));
+        let calls = OPENS.iter().filter(|(call, owners)| has(call) && !owners.contains(&module.as_str()));
+        wrong.extend(calls.map(|(call, _)| format!("storage/{module} has {call}")));
+    }
+    assert!(wrong.is_empty(), "open data files by `files::open_indexed` or `Files::get`:\n{wrong:#?}");
+}
+
 #[test]
 fn the_map_in_the_guide_names_every_folder_of_src() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");

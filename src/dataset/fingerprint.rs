@@ -21,7 +21,7 @@ use super::Dataset;
 use super::digest::Digest;
 use super::parallel::parallel;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::{Blob, SourceId, Sources};
+use crate::storage::{Blob, SourceId, Sources, patiently};
 use crate::tensor::{DType, EncodedField, Encoding, Shape};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -255,16 +255,13 @@ fn ends_of(sources: &Sources, id: SourceId) -> Result<u64> {
     if sources.is_remote(id) {
         return Ok(digest.bytes(sources.pin(id).unwrap_or_default().as_bytes()).end());
     }
-    let path = sources.path(id);
-    let (input, len) = (Blob::of_source(sources, id)?, sources.len_of(id));
-    if input.len() != len {
-        let message = format!("{len} bytes when it was indexed, {} now", input.len());
-        return Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(path));
-    }
-    let (first, last) = sizes(len);
-    let head = input.read(0, first, "its first bytes")?;
-    let tail = input.read(len - last, last, "its last bytes")?;
-    Ok(digest.bytes(&head).bytes(&tail).end())
+    patiently(|| {
+        let (input, len) = (Blob::of_source(sources, id)?, sources.len_of(id));
+        let (first, last) = sizes(len);
+        let head = input.read(0, first, "its first bytes")?;
+        let tail = input.read(len - last, last, "its last bytes")?;
+        Ok(digest.bytes(&head).bytes(&tail).end())
+    })
 }
 
 /// Hash of the schema.

@@ -136,7 +136,7 @@ impl LoaderBuilder {
             run_identity: OnceLock::new(),
             stop: self.run.stop,
         };
-        // Now, while the dataset is as the run first sees it. If a file cannot be read, `state()` returns the error.
+        // Now, while the dataset is as the run first sees it. If a file cannot be read, `state()` tries again.
         if let Err(error) = shared.run_identity()
             && error.stage() == Stage::Order
         {

@@ -159,8 +159,8 @@ struct LoaderState {
     ledger: Mutex<LedgerWriter>,
     /// Position after the last batch received. Locked once per batch; contended only while a state is taken.
     place: Mutex<Place>,
-    /// Set by `build`.
-    run_identity: OnceLock<Result<resume::RunIdentity>>,
+    /// Set by `build`, or by the first state after a failure.
+    run_identity: OnceLock<resume::RunIdentity>,
     stop: Option<Stop>,
 }
 
@@ -326,7 +326,8 @@ impl Loader {
     ///
     /// Ranks that received equally many batches have the same state.
     ///
-    /// Errors: the failure to fingerprint the dataset during `build`.
+    /// Errors: the failure to fingerprint the dataset. What failed during `build` is tried again here, in the versions that
+    /// were indexed.
     pub fn state(&self) -> Result<State> {
         self.shared.info.process.check()?;
         self.shared.state()

@@ -39,20 +39,21 @@ impl LoaderState {
         Ok(progress.map(|Progress { past, segments, .. }| Past { epoch, position, segments, hash: past }))
     }
 
-    /// Called by `build`, because it reads the ends of some files and hashes listed indices.
+    /// Called by `build`, because it reads the ends of some files and hashes listed indices. A failure is not kept.
     pub(super) fn run_identity(&self) -> Result<&RunIdentity> {
-        let made = self.run_identity.get_or_init(|| {
-            // Datasets and samplers are the user's code: they may panic.
-            caught(Stage::State, || {
-                let order = self.jobs.order.settings(self.whole.len())?;
-                let groups = self.jobs.order.groups_mark();
-                let dataset = self.runtime.core().samples.dataset.clone();
-                let look = move || Fingerprint::of(&*dataset);
-                let dataset = within(self.deadlines.stall, "the storage of the dataset's files", look)??;
-                Ok(RunIdentity { order, groups, dataset })
-            })
-        });
-        made.as_ref().map_err(Error::clone_lossy)
+        if let Some(made) = self.run_identity.get() {
+            return Ok(made);
+        }
+        // Datasets and samplers are the user's code: they may panic.
+        let made = caught(Stage::State, || {
+            let order = self.jobs.order.settings(self.whole.len())?;
+            let groups = self.jobs.order.groups_mark();
+            let dataset = self.runtime.core().samples.dataset.clone();
+            let look = move || Fingerprint::of(&*dataset);
+            let dataset = within(self.deadlines.stall, "the storage of the dataset's files", look)??;
+            Ok(RunIdentity { order, groups, dataset })
+        })?;
+        Ok(self.run_identity.get_or_init(|| made))
     }
 
     /// Goes to the place of `state`. With `any_batch` the global batch and the last batch may differ from the loader's.

@@ -137,10 +137,9 @@ impl DirectReads {
         mut spawn: impl FnMut(String, Box<dyn FnOnce() + Send>) -> Result<()>,
     ) -> Result<Self> {
         let DirectPlan { backend, reader, steps, contents, gds } = plan;
-        let (sources, align) = (core.samples.sources.clone(), reader.align() as usize);
-        let handles = (0..sources.count()).map(|_| OnceLock::new()).collect();
+        let handles = (0..core.samples.sources.count()).map(|_| OnceLock::new()).collect();
         // A registered file stays open by its handle.
-        let (files, plain_files) = (Files::new(sources, align, Some(0)), core.again.kept_open());
+        let (files, plain_files) = (core.again.aligned(reader.align() as usize), core.again.kept_open());
         let core = core.clone();
         let direct =
             Arc::new(Direct { core, backend, reader, steps, contents, gds, files, plain_files, handles, bell });

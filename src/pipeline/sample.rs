@@ -16,7 +16,7 @@ use crate::dataset::{Chunked, Dataset, Framed, Part, Parts, Sizes, field_bytes, 
 use crate::decode::{Ctx, Running, Scratch};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::{ChunkBuf, Row, Rows};
-use crate::storage::{Cached, Extent, Sources, exhausted, out_of_reach};
+use crate::storage::{Cached, Extent, Sources, exhausted, has_other_version, out_of_reach};
 use std::sync::Arc;
 
 /// Everything that turns samples into rows; shared by all threads.
@@ -487,8 +487,9 @@ impl Samples {
 
 fn is_the_samples(error: &Error) -> bool {
     use ErrorKind as K;
-    // Descriptors and memory are short for every sample, and a store is out of reach for every sample.
-    if exhausted(error) || out_of_reach(error) {
+    // Descriptors and memory are short for every sample, a store is out of reach for every sample, and an object with
+    // another version is another object, not a damaged one.
+    if exhausted(error) || out_of_reach(error) || has_other_version(error) {
         return false;
     }
     matches!(

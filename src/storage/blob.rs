@@ -13,7 +13,7 @@
 //! Invariants: opening never blocks (a FIFO is an error). [`Blob::fill`] reads nothing past the file's length at open.
 //! Memory is allocated only for bytes that the file has. Every error names the path, and the range if it concerns one.
 
-use super::files::{OPEN_FLAGS, check_regular, open, open_error, unopened, with_cstr};
+use super::files::{OPEN_FLAGS, check_regular, open_indexed, unopened, with_cstr};
 use super::metadata::{Meta, is_url};
 use super::{Extent, SourceId, Sources, remote, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -95,9 +95,9 @@ impl Blob {
         Self::of_fd(fd().map_err(|errno| unopened(errno, true)), root.join(name))
     }
 
-    /// Opens a source of any current length. A source whose name came from a file is opened beneath its folder.
+    /// Opens a source in the version that was indexed. A source whose name came from a file is opened beneath its folder.
     ///
-    /// Errors: as [`open_beneath`](Self::open_beneath).
+    /// Errors: as [`open_beneath`](Self::open_beneath); [`ErrorKind::Changed`].
     pub(crate) fn of_source(sources: &Sources, id: SourceId) -> Result<Self> {
         let len = sources.len_of(id);
         if let Some(bytes) = sources.shared(&Extent { source: id, offset: 0, len }) {
@@ -107,8 +107,7 @@ impl Blob {
             let (object, meta) = (sources.object(id)?, Meta::of_object(len, sources.pin(id)));
             return Ok(Self { content: Content::Object(object, meta), path: sources.path(id), len });
         }
-        let fd = open(sources, id, OPEN_FLAGS).map_err(|errno| open_error(sources, id, errno));
-        Self::of_fd(fd, sources.path(id))
+        Self::of_fd(open_indexed(sources, id), sources.path(id))
     }
 
     /// Bytes of the process in place of a file.
@@ -131,7 +130,7 @@ impl Blob {
     }
 
     fn of_fd(fd: Result<OwnedFd>, path: PathBuf) -> Result<Self> {
-        match fd.and_then(|fd| Ok((check_regular(&fd, None)?, fd))) {
+        match fd.and_then(|fd| Ok((check_regular(&fd)?, fd))) {
             Ok((stat, fd)) => Ok(Self { content: Content::File(fd.into()), path, len: stat.st_size as u64 }),
             Err(error) => Err(error.with_path(path)),
         }

@@ -210,7 +210,7 @@ impl<'a> Facts<'a> {
         let mut why = Vec::new();
         let align = self.choose_align(&sources, &mut why)?;
         let threads = if self.slow.is_empty() { THREADS_DEFAULT } else { DEPTH_MOUNT };
-        let seen = seen(&sources, options.fds);
+        let seen = seen(&sources);
         let files = || self.table(sources.clone(), align, seen.clone());
         let pread = || self.start_threads(Pread::new(files()), threads, None);
         let (kind, reader): (_, Box<dyn Reader>) = match options.mode {

@@ -5,12 +5,20 @@
 //! table, so reader and page cache together leave half of it to the program. The limit itself is never raised, because
 //! programs that use `select` rely on it.
 //!
-//! An opened file is a regular file of the indexed length; anything else is an error that says what it is. When another
-//! table of the same reader opens it again, it must be the same file. It may be shorter then, since a read past its end is
-//! an error of that read. A name that came from a file is opened beneath its folder (`resolve_beneath`).
+//! An opened file is the regular file that was indexed; anything else is an error that says what it is. All opens of data
+//! files come through [`check_indexed`], which compares:
+//!
+//! * the length, and the time of the last write;
+//! * the inode, except where file systems invent the number anew (FUSE, SMB, FAT, some overlays);
+//! * not a time that moves by itself, as that of some FUSE programs, which give the time of the question.
+//!
+//! If a dataset told only lengths, the first open of the reader takes the place of the index ([`Seen`]). A name that came
+//! from a file is opened beneath its folder (`resolve_beneath`).
 
 use super::fault_hook::FaultHook;
 use super::fault_point::{Attempt, Call};
+use super::metadata::Stamp;
+use super::mounts::invents_inodes;
 use super::progress::{Next, footprint};
 use super::reader::has_room;
 use super::{Extent, Footprint, SourceId, Sources, add, resolve_beneath};
@@ -21,7 +29,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, Statx
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::ffi::CStr;
-use std::ops::{Deref, RangeInclusive};
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -49,17 +57,16 @@ pub(crate) struct Files {
     hook: FaultHook,
     /// Files keep the flags they were opened with.
     nonblocking: bool,
-    /// The identity of each file at its first open, shared by all tables of a reader.
+    /// Shared by all tables of a reader.
     seen: Option<Seen>,
 }
 
-/// Device and inode of sources. The tables of one reader share it. If a file is replaced, no sample may get one half
-/// from the old file and one half from the new one.
-pub(crate) type Seen = Arc<[OnceLock<(u64, u64)>]>;
+/// The files whose versions no index has, as their first open found them. The tables of one reader share it.
+pub(crate) type Seen = Arc<[OnceLock<Stamp>]>;
 
-/// Only for sources that stay open. With more sources, a sample is seldom in several pieces.
-pub(crate) fn seen(sources: &Sources, budget: Option<u32>) -> Option<Seen> {
-    keeps(sources, budget).then(|| (0..sources.count()).map(|_| OnceLock::new()).collect())
+/// `None` if the index has all versions.
+pub(crate) fn seen(sources: &Sources) -> Option<Seen> {
+    sources.has_unseen().then(|| (0..sources.count()).map(|_| OnceLock::new()).collect())
 }
 
 fn keeps(sources: &Sources, budget: Option<u32>) -> bool {
@@ -120,20 +127,14 @@ impl Files {
         Self { nonblocking: true, ..self }
     }
 
-    /// Checks an opened file: its length, and at each later open its identity; then it may have been cut.
+    /// Checks an opened file.
     fn check_opened(&self, id: SourceId, fd: &OwnedFd) -> Result<()> {
-        // A cache never uses a name again.
-        let seen = self.seen.as_ref().map(|seen| &seen[id.index()]).filter(|_| !self.is_of_cache(id));
-        let (len, is_first) = (self.sources.len_of(id), seen.is_none_or(|seen| seen.get().is_none()));
-        let indexed = Some(if is_first { len..=len } else { 0..=len });
-        let stat = check_regular(fd, indexed)?;
-        let found = (stat.st_dev, stat.st_ino);
-        match seen {
-            Some(seen) if *seen.get_or_init(|| found) != found => {
-                Err(Error::new(ErrorKind::Changed, Stage::Open, "the file was replaced since it was first opened"))
-            }
-            _ => Ok(()),
+        if self.is_of_cache(id) {
+            // A cache never uses a name again.
+            let stat = check_regular(fd)?;
+            return same_length(&stat, self.sources.len_of(id));
         }
+        check_indexed(&self.sources, id, fd, self.seen.as_ref().map(|seen| &seen[id.index()])).map(drop)
     }
 
     /// Whether this table opens a cache's file for the source.
@@ -292,8 +293,15 @@ impl File {
     }
 }
 
+/// Opens the file of a source, which is the indexed one. Errors: as of [`Files::get`].
+pub(crate) fn open_indexed(sources: &Sources, id: SourceId) -> Result<OwnedFd> {
+    let opened = open(sources, id, OPEN_FLAGS).map_err(|errno| open_error(sources, id, errno))?;
+    check_indexed(sources, id, &opened, None).map_err(|error| error.with_path(sources.path(id)))?;
+    Ok(opened)
+}
+
 /// Opens the file of a source: where its path leads, or beneath its root.
-pub(crate) fn open(sources: &Sources, id: SourceId, flags: OFlags) -> Result<OwnedFd, Errno> {
+fn open(sources: &Sources, id: SourceId, flags: OFlags) -> Result<OwnedFd, Errno> {
     match sources.beneath(id) {
         None => with_path(sources, id, |path| rustix::fs::open(path, flags, Mode::empty())),
         Some((root, name)) => {
@@ -303,22 +311,58 @@ pub(crate) fn open(sources: &Sources, id: SourceId, flags: OFlags) -> Result<Own
     }
 }
 
-/// What the kernel says of an opened file, if it is a regular file of a number of bytes within `indexed`, whose end is the
-/// indexed length.
-pub(super) fn check_regular(fd: &OwnedFd, indexed: Option<RangeInclusive<u64>>) -> Result<Stat> {
+/// What the kernel says of an opened file, if it is a regular file.
+pub(super) fn check_regular(fd: &OwnedFd) -> Result<Stat> {
     let stat = rustix::fs::fstat(fd).map_err(|errno| Error::os(Stage::Open, "", errno.into()))?;
-    let kind = FileType::from_raw_mode(stat.st_mode);
-    if kind != FileType::RegularFile {
-        return Err(Error::new(ErrorKind::NotAFile, Stage::Open, kind_name(kind)));
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(stat),
+        kind => Err(Error::new(ErrorKind::NotAFile, Stage::Open, kind_name(kind))),
     }
+}
+
+fn same_length(stat: &Stat, indexed: u64) -> Result<()> {
     let len = stat.st_size as u64;
-    match indexed.filter(|indexed| !indexed.contains(&len)) {
-        None => Ok(stat),
-        Some(indexed) => {
-            let message = format!("{len} bytes now, {} when it was indexed", indexed.end());
-            Err(Error::new(ErrorKind::Changed, Stage::Open, message))
-        }
+    if len == indexed {
+        return Ok(());
     }
+    Err(changed(format!("{len} bytes now, {indexed} when it was indexed")))
+}
+
+fn changed(message: String) -> Error {
+    let message =
+        format!("the file was written or replaced: {message}; open the dataset anew, or put the old file back");
+    Error::new(ErrorKind::Changed, Stage::Open, message)
+}
+
+/// Checks that an opened file is the one that was indexed, or the one that `first` saw.
+///
+/// Errors: [`ErrorKind::NotAFile`], [`ErrorKind::Changed`] with both versions.
+fn check_indexed(sources: &Sources, id: SourceId, fd: &OwnedFd, first: Option<&OnceLock<Stamp>>) -> Result<Stat> {
+    let stat = check_regular(fd)?;
+    same_length(&stat, sources.len_of(id))?;
+    let now = Stamp::of(&stat);
+    let indexed = sources.indexed(id).or_else(|| first.map(|first| *first.get_or_init(|| now)));
+    match indexed {
+        Some(then) if then != now && !may_be_same(fd, &stat, then.modified == now.modified) => {
+            Err(changed(match then.modified == now.modified {
+                true => format!("another file with the same time of its last write, {now}"),
+                false => format!("last written at {now} now, at {then} when it was indexed"),
+            }))
+        }
+        _ => Ok(stat),
+    }
+}
+
+/// Whether a file system may give another inode, or another time, for the same file.
+fn may_be_same(fd: &OwnedFd, stat: &Stat, same_time: bool) -> bool {
+    let invents = rustix::fs::fstatfs(fd).is_ok_and(|system| invents_inodes(system.f_type as u32, stat.st_dev));
+    // Two looks without the kernel's cache of attributes.
+    let time = || {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+        rustix::fs::statx(fd, c"", flags, StatxFlags::MTIME)
+            .map(|found| (found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec))
+    };
+    invents && (same_time || matches!((time(), time()), (Ok(first), Ok(second)) if first != second))
 }
 
 /// Calls `f` with the path of a source, without an allocation in steady state.
@@ -431,6 +475,10 @@ fn direct_align(fd: &OwnedFd) -> Result<usize, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::{OpenOptions, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+    use std::time::{Duration, SystemTime};
 
     fn table(budget: u32) -> (Arc<Sources>, Files) {
         let mut sources = Sources::new();
@@ -450,40 +498,65 @@ mod tests {
         }
     }
 
+    /// What happens to a file between two opens, and whether it is still the same one.
+    type Change = (&'static str, bool, fn(&Path, SystemTime));
+
+    const CHANGES: [Change; 8] = [
+        ("nothing", true, |_, _| {}),
+        ("other rights", true, |path, _| std::fs::set_permissions(path, Permissions::from_mode(0o640)).unwrap()),
+        ("a second name", true, |path, _| std::fs::hard_link(path, path.with_extension("link")).unwrap()),
+        ("cut", false, |path, _| OpenOptions::new().write(true).open(path).unwrap().set_len(50).unwrap()),
+        ("grown", false, |path, _| OpenOptions::new().write(true).open(path).unwrap().set_len(150).unwrap()),
+        ("written in place", false, |path, _| std::fs::write(path, [2; 100]).unwrap()),
+        ("replaced", false, |path, _| replace(path)),
+        ("replaced, with the old time", false, |path, time| {
+            replace(path);
+            OpenOptions::new().write(true).open(path).unwrap().set_modified(time).unwrap();
+        }),
+    ];
+
+    fn replace(path: &Path) {
+        std::fs::write(path.with_extension("new"), [3; 100]).unwrap();
+        std::fs::rename(path.with_extension("new"), path).unwrap();
+    }
+
     #[test]
-    fn tables_of_one_reader_refuse_a_replaced_file_and_take_a_cut_one() {
+    fn every_open_after_a_change_names_both_versions_or_finds_the_same_file() {
         let dir = std::env::temp_dir().join(format!("feedline-seen-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let path = dir.join("a.bin");
-        std::fs::write(&path, [1; 100]).unwrap();
-        let mut sources = Sources::new();
-        let id = sources.file(&path, 100).unwrap();
-        let sources = Arc::new(sources);
-        let shared = seen(&sources, None);
-        let table = |budget| Files::new(sources.clone(), 1, Some(budget)).through(FaultHook::default(), shared.clone());
-        let cut = |len| std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(len).unwrap();
-        let (first, second, each) = (table(1), table(1), table(0));
-        cut(50);
-        for _ in 0..2 {
-            assert_eq!(first.get(id).err().map(|error| error.kind()), Some(ErrorKind::Changed), "no first open yet");
+        for (what, same, change) in CHANGES {
+            for tells_version in [true, false] {
+                std::fs::create_dir_all(&dir).unwrap();
+                let path = dir.join("a.bin");
+                std::fs::write(&path, [1; 100]).unwrap();
+                // A file system's clock may stand still for some milliseconds.
+                let time = SystemTime::now() - Duration::from_secs(60);
+                OpenOptions::new().write(true).open(&path).unwrap().set_modified(time).unwrap();
+                let mut sources = Sources::new();
+                let id = if tells_version { sources.look_up(&path) } else { sources.file(&path, 100) }.unwrap();
+                let sources = Arc::new(sources);
+                let shared = seen(&sources);
+                assert_eq!(shared.is_some(), !tells_version);
+                let table =
+                    |budget| Files::new(sources.clone(), 1, Some(budget)).through(FaultHook::default(), shared.clone());
+                let first = table(1);
+                first.get(id).unwrap();
+                change(&path, time);
+                assert!(first.get(id).is_ok(), "{what}: an open file stays open");
+                let mut opened = vec![table(1).get(id).err(), table(0).get(id).err()];
+                opened.extend(tells_version.then(|| open_indexed(&sources, id).err()));
+                for error in opened {
+                    assert_eq!(error.is_none(), same, "{what}: {error:?}");
+                    let Some(error) = error else { continue };
+                    assert_eq!((error.kind(), error.site().path.as_deref()), (ErrorKind::Changed, Some(&*path)));
+                    let words = if ["cut", "grown"].contains(&what) { "100 when it was indexed" } else { "UTC" };
+                    assert!(
+                        error.message().contains(words) && error.message().contains("open the dataset anew"),
+                        "{error}"
+                    );
+                }
+                std::fs::remove_dir_all(&dir).unwrap();
+            }
         }
-        cut(100);
-        assert!(first.get(id).is_ok() && each.get(id).is_ok());
-        cut(150);
-        for grown in [table(1), table(0)] {
-            assert_eq!(grown.get(id).err().map(|error| error.kind()), Some(ErrorKind::Changed));
-        }
-        cut(50);
-        assert!(table(1).get(id).is_ok() && each.get(id).is_ok(), "reads past the end are errors of their own");
-        std::fs::write(dir.join("b.bin"), [2; 100]).unwrap();
-        std::fs::rename(dir.join("b.bin"), &path).unwrap();
-        assert!(first.get(id).is_ok(), "it keeps the old one");
-        for later in [second, each] {
-            let error = later.get(id).err().unwrap();
-            assert_eq!((error.kind(), error.site().path.as_deref()), (ErrorKind::Changed, Some(&*path)));
-        }
-        assert!(seen(&sources, Some(0)).is_none());
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

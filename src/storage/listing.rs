@@ -1,7 +1,7 @@
 //! The sources of a dataset: a file, a folder, or a pattern such as `train-{0000..0127}.tar` or `*.parquet`; lengths,
 //! versions.
 
-pub(crate) use super::metadata::{FileKind, Meta};
+pub(crate) use super::metadata::{FileKind, Meta, ODD, Stamp};
 use super::metadata::{bad_pattern, is_pattern, is_url};
 use super::remote;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -89,8 +89,7 @@ impl Found<'_> {
         braces(text, &mut names)?;
         if is_url(Path::new(text)) && !names.iter().any(|name| name.ends_with("/**")) {
             // Together, because they may have one listing in common.
-            self.files = remote::expand(&names)?;
-            return Ok(());
+            return self.objects(&names);
         }
         for name in &names {
             match name.strip_suffix("/**") {
@@ -100,7 +99,7 @@ impl Found<'_> {
                         self.folder(&folder, Inner::Taken)?;
                     }
                 }
-                None if is_url(Path::new(name)) => self.files.extend(remote::expand(std::slice::from_ref(name))?),
+                None if is_url(Path::new(name)) => self.objects(std::slice::from_ref(name))?,
                 None if !is_pattern(name) && !Path::new(name).exists() => {
                     return Err(Error::new(ErrorKind::NotFound, Stage::Index, "").with_path(name));
                 }
@@ -148,6 +147,7 @@ impl Found<'_> {
                 // A file without a target is an error where it is opened.
                 match is_folder(&path, kind) {
                     _ if is_index(&name) => {}
+                    _ if kind == FileKind::Odd => self.leave_out(ODD.into()),
                     _ if ending == "hidden" => self.leave_out(ending),
                     true if inner == Inner::Refused => self.inner(path)?,
                     true if inner == Inner::Taken && name.as_encoded_bytes().starts_with(b"_") => {
@@ -165,6 +165,14 @@ impl Found<'_> {
             }
         }
         self.files[before..].sort_by(|a, b| a.as_os_str().cmp(b.as_os_str()));
+        Ok(())
+    }
+
+    /// Adds the objects that URLs and patterns stand for.
+    fn objects(&mut self, names: &[String]) -> Result<()> {
+        let (files, odd) = remote::expand(names)?;
+        self.files.extend(files);
+        (0..odd).for_each(|_| self.leave_out(ODD.into()));
         Ok(())
     }
 
@@ -200,6 +208,8 @@ impl Found<'_> {
             for (name, kind) in names_in(&dir).unwrap_or_default() {
                 let path = dir.join(&name);
                 match is_folder(&path, kind) {
+                    // A folder of the bucket, with an empty or relative name.
+                    false if kind == FileKind::Odd && name.as_encoded_bytes().ends_with(b"/") => return true,
                     true => todo.push(path),
                     false if wanted(&name, self.endings) && !is_index(&name) && ending_of(&name) != "hidden" => {
                         return true;

@@ -32,7 +32,13 @@ pub(crate) enum FileKind {
     Link,
     /// FIFO, socket, device.
     Other,
+    /// A key of a bucket that has no place in a folder, such as `a//b`.
+    #[cfg_attr(not(feature = "remote"), allow(dead_code, reason = "files have no such names"))]
+    Odd,
 }
+
+/// How such keys are counted.
+pub(crate) const ODD: &str = "with an odd key (an empty or relative part, or a control character; rename it)";
 
 impl FileKind {
     pub(super) fn of(kind: std::fs::FileType) -> Self {
@@ -55,21 +61,70 @@ pub(crate) struct Meta {
     pub(crate) version: u64,
     /// The version of an object, as its store names it.
     pub(crate) pin: Option<Arc<str>>,
+    /// The version of a file.
+    pub(crate) stamp: Option<Stamp>,
 }
 
 impl Meta {
     pub(super) fn of(meta: &std::fs::Metadata) -> Self {
         let version = nanoseconds(meta.mtime(), meta.mtime_nsec());
-        Self { kind: FileKind::of(meta.file_type()), len: meta.len(), version, pin: None }
+        let stamp = Some(Stamp::new(version, meta.ino()));
+        Self { kind: FileKind::of(meta.file_type()), len: meta.len(), version, pin: None, stamp }
+    }
+
+    /// Whether length and version are the same.
+    pub(crate) fn same_bytes(&self, other: &Self) -> bool {
+        (self.len, self.version) == (other.len, other.version)
     }
 
     pub(super) fn of_memory(len: usize) -> Self {
-        Self { kind: FileKind::File, len: len as u64, version: 0, pin: None }
+        Self { kind: FileKind::File, len: len as u64, version: 0, pin: None, stamp: None }
     }
 
     /// An object of this version.
     pub(super) fn of_object(len: u64, pin: Option<Arc<str>>) -> Self {
-        Self { kind: FileKind::File, len, version: fnv(pin.as_deref().unwrap_or_default().as_bytes()), pin }
+        let version = fnv(pin.as_deref().unwrap_or_default().as_bytes());
+        Self { kind: FileKind::File, len, version, pin, stamp: None }
+    }
+}
+
+/// What tells apart the files that had one path, beside their length: the time of the last write, and the inode.
+///
+/// The device does not count: an automatic mount may come back with another number. The time of a file's last change of
+/// attributes does not either: `chmod`, a link or a backup moves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    /// In nanoseconds, modulo 2^64.
+    pub(super) modified: u64,
+    /// Folded to 32 bits.
+    pub(super) inode: u32,
+}
+
+impl Stamp {
+    pub(super) fn new(modified: u64, inode: u64) -> Self {
+        Self { modified, inode: (inode ^ inode >> 32) as u32 }
+    }
+
+    pub(super) fn of(stat: &rustix::fs::Stat) -> Self {
+        Self::new(nanoseconds(stat.st_mtime, stat.st_mtime_nsec as i64), stat.st_ino)
+    }
+}
+
+/// The time, as `2026-09-01 10:00:00.000000000 UTC`.
+impl fmt::Display for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (seconds, rest) = (self.modified / 1_000_000_000, self.modified % 1_000_000_000);
+        let (days, second) = (seconds / 86_400, seconds % 86_400);
+        // Years begin in March, so that a leap day is the last one; 719,468 days lie before 1970.
+        let shifted = days + 719_468;
+        let (era, day) = (shifted / 146_097, shifted % 146_097);
+        let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+        let day = day - (365 * year + year / 4 - year / 100);
+        let month = (5 * day + 2) / 153;
+        let (day, year) = (day - (153 * month + 2) / 5 + 1, year + era * 400 + u64::from(month >= 10));
+        let month = if month < 10 { month + 3 } else { month - 9 };
+        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+        write!(f, "{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{rest:09} UTC")
     }
 }
 
@@ -113,4 +168,22 @@ impl fmt::Display for Version {
 /// FNV-1a, for numbers in files: the same in every build, unlike the standard library's hash.
 pub(crate) fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_shown_as_dates() {
+        for (seconds, date) in [
+            (0, "1970-01-01 00:00:00.000000007 UTC"),
+            (951_782_399, "2000-02-28 23:59:59.000000007 UTC"),
+            (951_782_400, "2000-02-29 00:00:00.000000007 UTC"),
+            (1_798_761_599, "2026-12-31 23:59:59.000000007 UTC"),
+            (4_107_542_400, "2100-03-01 00:00:00.000000007 UTC"),
+        ] {
+            assert_eq!(Stamp::new(seconds * 1_000_000_000 + 7, 1).to_string(), date);
+        }
+    }
 }

@@ -66,7 +66,7 @@ pub use listing::{Listed, expand as list};
 pub(crate) use metadata::{fnv, is_url};
 pub(crate) use page_cache::{Cached, PageCache};
 pub use publish::publish;
-pub(crate) use retry::{Again, exhausted, may_pass, out_of_reach};
+pub(crate) use retry::{Again, exhausted, has_other_version, may_pass, out_of_reach, patiently};
 pub use settings::{Direct, Mode, configure};
 pub use source::{DirId, Extent, SourceId, Sources};
 pub(crate) use waker::Waker;

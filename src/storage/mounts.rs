@@ -54,6 +54,15 @@ fn by_magic(magic: u32, device: u64) -> Option<&'static Mount> {
     KINDS.iter().find(|(kind, _)| *kind == magic && !on_disk).map(|(_, mount)| mount)
 }
 
+/// Local file systems that number an inode anew once the kernel has forgotten it: FAT, exFAT, VirtualBox's folders, and
+/// overlays after a copy.
+const INVENTIVE: [u32; 4] = [0x4d44, 0x2011_bab0, 0x786f_4256, 0x794c_7630];
+
+/// Whether a file of this file system may get another inode number while a loader runs.
+pub(super) fn invents_inodes(magic: u32, device: u64) -> bool {
+    INVENTIVE.contains(&magic) || by_magic(magic, device).is_some_and(|mount| !mount.keeps_inodes)
+}
+
 /// The kinds of file systems, each asked for once per device.
 pub(crate) struct Mounts {
     devices: Mutex<HashMap<u64, Option<&'static Mount>>>,
@@ -122,6 +131,9 @@ mod tests {
             (ext4, rustix::fs::makedev(8, 1), None),
         ] {
             assert_eq!(by_magic(magic, device).map(|mount| mount.name), name, "{magic:x}");
+        }
+        for (magic, device, invents) in [(ext4, 5, false), (0x6969, 5, false), (FUSE, 5, true), (0x4d44, 5, true)] {
+            assert_eq!(invents_inodes(magic, device), invents, "{magic:x}");
         }
     }
 

@@ -86,7 +86,7 @@ pub(crate) fn children(url: &Path) -> Result<Vec<(OsString, FileKind)>> {
     absent(url)
 }
 
-pub(crate) fn expand(urls: &[String]) -> Result<Vec<PathBuf>> {
+pub(crate) fn expand(urls: &[String]) -> Result<(Vec<PathBuf>, usize)> {
     absent(Path::new(urls.first().map_or("", String::as_str)))
 }
 

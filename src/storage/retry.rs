@@ -47,6 +47,11 @@ pub(crate) fn out_of_reach(error: &Error) -> bool {
     of_store && error.site().path.as_deref().is_some_and(is_url)
 }
 
+/// Whether an object has another version than was listed, or its servers disagree about it.
+pub(crate) fn has_other_version(error: &Error) -> bool {
+    error.kind() == ErrorKind::Changed && error.site().path.as_deref().is_some_and(is_url)
+}
+
 /// Whether a retry of a failed read may work: a resource is short, or storage or network is in trouble. Only this
 /// function knows the system's codes for that.
 pub(crate) fn may_pass(error: &Error) -> bool {
@@ -65,6 +70,17 @@ fn code(error: &Error) -> Option<Errno> {
     source.and_then(Errno::from_io_error)
 }
 
+/// Does `work` anew, with the pauses of a read, while its error may pass.
+pub(crate) fn patiently<T>(mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    for pause in PAUSES {
+        match work() {
+            Err(error) if may_pass(&error) => std::thread::sleep(pause),
+            done => return done,
+        }
+    }
+    work()
+}
+
 impl Again {
     /// Retries the reads that failed in the reader of these options.
     pub(crate) fn new(sources: Arc<Sources>, options: &ReaderOptions, seen: Option<Seen>) -> Self {
@@ -75,6 +91,11 @@ impl Again {
     /// A table of the same files that stay open, for the caller's own reads.
     pub(crate) fn kept_open(&self) -> Files {
         self.files.another(1, None)
+    }
+
+    /// A table of the same files for reads aligned to `align`. Each read opens its file.
+    pub(crate) fn aligned(&self, align: usize) -> Files {
+        self.files.another(align, Some(0))
     }
 
     /// Number of failed reads that succeeded on a retry.
@@ -153,7 +174,7 @@ impl Again {
         if align > crate::tensor::PAGE {
             return self.plainly(&self.files, extent, buf).map(drop);
         }
-        let direct = self.files.another(align, Some(0));
+        let direct = self.aligned(align);
         let mut bounce = RegionBytes::new(BOUNCE + 2 * direct.align(), "a read past the page cache")?;
         for (at, piece) in buf[..extent.len as usize].chunks_mut(BOUNCE).enumerate() {
             let part = Extent { offset: extent.offset + (at * BOUNCE) as u64, len: piece.len() as u64, ..*extent };

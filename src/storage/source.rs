@@ -2,7 +2,7 @@
 //! table, not open descriptors.
 
 use super::cache::CachedBlocks;
-use super::metadata::{Meta, is_url};
+use super::metadata::{Meta, Stamp, is_url};
 use super::{add, remote, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use bytes::Bytes;
@@ -42,7 +42,7 @@ pub struct Extent {
     pub len: u64,
 }
 
-/// The sources of a dataset: 24 bytes and the file name for each, with shared folders.
+/// The sources of a dataset: 32 bytes and the file name for each, with shared folders.
 #[derive(Clone, Default)]
 pub struct Sources {
     dirs: Vec<PathBuf>,
@@ -68,12 +68,28 @@ pub struct Sources {
 struct SourceEntry {
     /// Folder, or `MEMORY`.
     dir: u32,
+    /// Inode and time of the file's [`Stamp`].
+    inode: u32,
+    modified: u64,
     /// Name in `names` (offset up to 2^48, length up to 2^16), or the index in `memory`.
     name: u64,
     len: u64,
 }
 
+/// The [`Stamp`] of a source whose dataset told only its length.
+const UNSEEN: Stamp = Stamp { modified: u64::MAX, inode: u32::MAX };
+
 const MEMORY: u32 = u32::MAX;
+
+impl SourceEntry {
+    fn new(dir: u32, name: u64, len: u64) -> Self {
+        Self { dir, inode: UNSEEN.inode, modified: UNSEEN.modified, name, len }
+    }
+
+    fn stamp(&self) -> Stamp {
+        Stamp { modified: self.modified, inode: self.inode }
+    }
+}
 
 impl Sources {
     /// An empty table.
@@ -101,8 +117,8 @@ impl Sources {
         dir
     }
 
-    /// Adds the file `name` of a folder with its length in bytes. If the file has another length when it is opened,
-    /// that is an error ([`ErrorKind::Changed`]).
+    /// Adds the file `name` of a folder with its length in bytes. If the file has another length when it is opened, or is
+    /// another file than at the reader's first open, that is an error ([`ErrorKind::Changed`]).
     ///
     /// Errors: [`ErrorKind::Limit`] for more than 2^32 sources or a name of 2^16 bytes; in a [root](Self::root)
     /// [`ErrorKind::NotAFile`] for a name that is absolute, or has `..`, `.`, an empty component or a NUL.
@@ -120,6 +136,19 @@ impl Sources {
         }
     }
 
+    /// As [`Self::file_in`], in this version.
+    pub(crate) fn found_in(
+        &mut self,
+        dir: DirId,
+        name: &std::ffi::OsStr,
+        len: u64,
+        stamp: Option<Stamp>,
+    ) -> Result<()> {
+        let id = self.file_in(dir, name, len)?;
+        self.stamp(id, stamp);
+        Ok(())
+    }
+
     fn entry(&mut self, dir: DirId, name: &[u8], len: u64) -> Result<SourceId> {
         let limit = |what: &str| Err(Error::new(ErrorKind::Limit, Stage::Index, what));
         if name.len() >= 1 << 16 || self.names.len() >= 1 << 48 {
@@ -130,7 +159,7 @@ impl Sources {
         }
         let packed = (self.names.len() as u64) << 16 | name.len() as u64;
         self.names.extend_from_slice(name);
-        self.entries.push(SourceEntry { dir: dir.0, name: packed, len });
+        self.entries.push(SourceEntry::new(dir.0, packed, len));
         self.bytes = self.bytes.saturating_add(len);
         Ok(SourceId((self.entries.len() - 1) as u32))
     }
@@ -153,7 +182,7 @@ impl Sources {
         self.add(path, &meta)
     }
 
-    /// Adds the file or object at a path or URL, with its present length; an object also with its version.
+    /// Adds the file or object at a path or URL, with its present length and version.
     ///
     /// Errors: as [`Self::file_in`]; [`ErrorKind::NotFound`]; errors of the system or store.
     pub fn look_up(&mut self, path: impl AsRef<Path>) -> Result<SourceId> {
@@ -166,6 +195,7 @@ impl Sources {
     /// Errors: as [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file name.
     pub(crate) fn add(&mut self, path: &Path, meta: &Meta) -> Result<SourceId> {
         let id = self.add_named(path, meta.len)?;
+        self.stamp(id, meta.stamp);
         self.pins.extend(meta.pin.clone().map(|pin| (id.0, pin)));
         Ok(id)
     }
@@ -184,7 +214,7 @@ impl Sources {
 
     /// Adds bytes of the process itself. Decode workers copy samples from there; no reader reads them.
     pub fn memory(&mut self, bytes: Arc<[u8]>) -> SourceId {
-        self.entries.push(SourceEntry { dir: MEMORY, name: self.memory.len() as u64, len: bytes.len() as u64 });
+        self.entries.push(SourceEntry::new(MEMORY, self.memory.len() as u64, bytes.len() as u64));
         self.memory.push(Bytes::from_owner(bytes));
         SourceId((self.entries.len() - 1) as u32)
     }
@@ -207,7 +237,7 @@ impl Sources {
         self.memory.extend_from_slice(&other.memory);
         let moved = |entry: &SourceEntry| match entry.dir {
             MEMORY => SourceEntry { name: entry.name + memory, ..*entry },
-            dir => SourceEntry { dir: dir + dirs, name: entry.name + (names << 16), len: entry.len },
+            dir => SourceEntry { dir: dir + dirs, name: entry.name + (names << 16), ..*entry },
         };
         if !(self.resident.is_empty() && other.resident.is_empty()) {
             self.resident.resize(base, None);
@@ -304,6 +334,22 @@ impl Sources {
     /// The listed version of a remote source, as its store names it.
     pub(crate) fn pin(&self, id: SourceId) -> Option<Arc<str>> {
         self.pins.binary_search_by_key(&id.0, |(id, _)| *id).ok().map(|found| self.pins[found].1.clone())
+    }
+
+    fn stamp(&mut self, id: SourceId, stamp: Option<Stamp>) {
+        let Stamp { modified, inode } = stamp.unwrap_or(UNSEEN);
+        let entry = &mut self.entries[id.index()];
+        (entry.modified, entry.inode) = (modified, inode);
+    }
+
+    /// The file of a source as it was indexed; `None` if the dataset told only its length.
+    pub(crate) fn indexed(&self, id: SourceId) -> Option<Stamp> {
+        Some(self.entries[id.index()].stamp()).filter(|stamp| *stamp != UNSEEN)
+    }
+
+    /// Whether there is a file whose dataset told only its length.
+    pub(crate) fn has_unseen(&self) -> bool {
+        self.entries.iter().any(|entry| entry.dir != MEMORY && entry.stamp() == UNSEEN)
     }
 
     /// Checks that the extent lies within a source.

@@ -584,11 +584,9 @@ fn the_error_of_a_changed_file_names_it() {
         epoch.next().unwrap().unwrap();
         shrink(&path, 9 * 4096 + 100);
         let error = epoch.find_map(Result::err).unwrap();
-        assert_eq!(
-            (error.kind(), error.site().sample),
-            (ErrorKind::Truncated, Some(9)),
-            "{mode:?} {direct:?}: {error}"
-        );
+        // What opens the file again finds another version.
+        let kinds = [ErrorKind::Truncated, ErrorKind::Changed];
+        assert!(kinds.contains(&error.kind()) && error.site().sample == Some(9), "{mode:?} {direct:?}: {error}");
         assert_eq!((error.site().offset, error.site().len), (Some(9 * 4096), Some(4096)), "{error}");
     }
 }

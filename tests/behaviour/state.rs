@@ -2,13 +2,13 @@
 //! the file or the process; and the error of a changed dataset names the changed shard.
 
 use crate::common::formats::tar_member;
-use crate::common::{Dir, noise};
+use crate::common::{Dir, build, noise};
 use crate::common::{child, here, in_child, run};
 use feedline::dataset::{Concat, Dataset, DatasetExt, Images, Megatron, Parts, Records, Sizes, Tar, TfRecord, Tokens};
 use feedline::storage::Sources;
 use feedline::tensor::{DType, EncodedField};
 use feedline::unstable::Fingerprint;
-use feedline::{ErrorKind, Result, Stage, State};
+use feedline::{ErrorKind, Loader, Result, Stage, State};
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
@@ -502,6 +502,25 @@ fn a_file_that_changes_under_the_fingerprint_is_an_error() {
     std::fs::remove_file(dir.path(&name(1))).unwrap();
     let error = Fingerprint::of(&records).unwrap_err();
     assert_eq!((error.kind(), error.site().path.clone()), (ErrorKind::NotFound, Some(dir.path(&name(1)))));
+}
+
+#[test]
+fn a_failure_at_the_start_spoils_no_later_state() {
+    let dir = shards(3);
+    let expected = build(Loader::builder(open(&dir))).state().unwrap();
+    let records = open(&dir);
+    let away = dir.path("away");
+    std::fs::rename(dir.path(&name(1)), &away).unwrap();
+    let loader = build(Loader::builder(records));
+    assert_eq!(loader.state().unwrap_err().kind(), ErrorKind::NotFound);
+    std::fs::rename(&away, dir.path(&name(1))).unwrap();
+    assert_eq!(loader.state().unwrap(), expected);
+    // The state is never that of another file.
+    let records = open(&dir);
+    std::fs::rename(dir.path(&name(1)), &away).unwrap();
+    let loader = build(Loader::builder(records));
+    std::fs::copy(&away, dir.path(&name(1))).unwrap();
+    assert_eq!(loader.state().unwrap_err().kind(), ErrorKind::Changed);
 }
 
 /// A dataset with free answers about itself.

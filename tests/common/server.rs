@@ -44,6 +44,10 @@ pub enum Fault {
     Trickle,
     /// The right answer, later.
     Delay(Duration),
+    /// The right answer, with this header too.
+    With(&'static str),
+    /// Answers 403 without a body, by a clock of 2024.
+    Skewed,
     /// Answers 302 with this `Location`.
     Redirect(String),
     /// An answer that is wrong in several ways.
@@ -272,6 +276,10 @@ impl Inner {
                 write!(out, "HTTP/1.1 {status} X\r\n{id}{after}content-length: {len}\r\n\r\n{body}")?;
                 return Ok(true);
             }
+            Some(Fault::Skewed) => {
+                write!(out, "HTTP/1.1 403 X\r\ndate: Mon, 01 Jan 2024 00:00:00 GMT\r\ncontent-length: 0\r\n\r\n")?;
+                return Ok(true);
+            }
             Some(Fault::Redirect(to)) => {
                 write!(out, "HTTP/1.1 302 Found\r\n{id}location: {to}\r\ncontent-length: 0\r\n\r\n")?;
                 return Ok(true);
@@ -296,6 +304,7 @@ impl Inner {
         }
         let common = match fault {
             Some(Fault::NoVersion) => id.to_string(),
+            Some(Fault::With(header)) => format!("{id}etag: \"v{version}\"\r\n{header}\r\n"),
             _ => format!("{id}etag: \"v{version}\"\r\nlast-modified: Mon, 01 Jan 2024 00:00:00 GMT\r\n"),
         };
         let total = bytes.len() as u64;

@@ -239,9 +239,9 @@ fn a_file_that_was_just_written_is_read_and_not_kept() {
         let order = Order::sequential();
         let expected = mount.expected(&order);
         for (ahead, word) in [(0, "just now"), (3600, "in the future")] {
-            let loader = mount.loader(&order);
             let time = SystemTime::now() + Duration::from_secs(ahead);
             (0..2).for_each(|file| mount.set_time(file, time));
+            let loader = mount.loader(&order);
             same(&Got::epoch(&loader, 0), &expected, word);
             let counts = counts(&loader);
             let late = time.elapsed().is_ok_and(|age| age > Duration::from_secs(1));

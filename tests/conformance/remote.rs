@@ -260,6 +260,28 @@ fn a_folder_of_a_bucket_gives_its_files_or_tells() {
 }
 
 #[test]
+fn odd_keys_are_left_out_and_counted_by_folders_and_patterns() {
+    let server = Server::new();
+    let good = ["a.bin", "b.bin", "sub/c.bin"];
+    for name in
+        good.into_iter().chain(["sub/", "deep/d.bin/", "sub//e.bin", "./f.bin", "x/../g.bin", "sub/h\u{7f}.bin"])
+    {
+        server.put(&format!("bucket/set/{name}"), vec![1; if name.ends_with('/') { 0 } else { 64 }]);
+    }
+    let open = |url: &str| Tokens::builder(DType::U16).window(4).open(server.s3(url));
+    for (url, tokens) in [("set/**", 96), ("set/**/*.bin", 96), ("set/sub/", 32), ("set/{a,b}.bin", 64)] {
+        let set = open(url).unwrap_or_else(|error| panic!("{url}: {error}"));
+        assert_eq!(set.tokens(), tokens, "{url}: {}", set.describe());
+        assert_eq!(set.describe().contains("with an odd key (an empty"), !url.contains("{a"), "{}", set.describe());
+    }
+    assert!(open("set/").err().unwrap().message().contains("a folder in the folder holds data"));
+    for (key, words) in [("set/sub//e.bin", "an empty part"), ("set/a\tb.bin", "a control character")] {
+        let error = open(key).err().unwrap();
+        assert!(error.kind() == ErrorKind::Config && error.to_string().contains(words), "{error}");
+    }
+}
+
+#[test]
 fn an_object_replaced_in_mid_run_is_an_error_that_names_it() {
     let server = Server::new();
     server.put("bucket/a.bin", noise(6400, 1));
@@ -309,7 +331,8 @@ fn a_server_that_ignores_conditions_cannot_slip_in_another_version() {
     let loader = Loader::builder(tokens).batch_size(10).build().unwrap();
     let error = Got::try_epoch(&loader, 0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
-    assert!(error.to_string().contains("version v2 now, v1 when it was listed"), "{error}");
+    let words = "version v2 now, v1 when it was listed; or its servers disagree";
+    assert!(error.to_string().contains(words), "{error}");
 }
 
 #[test]

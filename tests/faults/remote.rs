@@ -168,11 +168,15 @@ fn a_fault_that_stays_is_one_error_that_names_the_object() {
         (Fault::Stall(0), ErrorKind::Stalled, "no byte for 333"),
         (Fault::Whole, ErrorKind::Io, "200"),
         (Fault::OkOtherRange, ErrorKind::Io, "Requested"),
-        (Fault::OtherVersion, ErrorKind::Changed, "version v2 now, v1 when it was listed"),
+        // A look still finds the version that was listed.
+        (Fault::OtherVersion, ErrorKind::Changed, "its servers disagree"),
         (Fault::Status(301, None, "PermanentRedirect"), ErrorKind::Config, "check region and endpoint"),
         (Fault::Status(403, None, "AccessDenied"), ErrorKind::Permission, "403 (request id REQ-1) AccessDenied"),
         (Fault::Status(404, None, "NoSuchKey"), ErrorKind::NotFound, "404 (request id REQ-1) NoSuchKey"),
-        (Fault::Status(412, None, ""), ErrorKind::Changed, "replaced since it was listed"),
+        (Fault::Status(412, None, ""), ErrorKind::Changed, "replaced since it was listed; or its servers disagree"),
+        (Fault::Status(403, None, "RequestTimeTooSkewed"), ErrorKind::Permission, "set the clock"),
+        (Fault::Skewed, ErrorKind::Permission, "minutes ahead of the store's; set the clock"),
+        (Fault::With("content-encoding: gzip"), ErrorKind::Io, "store it without `Content-Encoding`"),
         (Fault::Status(416, None, ""), ErrorKind::Changed, "shorter than when it was listed"),
         (Fault::Status(503, None, "SlowDown"), ErrorKind::Io, "503 (request id REQ-1) SlowDown"),
     ] {
@@ -247,6 +251,86 @@ fn an_answer_200_that_names_the_range_is_used() {
     server.script(|request| is_read(request).then_some(Fault::OkRange));
     epoch(&loader, &bytes).unwrap();
     assert_eq!(loader.report().total.storage.counts.retries, 0);
+}
+
+#[test]
+fn servers_with_other_versions_are_named_and_never_substituted() {
+    let (server, bytes) = server();
+    let keys = [("access_key_id", "key"), ("secret_access_key", "secret"), ("versions_by_time", "true")];
+    let by_time = server.try_s3("-by-time", &keys).unwrap() + "/a.bin";
+    let mirrors = || {
+        let mut asked = [0, 0];
+        move |request: &Request| {
+            let asked = &mut asked[usize::from(is_read(request))];
+            *asked += 1;
+            (*asked % 2 == 0).then_some(Fault::OtherVersion)
+        }
+    };
+    for cached in [false, true] {
+        let dir = Dir::new();
+        let with = |builder: LoaderBuilder| if cached { builder.cache(Cache::at(dir.path("cache"))) } else { builder };
+        let builder = loader(&server).on_bad_sample(OnBadSample::Substitute { budget: 100 });
+        let loader = with(builder).build().unwrap();
+        server.script(mirrors());
+        let error = epoch(&loader, &bytes).unwrap_err();
+        let said = error.to_string();
+        assert!(error.kind() == ErrorKind::Changed && said.contains("disagree") && said.contains("a.bin"), "{said}");
+        assert_eq!(loader.ledger().substituted, 0);
+        let records = Records::builder(RECORD).open(&by_time).unwrap();
+        epoch(&with(Loader::builder(records).batch_size(4)).build().unwrap(), &bytes).unwrap();
+        server.script(|_| None);
+    }
+}
+
+#[test]
+fn an_answer_that_is_no_object_is_refused_and_never_kept() {
+    let (server, bytes) = server();
+    let elsewhere = Server::new();
+    elsewhere.put("bucket/a.bin", bytes.clone());
+    let (url, away) = (server.http("a.bin"), Fault::Redirect(elsewhere.http("a.bin")));
+    for (header, words, moved) in [
+        ("content-type: text/html; charset=utf-8", "a page of the type text/html", false),
+        ("Content-Type: application/xhtml+xml", "a page of the type application/xhtml+xml", false),
+        ("content-type: application/json", "a page of the type application/json", false),
+        ("content-encoding: br", "the content coding br", false),
+        ("x-goog-stored-content-encoding: gzip", "the content coding gzip", false),
+        ("content-type: text/plain", "after a redirect to 127.0.0.1", true),
+    ] {
+        let fault = move |_: &Request| Some(Fault::With(header));
+        let open = || Records::builder(RECORD).open(&url);
+        let cache = Dir::new();
+        let loader = Loader::builder(open().unwrap()).batch_size(4).cache(Cache::at(cache.path("cache")));
+        let loader = loader.tuning(|t| t.depth(4)).build().unwrap();
+        match moved {
+            false => server.script(fault),
+            true => {
+                elsewhere.script(fault);
+                let away = away.clone();
+                server.script(move |_| Some(away.clone()));
+            }
+        }
+        let (error, before) = (epoch(&loader, &bytes).unwrap_err(), server.requests());
+        let said = error.to_string();
+        assert!(error.kind() == ErrorKind::Io && said.contains(words) && said.contains("a.bin"), "{header}: {said}");
+        assert!(!said.contains("tried"), "the answer cannot change: {said}");
+        server.script(|_| None);
+        epoch(&loader, &bytes).unwrap();
+        assert!(server.requests() > before, "{header}: nothing of it was kept");
+    }
+    // A host that answers with the object is another place of it.
+    elsewhere.script(|_| Some(Fault::With("content-type: application/octet-stream")));
+    server.script(move |_| Some(away.clone()));
+    let records = Records::builder(RECORD).open(&url).unwrap();
+    epoch(&Loader::builder(records).batch_size(4).build().unwrap(), &bytes).unwrap();
+    // The type of a bucket's object is what its writer said.
+    server.script(|_| Some(Fault::With("content-type: text/html")));
+    epoch(&loader(&server).build().unwrap(), &bytes).unwrap();
+    // Nor is a page taken when an object is looked at for the first time.
+    server.put("bucket/new.bin", bytes.clone());
+    let error = Records::builder(RECORD).open(server.http("new.bin")).unwrap_err();
+    assert!(error.to_string().contains("a page of the type text/html; check the URL"), "{error}");
+    server.put("bucket/new.html", bytes.clone());
+    assert!(Records::builder(RECORD).open(server.http("new.html")).is_ok());
 }
 
 #[test]

@@ -10,7 +10,9 @@ use crate::dataset::forward::own;
 use crate::dataset::parallel::parallel;
 use crate::dataset::{Dataset, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::listing::{FileKind, Listed, ending_of, expand, follow, look, names_in, others, regular};
+use crate::storage::listing::{
+    FileKind, Listed, ODD, Stamp, ending_of, expand, follow, look, names_in, others, regular,
+};
 use crate::storage::{Extent, SourceId, Sources, is_url};
 use crate::tensor::{DType, EncodedField, Field};
 use std::cmp::Reverse;
@@ -47,7 +49,8 @@ struct Folder {
     path: PathBuf,
     class: usize,
     names: Vec<OsString>,
-    sizes: Vec<u64>,
+    /// Length and version of each.
+    found: Vec<(u64, Option<Stamp>)>,
     left_out: BTreeMap<String, u64>,
 }
 
@@ -113,8 +116,8 @@ impl Images {
             let start = &mut starts[folder.class];
             *start = (*start).min(sources.count() as u64);
             let dir = sources.dir(&folder.path);
-            for (name, size) in folder.names.iter().zip(&folder.sizes) {
-                sources.file_in(dir, name, *size)?;
+            for (name, (size, stamp)) in folder.names.iter().zip(&folder.found) {
+                sources.found_in(dir, name, *size, *stamp)?;
             }
         }
         if let Some(class) = starts.iter().position(|start| *start == u64::MAX) {
@@ -171,8 +174,8 @@ pub(crate) enum Taken {
 pub(crate) fn take(dir: &Path, name: &OsString, kind: FileKind, root: &Path) -> Result<Taken> {
     let not_a_file =
         |message: &str| Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(dir.join(name)));
-    let ending = ending_of(name);
-    if ending == "hidden" {
+    let ending = if kind == FileKind::Odd { ODD.into() } else { ending_of(name) };
+    if kind == FileKind::Odd || ending == "hidden" {
         return Ok(Taken::LeftOut(ending));
     }
     let kind = if kind == FileKind::Link { follow(&dir.join(name), root)? } else { kind };
@@ -190,7 +193,7 @@ pub(crate) fn take(dir: &Path, name: &OsString, kind: FileKind, root: &Path) -> 
 /// Lists one folder, sorted by name; sizes are read later.
 fn list(path: &Path, class: usize, root: &Path) -> Result<Listing> {
     let mut folder =
-        Folder { path: path.to_path_buf(), class, names: Vec::new(), sizes: Vec::new(), left_out: BTreeMap::new() };
+        Folder { path: path.to_path_buf(), class, names: Vec::new(), found: Vec::new(), left_out: BTreeMap::new() };
     let mut folders = Vec::new();
     for (name, kind) in names_in(path)? {
         match take(path, &name, kind, root)? {
@@ -250,16 +253,16 @@ fn measure(folders: &mut [Folder]) -> Result<()> {
         })
         .collect();
     let shared: &[Folder] = folders;
-    let sizes =
-        parallel(&chunks, |_, (index, range)| sizes_of(&shared[*index].path, &shared[*index].names[range.clone()]))?;
-    for ((index, _), sizes) in chunks.iter().zip(sizes) {
-        folders[*index].sizes.extend(sizes);
+    let found =
+        parallel(&chunks, |_, (index, range)| look_at(&shared[*index].path, &shared[*index].names[range.clone()]))?;
+    for ((index, _), found) in chunks.iter().zip(found) {
+        folders[*index].found.extend(found);
     }
     Ok(())
 }
 
-fn sizes_of(dir: &Path, names: &[OsString]) -> Result<Vec<u64>> {
-    names.iter().map(|name| Ok(regular(&dir.join(name))?.len)).collect()
+fn look_at(dir: &Path, names: &[OsString]) -> Result<Vec<(u64, Option<Stamp>)>> {
+    names.iter().map(|name| regular(&dir.join(name)).map(|meta| (meta.len, meta.stamp))).collect()
 }
 
 fn sizes_by(sources: &Sources) -> Sizes {

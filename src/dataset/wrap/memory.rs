@@ -14,7 +14,7 @@ use crate::dataset::{Dataset, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::RegionBytes;
 use crate::setting::Setting;
-use crate::storage::{Blob, Extent, SourceId, Sources};
+use crate::storage::{Blob, Extent, SourceId, Sources, patiently};
 use bytes::Bytes;
 use std::sync::Arc;
 
@@ -106,12 +106,7 @@ fn read_all(table: &Sources, mut rest: &mut [u8]) -> Result<()> {
 }
 
 fn read(table: &Sources, task: Task<'_>) -> Result<()> {
-    let (blob, expected) = (Blob::of_source(table, task.source)?, table.len_of(task.source));
-    if blob.len() != expected {
-        let message = format!("{expected} bytes when it was indexed, {} now", blob.len());
-        return Err(Error::new(ErrorKind::Changed, Stage::Open, message));
-    }
-    blob.read_at(task.offset, task.place)
+    patiently(|| Blob::of_source(table, task.source)?.read_at(task.offset, task.place))
 }
 
 impl<D: Dataset> Dataset for InMemory<D> {

@@ -12,7 +12,7 @@
 
 use super::entry::Identity;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::files::{OPEN_FLAGS, check_regular, open, open_error};
+use crate::storage::files::open_indexed;
 use crate::storage::metadata::Version;
 use crate::storage::mounts::{Mount, Mounts};
 use crate::storage::remote::{self, Meter};
@@ -119,10 +119,7 @@ impl Upstream {
 
 impl StagedFile {
     fn open(sources: &Sources, source: SourceId, known: bool, mounts: &Mounts) -> Result<FoundUpstream> {
-        let fd = open(sources, source, OPEN_FLAGS).map_err(|errno| open_error(sources, source, errno))?;
-        let len = sources.len_of(source);
-        check_regular(&fd, Some(len..=len))?;
-        let file = File::from(fd);
+        let file = File::from(open_indexed(sources, source)?);
         let at = |error| Error::os(Stage::Open, "", error);
         let meta = file.metadata().map_err(at)?;
         // The kernel's name of the open file needs no request to a server.

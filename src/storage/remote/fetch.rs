@@ -14,7 +14,7 @@
 
 use super::http::{Answer, Note, cause};
 use super::limit::Permit;
-use super::store::{Object, Store, pin_of};
+use super::store::{ALL_BY_TIME, Object, Store};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -62,6 +62,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// Bytes that make a try count as progress. A server that sends one byte and resets must not be asked for ever.
 const PROGRESS: u64 = 64 << 10;
+
+/// Looks at an object whose version is in doubt. Mirrors often answer in turn.
+const LOOKS: usize = 4;
 
 /// A failed try.
 struct Failed {
@@ -224,10 +227,15 @@ pub(super) async fn fetch(object: &Object, range: Range<u64>, patience: Patience
         let waits = object.meter.as_ref().map(|meter| meter.wait());
         let (permit, begin) = (store.limit.enter().await, at);
         drop(waits);
-        let Err(failure) = attempt(object, &mut at, range.end, patience.of_try, sink, &permit).await else {
+        let Err(mut failure) = attempt(object, &mut at, range.end, patience.of_try, sink, &permit).await else {
             permit.done();
             return Ok(());
         };
+        if failure.error.kind() == ErrorKind::Changed
+            && let Some(note) = disagreement(object, patience.of_try).await
+        {
+            failure.error = failure.error.with_note(&note);
+        }
         let failure = Failed { progress: at - begin >= PROGRESS, ..failure };
         refuse(store, number, failure.class, &tries);
         let throttled = matches!(failure.class, Class::Throttled(_));
@@ -240,6 +248,32 @@ pub(super) async fn fetch(object: &Object, range: Range<u64>, patience: Patience
         }
         sink.retried();
     }
+}
+
+/// Asks for the version some times more. If the one that was listed is still there, or more than one is, the object was
+/// not replaced: the answers come from servers with different versions, or depend on the way of asking.
+async fn disagreement(object: &Object, patience: Duration) -> Option<String> {
+    let store = &object.store;
+    let mut pins = Vec::new();
+    for _ in 0..LOOKS {
+        let options = GetOptions { head: true, ..GetOptions::default() };
+        let looked = tokio::time::timeout(patience, store.client.get_opts(&object.key, options)).await;
+        let meta = looked.ok()?.ok()?.meta;
+        pins.extend((meta.size == object.len).then(|| store.pin_of(&meta)));
+    }
+    pins.sort_unstable();
+    pins.dedup();
+    if pins.len() < 2 && !pins.iter().any(|pin| **pin == *object.pin) {
+        return None;
+    }
+    Some(format!(
+        "or its servers disagree, such as mirrors with etags of their own: for the same {} bytes, {} was listed, and the \
+         store now names {}; name one server in the URL, or set {ALL_BY_TIME}=true in the environment, which compares \
+         the time of the last change in place of the etag",
+        object.len,
+        object.pin,
+        pins.join(", then "),
+    ))
 }
 
 /// One try. `at` moves to the end of what it proves.
@@ -315,7 +349,7 @@ fn same(
     range: Range<u64>,
 ) -> std::result::Result<(), (Class, ErrorKind, String)> {
     let changed = |message: String| Err((Class::Lasting, ErrorKind::Changed, message));
-    let pin = pin_of(&got.meta);
+    let pin = object.store.pin_of(&got.meta);
     if got.meta.size != object.len {
         return changed(format!("the object has {} bytes now, {} when it was listed", got.meta.size, object.len));
     }
@@ -329,9 +363,6 @@ fn same(
     let asked = range.end - range.start;
     if let Some(len) = answer.len.filter(|len| *len != asked) {
         return wrong(format!("announced {len} bytes for a range of {asked}"));
-    }
-    if let Some(coding) = &answer.coding {
-        return wrong(format!("sent the range with the content coding {coding}; store the object without one"));
     }
     Ok(())
 }
@@ -367,6 +398,13 @@ fn failed(store: &Store, error: &object_store::Error, answer: &Answer) -> Failed
         None => Class::Expired { sure: false },
         Some(_) => Class::Refused,
     };
+    if let Some(refused) = &answer.refused {
+        return Failed::new(Class::Lasting, ErrorKind::Io, format!("{said}: {refused}"));
+    }
+    let is_refusal = matches!(answer.status, 400 | 401 | 403) && store.credentials.is_some();
+    if is_refusal && (answer.is_skewed() || code.as_deref() == Some("RequestTimeTooSkewed")) {
+        return Failed::new(Class::Lasting, ErrorKind::Permission, format!("{said}: {}", skew(answer.ahead)));
+    }
     let (class, kind, message) = match answer.status {
         // The client itself failed, for example for lack of credentials.
         0 if answer.failure.is_none() => {
@@ -376,6 +414,7 @@ fn failed(store: &Store, error: &object_store::Error, answer: &Answer) -> Failed
         0 if answer.lasting => (Class::Lasting, ErrorKind::Config, format!("{said}; check the URL and SSL_CERT_FILE")),
         0 => (Class::Passing, ErrorKind::Io, said),
         404 | 410 => (Class::Lasting, ErrorKind::NotFound, said),
+        407 => (Class::Lasting, ErrorKind::Config, format!("{said}; give the proxy as http://user:password@host:port")),
         412 => (Class::Lasting, ErrorKind::Changed, format!("{said}: the object was replaced since it was listed")),
         416 => (Class::Lasting, ErrorKind::Changed, format!("{said}: the object is shorter than when it was listed")),
         400 if class_of_refusal == Class::Refused || store.credentials.is_none() => {
@@ -399,6 +438,16 @@ fn failed(store: &Store, error: &object_store::Error, answer: &Answer) -> Failed
         _ => (Class::Lasting, ErrorKind::Io, said),
     };
     Failed::new(class, kind, message)
+}
+
+/// The cause of a refusal by the time of the signature. `ahead`: seconds of the store's clock.
+fn skew(ahead: i64) -> String {
+    let minutes = (ahead.unsigned_abs() + 30) / 60;
+    match ahead {
+        _ if minutes == 0 => "this machine's clock is wrong, or the request came late; set the clock".into(),
+        1.. => format!("this machine's clock is {minutes} minutes behind the store's; set the clock"),
+        _ => format!("this machine's clock is {minutes} minutes ahead of the store's; set the clock"),
+    }
 }
 
 /// `AccessDenied` of `<Code>AccessDenied</Code>`.

@@ -1,10 +1,16 @@
 //! One HTTP exchange: the client with its time limits, and the note of what a store answered.
 //!
 //! The client library reduces answers to a few error kinds. [`Note`] keeps what retries and messages need: status,
-//! request id, `Retry-After`, length and coding of the body, or why there was no answer.
+//! request id, `Retry-After`, length of the body, clock, or why there was no answer.
+//!
+//! An answer that is not the object, by its type or coding, ends here: no byte of it reaches a sample or a cache. A
+//! redirect may lead to another host, as those of Hugging Face and GitHub do; what comes from there must be as the object
+//! was looked up, in length and version (`fetch`), and no text unless the object's name says so.
 //!
 //! Limits: [`HELD`] bytes of a body that the library holds in memory, [`REFUSAL`] bytes of an error's.
 
+use super::odd::without_odd;
+use super::proxy::{Proxies, Proxy};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::sync::Hold;
 use futures_util::StreamExt;
@@ -12,9 +18,10 @@ use object_store::client::{
     ClientOptions, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
 };
 use object_store::{Extensions, HeaderMap};
+use reqwest::Url;
 use reqwest::redirect::Policy;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Limit for name lookup, connection and TLS together.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -28,6 +35,12 @@ const HELD: usize = 32 << 20;
 /// Bytes of an error's body that are read, and the time for them. Stores say all in less.
 const REFUSAL: usize = 64 << 10;
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
+
+/// Redirects of one request.
+const REDIRECTS: usize = 5;
+
+/// Stores refuse a signature that is 15 minutes off. A smaller difference is no reason yet.
+const SKEW: i64 = 5 * 60;
 
 /// The answer to one request.
 #[derive(Clone, Debug, Default)]
@@ -43,8 +56,14 @@ pub(super) struct Answer {
     pub(super) is_range: bool,
     /// Length of the body by `Content-Length`.
     pub(super) len: Option<u64>,
-    /// `Content-Encoding`, unless the body is as it is stored.
-    pub(super) coding: Option<String>,
+    /// The proxy that the request went through.
+    pub(super) proxy: Option<String>,
+    /// Seconds by which the store's clock is ahead of this machine's.
+    pub(super) ahead: i64,
+    /// Why the answer is not the object.
+    pub(super) refused: Option<String>,
+    /// Keys of a listing that have no place in a folder.
+    pub(super) odd: Vec<String>,
     /// Why the request failed. Without the URL, which may hold a secret.
     pub(super) failure: Option<String>,
     /// No other try will work.
@@ -72,33 +91,94 @@ impl Note {
 impl Answer {
     fn of(response: &HttpResponse, is_range: bool) -> Self {
         let headers = response.headers();
-        let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
-        // A server may send anything here.
-        let short = |text: &str| text.chars().filter(|c| c.is_ascii_graphic()).take(64).collect::<String>();
-        // Some stores keep the framing of an upload as if it were a coding.
-        let plain = |coding: &str| ["", "identity", "aws-chunked"].contains(&coding.to_ascii_lowercase().as_str());
-        let coding = headers.get("content-encoding").map(|_| text("content-encoding").unwrap_or("unreadable"));
-        let id =
-            ["x-amz-request-id", "x-ms-request-id", "x-guploader-uploadid", "x-request-id"].into_iter().find_map(text);
+        let text = |name: &str| text_of(headers, name);
+        let id = STORE_IDS.into_iter().chain(["x-request-id"]).find_map(text);
         Self {
             status: response.status().as_u16(),
             request_id: id.map(short),
             retry_after: text("retry-after").and_then(after),
             is_range,
             len: text("content-length").and_then(|len| len.parse().ok()),
-            coding: coding.filter(|coding| !plain(coding)).map(short),
+            ahead: text("date").and_then(seconds_ahead).unwrap_or(0),
             ..Self::default()
         }
     }
 
+    /// Whether the clocks differ by so much that a signature is refused.
+    pub(super) fn is_skewed(&self) -> bool {
+        self.ahead.abs() >= SKEW
+    }
+
+    /// Whether a proxy may have answered in place of the store.
+    fn is_of_proxy(&self) -> bool {
+        self.proxy.is_some() && self.request_id.is_none() && !(200..300).contains(&self.status)
+    }
+
     /// `answered 503 (request id 4442587FB7D0A2F9)`, or the failure.
     pub(super) fn said(&self) -> String {
-        match (&self.failure, &self.request_id) {
-            (Some(failure), _) => failure.clone(),
-            (None, Some(id)) => format!("the store answered {} (request id {id})", self.status),
-            (None, None) => format!("the store answered {}", self.status),
+        let who = match &self.proxy {
+            Some(proxy) if self.status == 407 => format!("the proxy {proxy}"),
+            Some(proxy) if self.is_of_proxy() => format!("the store, or the proxy {proxy} in front of it,"),
+            _ => "the store".into(),
+        };
+        match (&self.failure, &self.request_id, &self.proxy) {
+            (Some(failure), _, Some(proxy)) => format!("by the proxy {proxy}: {failure}"),
+            (Some(failure), _, None) => failure.clone(),
+            (None, Some(id), _) => format!("{who} answered {} (request id {id})", self.status),
+            (None, None, _) => format!("{who} answered {}", self.status),
         }
     }
+}
+
+/// Headers by which the stores' own servers number answers.
+const STORE_IDS: [&str; 3] = ["x-amz-request-id", "x-ms-request-id", "x-guploader-uploadid"];
+
+fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok().map(str::trim)
+}
+
+/// A server may send anything.
+fn short(text: &str) -> String {
+    text.chars().filter(|c| c.is_ascii_graphic()).take(64).collect()
+}
+
+/// `Content-Encoding`, unless the body is as it is stored. Google's store unpacks what it holds as gzip.
+fn coding_of(headers: &HeaderMap) -> Option<String> {
+    // Some stores keep the framing of an upload as if it were a coding.
+    let plain = |coding: &str| ["", "identity", "aws-chunked"].contains(&coding.to_ascii_lowercase().as_str());
+    let named =
+        ["content-encoding", "x-goog-stored-content-encoding"].into_iter().filter(|name| headers.contains_key(*name));
+    named.map(|name| text_of(headers, name).unwrap_or("unreadable")).find(|coding| !plain(coding)).map(short)
+}
+
+/// What an answer is in place of the object with this name: a page for people, or a message for programs.
+fn page_of(headers: &HeaderMap, name: &str, moved: Option<&str>, is_bucket: bool) -> Option<String> {
+    let kind = text_of(headers, "content-type")?.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let name = name.to_ascii_lowercase();
+    let is_of = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
+    let is_page = match kind.as_str() {
+        "text/html" | "application/xhtml+xml" => !is_of(PAGES),
+        "application/json" | "application/problem+json" | "application/xml" | "text/xml" => {
+            !is_of(PAGES) && !is_of(TEXTS)
+        }
+        kind => moved.is_some() && kind.starts_with("text/") && !is_of(PAGES) && !is_of(TEXTS),
+    };
+    // An object of a bucket has the type that its writer gave it.
+    let is_own = is_bucket && STORE_IDS.iter().any(|id| headers.contains_key(*id));
+    let from = moved.map_or(String::new(), |host| format!(" after a redirect to {}", short(host)));
+    (is_page && !is_own).then(|| format!("the answer is no object but a page of the type {}{from}", short(&kind)))
+}
+
+const PAGES: &[&str] = &[".html", ".htm", ".xhtml"];
+
+/// Endings of names whose objects may have a type of text.
+const TEXTS: &[&str] =
+    &[".json", ".jsonl", ".ndjson", ".geojson", ".xml", ".txt", ".csv", ".tsv", ".md", ".yaml", ".yml"];
+
+/// How far the clock of a header `Date` is ahead of this machine's.
+fn seconds_ahead(date: &str) -> Option<i64> {
+    let there = chrono::DateTime::parse_from_rfc2822(date).ok()?.timestamp();
+    Some(there - i64::try_from(UNIX_EPOCH.elapsed().ok()?.as_secs()).ok()?)
 }
 
 /// The pause that a server asks for: seconds, or the time of its end.
@@ -120,12 +200,10 @@ pub(super) fn cause(error: &(dyn std::error::Error + 'static)) -> String {
     last.to_string()
 }
 
-/// Whether redirects go round, or the server's certificate is not trusted.
+/// Whether the server's certificate is not trusted.
 fn is_lasting(error: &(dyn std::error::Error + 'static)) -> bool {
-    std::iter::successors(Some(error), |error| error.source()).any(|error| {
-        error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_redirect)
-            || error.downcast_ref::<std::io::Error>().is_some_and(is_distrust)
-    })
+    std::iter::successors(Some(error), |error| error.source())
+        .any(|error| error.downcast_ref::<std::io::Error>().is_some_and(is_distrust))
 }
 
 /// An I/O error's source is that of the error in it, not that error.
@@ -141,8 +219,21 @@ fn is_distrust(error: &std::io::Error) -> bool {
     })
 }
 
+/// The client of a process.
+#[derive(Clone, Debug)]
+pub(super) struct Web {
+    client: reqwest::Client,
+    proxies: Arc<Proxies>,
+    /// Why `SSL_CERT_FILE` or `SSL_CERT_DIR` brings no certificates.
+    untrusting: Option<Arc<str>>,
+}
+
 #[derive(Debug)]
-struct Service(reqwest::Client);
+struct Service {
+    web: Web,
+    /// Whether the store is a bucket. A redirected request would lack its signature.
+    is_bucket: bool,
+}
 
 #[async_trait::async_trait]
 impl HttpService for Service {
@@ -150,24 +241,100 @@ impl HttpService for Service {
         let note = request.extensions().get::<Note>().cloned().unwrap_or_default();
         let asked = request.headers().get("range").map(|range| range.to_str().ok().and_then(whole));
         let is_head = request.method().as_str() == "HEAD";
-        let answered = self.0.call(request).await;
-        note.set(match &answered {
-            Ok(response) => Answer::of(response, asked.is_some()),
-            Err(error) => Answer { failure: Some(cause(error)), lasting: is_lasting(error), ..Answer::default() },
-        });
+        let (name, is_object) = (request.uri().path().to_string(), is_head || asked.is_some());
+        let mut moved = None;
+        let answered = self.answered(request, &note, asked.is_some(), &mut moved).await;
         let mut response = answered?;
+        if !response.status().is_success() {
+            return if is_head { Ok(response) } else { Ok(refusal(response).await) };
+        }
+        if is_object && let Some(refused) = self.not_the_object(&response, &name, moved.as_deref()) {
+            note.set(Answer { refused: Some(refused.clone()), ..note.answer() });
+            return Err(HttpError::new(HttpErrorKind::Decode, std::io::Error::other(refused)));
+        }
         if is_head {
             return Ok(response);
         }
-        if !response.status().is_success() {
-            return Ok(refusal(response).await);
-        }
-        let Some(whole) = asked else { return held(response).await };
+        let Some(whole) = asked else {
+            let mut odd = Vec::new();
+            let page = held(response, self.is_bucket.then_some(&mut odd)).await;
+            note.set(Answer { odd, ..note.answer() });
+            return page;
+        };
         drop_odd_range(&mut response);
         accept_ok(&mut response, whole);
         add_length(&mut response);
         Ok(response)
     }
+}
+
+impl Service {
+    /// The answer, after redirects of an HTTP server: `moved` is the host that the last one led to.
+    async fn answered(
+        &self,
+        request: HttpRequest,
+        note: &Note,
+        is_range: bool,
+        moved: &mut Option<String>,
+    ) -> std::result::Result<HttpResponse, HttpError> {
+        let mut url: Url =
+            request.uri().to_string().parse().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        for _ in 0..=REDIRECTS {
+            let mut next = request.clone();
+            *next.uri_mut() = url.as_str().parse().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+            let proxy = self.web.proxies.proxy_of(&url);
+            let response = match self.web.client.call(next).await {
+                Ok(response) => response,
+                Err(error) => {
+                    note.set(self.unanswered(&error, proxy, &url).await);
+                    return Err(error);
+                }
+            };
+            note.set(Answer { proxy: proxy.map(Proxy::name), ..Answer::of(&response, is_range) });
+            let place = text_of(response.headers(), "location").filter(|_| is_redirect(response.status().as_u16()));
+            let Some(to) = place.filter(|_| !self.is_bucket).and_then(|place| url.join(place).ok()) else {
+                return Ok(response);
+            };
+            *moved = to.host_str().map(String::from);
+            url = to;
+        }
+        let failure = "too many redirects".to_string();
+        note.set(Answer { failure: Some(failure.clone()), lasting: true, ..Answer::default() });
+        Err(HttpError::new(HttpErrorKind::Decode, std::io::Error::other(failure)))
+    }
+
+    /// Why no answer came.
+    async fn unanswered(&self, error: &HttpError, proxy: Option<&Proxy>, url: &Url) -> Answer {
+        let (mut failure, mut lasting) = (cause(error), is_lasting(error));
+        if let (true, Some(why)) = (lasting, &self.web.untrusting) {
+            failure = format!("{failure} ({why})");
+        }
+        if let Some(proxy) = proxy.filter(|_| url.scheme() == "https").cloned() {
+            let to = url.clone();
+            let status = tokio::task::spawn_blocking(move || proxy.refusal(&to)).await;
+            if let Ok(Some(status)) = status {
+                // What a proxy forbids it forbids again.
+                lasting |= status < 500;
+                failure = format!("it refused the tunnel with the status {status}");
+            }
+        }
+        let proxy = proxy.map(Proxy::name);
+        Answer { failure: Some(failure), lasting, proxy, ..Answer::default() }
+    }
+
+    /// Why an answer of success is not the object.
+    fn not_the_object(&self, response: &HttpResponse, name: &str, moved: Option<&str>) -> Option<String> {
+        let headers = response.headers();
+        if let Some(page) = page_of(headers, name, moved, self.is_bucket) {
+            return Some(format!("{page}; check the URL, and whether a login or a proxy is in the way"));
+        }
+        let coding = coding_of(headers)?;
+        Some(format!("the object has the content coding {coding}; store it without `Content-Encoding`"))
+    }
+}
+
+fn is_redirect(status: u16) -> bool {
+    matches!(status, 301 | 302 | 303 | 307 | 308)
 }
 
 /// An error's answer with at most [`REFUSAL`] bytes of its body.
@@ -186,8 +353,8 @@ async fn refusal(response: HttpResponse) -> HttpResponse {
     HttpResponse::from_parts(parts, String::from_utf8_lossy(&text).into_owned().into())
 }
 
-/// An answer that the library reads whole, such as a page of a listing.
-async fn held(response: HttpResponse) -> std::result::Result<HttpResponse, HttpError> {
+/// An answer that the library reads whole, such as a page of a listing; without odd keys, which go into `odd`.
+async fn held(response: HttpResponse, odd: Option<&mut Vec<String>>) -> std::result::Result<HttpResponse, HttpError> {
     let wrong = |what: &str| HttpError::new(HttpErrorKind::Decode, std::io::Error::other(what.to_string()));
     let (parts, body) = response.into_parts();
     // A proxy's page for people would be read as an empty listing.
@@ -203,6 +370,11 @@ async fn held(response: HttpResponse) -> std::result::Result<HttpResponse, HttpE
         }
         bytes.extend_from_slice(&piece);
     }
+    let bytes = match (odd, String::from_utf8(bytes)) {
+        (Some(odd), Ok(page)) => without_odd(page, odd).into_bytes(),
+        (None, Ok(page)) => page.into_bytes(),
+        (_, Err(error)) => error.into_bytes(),
+    };
     Ok(HttpResponse::from_parts(parts, bytes.into()))
 }
 
@@ -253,49 +425,59 @@ fn span(headers: &HeaderMap) -> Option<u64> {
     last.parse::<u64>().ok()?.checked_add(1)?.checked_sub(first.parse().ok()?)
 }
 
-/// Connects stores to the process's clients; a client shares its connections.
+/// Connects stores to the process's client, whose connections they share.
 #[derive(Debug)]
 pub(super) struct Connector {
-    /// Whether redirects are followed. A redirected request of a bucket would lack its signature.
-    pub(super) follow: bool,
-    /// The client of all such connectors of the process.
-    pub(super) shared: &'static OnceLock<reqwest::Client>,
+    /// Whether the store is a bucket, and no HTTP server.
+    pub(super) is_bucket: bool,
+    pub(super) shared: &'static OnceLock<Web>,
 }
 
 impl HttpConnector for Connector {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        let client = client(self.follow, self.shared)
-            .map_err(|error| object_store::Error::Generic { store: "HTTP", source: error.into() })?;
-        Ok(HttpClient::new(Service(client)))
+        let web =
+            web(self.shared).map_err(|error| object_store::Error::Generic { store: "HTTP", source: error.into() })?;
+        Ok(HttpClient::new(Service { web, is_bucket: self.is_bucket }))
     }
 }
 
-fn client(follow: bool, shared: &OnceLock<reqwest::Client>) -> Result<reqwest::Client> {
-    if let Some(client) = shared.get() {
-        return Ok(client.clone());
+fn web(shared: &OnceLock<Web>) -> Result<Web> {
+    if let Some(web) = shared.get() {
+        return Ok(web.clone());
     }
+    let (proxies, (tls, untrusting)) = (Arc::new(Proxies::of_env()?), tls()?);
+    let known = proxies.clone();
     let built = reqwest::Client::builder()
         // HTTP/2 puts all requests on one connection, which bounds the rate.
         .http1_only()
-        .tls_backend_preconfigured(tls()?)
+        .tls_backend_preconfigured(tls)
         .connect_timeout(CONNECT)
         .pool_idle_timeout(IDLE)
         .pool_max_idle_per_host(super::limit::REQUESTS_MAX)
-        .redirect(if follow { Policy::limited(5) } else { Policy::none() })
+        // `Service` follows them.
+        .redirect(Policy::none())
+        .proxy(reqwest::Proxy::custom(move |url| known.proxy_of(url).map(|proxy| proxy.url.clone())))
         .user_agent(concat!("feedline/", env!("CARGO_PKG_VERSION")))
         .build();
     let client = built.map_err(|error| unusable("no HTTP client").with_source(error))?;
-    Ok(shared.get_or_init(|| client).clone())
+    Ok(shared.get_or_init(|| Web { client, proxies, untrusting }).clone())
 }
 
-fn tls() -> Result<rustls::ClientConfig> {
+/// TLS, and why the certificates that the environment names are missing.
+fn tls() -> Result<(rustls::ClientConfig, Option<Arc<str>>)> {
     let mut roots = rustls::RootCertStore::empty();
     // `SSL_CERT_FILE` and `SSL_CERT_DIR` are honoured. Without certificates, plain HTTP still works.
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let found = rustls_native_certs::load_native_certs();
+    let (added, _) = roots.add_parsable_certificates(found.certs);
+    let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().find(|name| std::env::var_os(name).is_some());
+    let untrusting = named.filter(|_| added == 0).map(|name| {
+        let error = found.errors.first().map_or("no certificate is there".into(), ToString::to_string);
+        format!("{name} brings no certificates: {error}").into()
+    });
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let config = config.map_err(|error| unusable("no TLS").with_source(error))?;
-    Ok(config.with_root_certificates(roots).with_no_client_auth())
+    Ok((config.with_root_certificates(roots).with_no_client_auth(), untrusting))
 }
 
 fn unusable(message: &str) -> Error {

@@ -2,7 +2,7 @@
 
 use super::fetch::{self, Collected};
 use super::http::Note;
-use super::store::{Object, Store, lost, pin_of, runtime, store, wait};
+use super::store::{Object, Store, lost, runtime, store, wait};
 use super::url::Url;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::Way;
@@ -33,9 +33,17 @@ const EMPTY_PAGES: usize = 1000;
 /// Requests for metadata at a time.
 const LOOKS: usize = 64;
 
+/// The keys of a listing.
+struct Keys {
+    objects: Vec<Key>,
+    folders: Vec<Key>,
+    /// Those that have no place in a folder, as they are written.
+    odd: Vec<String>,
+}
+
 impl Store {
     fn remember(&self, meta: &ObjectMeta) -> Meta {
-        let found = Meta::of_object(meta.size, Some(pin_of(meta).into()));
+        let found = Meta::of_object(meta.size, Some(self.pin_of(meta).into()));
         self.found.hold().insert(meta.location.to_string(), (found.clone(), Instant::now()));
         found
     }
@@ -60,26 +68,28 @@ impl Store {
             Box::pin(async move {
                 let options = GetOptions { head: true, extensions: note.extensions(), ..GetOptions::default() };
                 let head = client.get_opts(&key, options).await;
-                if !matches!(note.answer().status, 403 | 405 | 501) {
+                let answer = note.answer();
+                if !matches!(answer.status, 403 | 405 | 501) || answer.is_skewed() {
                     return head.map(|got| got.meta);
                 }
                 // Some servers, and some signed URLs, allow GET alone. The first byte tells the length, too.
                 let first = GetOptions { range: Some(GetRange::Bounded(0..1)), ..GetOptions::default() };
-                let got = client.get_opts(&key, first).await;
-                got.or(head).map(|got| got.meta)
+                // Its error has a body, which says why.
+                client.get_opts(&key, first).await.map(|got| got.meta)
             })
         });
         let meta = asked.await?;
         Ok(self.remember(&meta))
     }
 
-    /// Every object whose key starts with `prefix`; only those of one folder if `folder`, with the folders in it.
-    async fn list(self: Arc<Self>, prefix: String, folder: bool) -> Result<(Vec<Key>, Vec<Key>)> {
+    /// Every object whose key starts with `prefix`; only those of one folder if `folder`, with the folders in it. Odd keys
+    /// are listed apart.
+    async fn list(self: Arc<Self>, prefix: String, folder: bool) -> Result<Keys> {
         let Some(lists) = self.lists.clone() else {
             let message = "an HTTP server has no listing; name the objects, for example by braces: x-{000..127}.tar";
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(&self.name));
         };
-        let (mut objects, mut folders, mut page_token) = (Vec::new(), Vec::new(), None);
+        let (mut objects, mut folders, mut odd, mut page_token) = (Vec::new(), Vec::new(), Vec::new(), None);
         let (mut tokens, mut empty) = (HashSet::new(), 0);
         let shown = Key::from(prefix.as_str());
         loop {
@@ -91,9 +101,14 @@ impl Store {
                     extensions: note.extensions(),
                     ..PaginatedListOptions::default()
                 };
-                Box::pin(async move { lists.list_paginated(prefix.as_deref(), options).await })
+                Box::pin(async move {
+                    let page = lists.list_paginated(prefix.as_deref(), options).await?;
+                    Ok((page, note.answer().odd))
+                })
             });
-            let (page, found) = (page.await?, objects.len() + folders.len());
+            let (page, left_out) = page.await?;
+            let found = objects.len() + folders.len() + odd.len();
+            odd.extend(left_out);
             page.result.objects.iter().for_each(|meta| drop(self.remember(meta)));
             objects.extend(page.result.objects.into_iter().map(|meta| meta.location));
             folders.extend(page.result.common_prefixes);
@@ -103,9 +118,11 @@ impl Store {
                     names.sort_unstable();
                     names.dedup();
                 }
-                return Ok((objects, folders));
+                odd.sort_unstable();
+                odd.dedup();
+                return Ok(Keys { objects, folders, odd });
             };
-            empty = if found == objects.len() + folders.len() { empty + 1 } else { 0 };
+            empty = if found == objects.len() + folders.len() + odd.len() { empty + 1 } else { 0 };
             if empty > EMPTY_PAGES || !tokens.insert(token.clone()) {
                 let message = format!("the listing does not end: page {} leads on to the same place", tokens.len() + 1);
                 return Err(Error::new(ErrorKind::Io, Stage::Index, message).with_path(self.url(&shown)));
@@ -216,27 +233,33 @@ pub(crate) fn children(path: &Path) -> Result<Vec<(OsString, FileKind)>> {
     let url = Url::parse(path)?;
     let folder = url.key.trim_end_matches('/');
     let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-    let (objects, folders) = wait(store(&url)?.list(prefix, true)).map_err(|error| error.with_path(path))?;
+    let listed = wait(store(&url)?.list(prefix.clone(), true)).map_err(|error| error.with_path(path))?;
     let name = |key: &Key| OsString::from(key.filename().unwrap_or_default());
-    let objects = objects.iter().map(|key| (name(key), FileKind::File));
-    Ok(objects.chain(folders.iter().map(|key| (name(key), FileKind::Folder))).collect())
+    let objects = listed.objects.iter().map(|key| (name(key), FileKind::File));
+    let folders = listed.folders.iter().map(|key| (name(key), FileKind::Folder));
+    let rest = |key: &String| OsString::from(key.strip_prefix(&prefix).unwrap_or(key));
+    Ok(objects.chain(folders).chain(listed.odd.iter().map(|key| (rest(key), FileKind::Odd))).collect())
 }
 
 /// The objects that `names` stand for, in that order: each a URL, or a pattern with `*`, `?` or `[…]`. Names without a
-/// pattern are looked at in parallel, or found by one listing of what they have in common.
+/// pattern are looked at in parallel, or found by one listing of what they have in common. Also the number of keys that a
+/// pattern matches and that have no place in a folder.
 ///
 /// Errors: [`ErrorKind::NotFound`] for a missing object.
-pub(crate) fn expand(names: &[String]) -> Result<Vec<PathBuf>> {
+pub(crate) fn expand(names: &[String]) -> Result<(Vec<PathBuf>, usize)> {
     let plain: Vec<_> = names.iter().filter(|name| !is_pattern(name)).cloned().collect();
     find_all(&plain)?;
-    let mut files = Vec::new();
+    let (mut files, mut odd) = (Vec::new(), 0);
     for name in names {
-        match is_pattern(name) {
-            true => files.extend(matches(name)?),
-            false => files.push(name.into()),
+        if !is_pattern(name) {
+            files.push(name.into());
+            continue;
         }
+        let (found, left_out) = matches(name)?;
+        files.extend(found);
+        odd += left_out;
     }
-    Ok(files)
+    Ok((files, odd))
 }
 
 /// Looks at every object, so that opening it asks no more.
@@ -270,19 +293,19 @@ fn find_all(names: &[String]) -> Result<()> {
     })
 }
 
-/// The objects that match a pattern, sorted by key.
-fn matches(name: &str) -> Result<Vec<PathBuf>> {
+/// The objects that match a pattern, sorted by key, and the number of odd keys that do.
+fn matches(name: &str) -> Result<(Vec<PathBuf>, usize)> {
     let url = Url::parse(Path::new(name))?;
     let pattern = glob::Pattern::new(&url.key).map_err(|error| bad_pattern(name, error))?;
     let fixed = url.key.find(['*', '?', '[']).unwrap_or(url.key.len());
     let store = store(&url)?;
-    let (mut keys, _) =
-        wait(store.clone().list(url.key[..fixed].into(), false)).map_err(|error| error.with_path(name))?;
+    let mut keys = wait(store.clone().list(url.key[..fixed].into(), false)).map_err(|error| error.with_path(name))?;
     let options = glob::MatchOptions {
         require_literal_separator: true,
         require_literal_leading_dot: true,
         ..glob::MatchOptions::new()
     };
-    keys.retain(|key| pattern.matches_with(key.as_ref(), options));
-    Ok(keys.iter().map(|key| store.url(key)).collect())
+    keys.objects.retain(|key| pattern.matches_with(key.as_ref(), options));
+    let odd = keys.odd.iter().filter(|key| pattern.matches_with(key, options)).count();
+    Ok((keys.objects.iter().map(|key| store.url(key)).collect(), odd))
 }

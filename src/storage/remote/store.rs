@@ -1,7 +1,7 @@
 //! Stores of the process, and objects with their version.
 
 use super::credentials::{Credentials, Library, Renewed};
-use super::http::{Connector, cause};
+use super::http::{Connector, Web, cause};
 use super::limit::Limit;
 use super::profile::Profile;
 use super::url::{Scheme, Url};
@@ -30,6 +30,12 @@ const THREADS: usize = 2;
 /// A try ends when 16 KiB take longer than this, or after the share of the stall deadline that leaves time for all tries.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The option for mirrors whose etags differ: versions are compared by the time of the last change.
+const BY_TIME: &str = "versions_by_time";
+
+/// The same for all stores of the process, as a variable of the environment.
+pub(super) const ALL_BY_TIME: &str = "FEEDLINE_VERSIONS_BY_TIME";
+
 /// One bucket, container or HTTP server.
 pub(super) struct Store {
     /// `s3://bucket`.
@@ -42,6 +48,8 @@ pub(super) struct Store {
     pub(super) limit: Limit,
     /// A request is tried again after this time without bytes.
     pub(super) patience: Duration,
+    /// The time of the last change is the version, whatever the etag.
+    pub(super) by_time: bool,
     /// Objects that a listing or look has found lately, by key.
     pub(super) found: Mutex<HashMap<String, (Meta, Instant)>>,
 }
@@ -61,8 +69,7 @@ pub(crate) struct Object {
 struct Net {
     process: Process,
     runtime: OnceLock<Runtime>,
-    /// Without and with redirects.
-    clients: [OnceLock<reqwest::Client>; 2],
+    web: OnceLock<Web>,
     /// Two datasets of one bucket share its connections and its limit.
     stores: Mutex<BTreeMap<String, Arc<Store>>>,
     /// Options of stores beside those of the environment.
@@ -81,7 +88,7 @@ fn net() -> &'static Net {
         let new = || Net {
             process: Process::current(),
             runtime: OnceLock::new(),
-            clients: [OnceLock::new(), OnceLock::new()],
+            web: OnceLock::new(),
             stores: Mutex::default(),
             options: Mutex::new(options().unwrap_or_default()),
             next: OnceLock::new(),
@@ -149,7 +156,7 @@ pub(crate) fn configure(name: &str, options: Options) -> Result<()> {
 /// A builder of buckets with the environment's settings and the user's. A redirected request would lack its signature.
 macro_rules! bucket {
     ($builder:ty, $prefixes:expr, $name:expr, $options:expr) => {{
-        let connector = Connector { follow: false, shared: &net().clients[0] };
+        let connector = Connector { is_bucket: true, shared: &net().web };
         let builder = <$builder>::new().with_client_options(plain()).with_retry(no_retries());
         // Variables of other programs share the prefix.
         let builder = environment(&$prefixes)?.iter().fold(builder, |builder, (key, value)| match key.parse() {
@@ -204,15 +211,27 @@ impl Store {
         let timeout = clean(&timeout)?.pop();
         let patience =
             timeout.map_or(Ok(PATIENCE), |(_, value)| seconds(&value)).map_err(|error| error.with_path(&name))?;
+        let (by_time, options) = options.into_iter().partition::<Options, _>(|(name, _)| name == BY_TIME);
+        let chosen = by_time.into_iter().next_back().map(|(_, value)| value);
+        let by_time = is_true(chosen.or_else(|| std::env::var(ALL_BY_TIME).ok()));
         let options = &options;
         let Client { reads, lists, credentials } = match url.scheme {
             Scheme::S3 => Self::s3(url, options),
             Scheme::Gcs => Self::gcs(url, options),
             Scheme::Azure => Self::azure(url, options),
-            Scheme::Http | Scheme::Https => Self::http(url, &name, options),
+            Scheme::Http | Scheme::Https => Self::http(&name, options),
         }
         .map_err(|error| error.with_path(&name))?;
-        Ok(Self { name, client: reads, lists, credentials, limit: Limit::new(), patience, found: Mutex::default() })
+        Ok(Self {
+            name,
+            client: reads,
+            lists,
+            credentials,
+            limit: Limit::new(),
+            patience,
+            by_time,
+            found: Mutex::default(),
+        })
     }
 
     fn s3(url: &Url, options: &Options) -> Result<Client> {
@@ -250,16 +269,26 @@ impl Store {
         signed(builder.with_credentials(Arc::new(credentials.clone())).build(), credentials)
     }
 
-    fn http(url: &Url, name: &str, options: &Options) -> Result<Client> {
+    fn http(name: &str, options: &Options) -> Result<Client> {
         if let Some((name, _)) = options.first() {
             let message = format!("an HTTP server has no option {name:?}");
             return Err(Error::new(ErrorKind::Config, Stage::Index, message));
         }
-        let follow = url.scheme.is_http();
-        let connector = Connector { follow, shared: &net().clients[usize::from(follow)] };
+        let connector = Connector { is_bucket: false, shared: &net().web };
         let builder = HttpBuilder::new().with_url(name).with_client_options(plain()).with_retry(no_retries());
         let store = builder.with_http_connector(connector).build().map_err(refused)?;
         Ok(Client { reads: Arc::new(store), lists: None, credentials: None })
+    }
+
+    /// The version of an object: its etag without quotes, or else the time of its last change. Empty if it has neither.
+    pub(super) fn pin_of(&self, meta: &ObjectMeta) -> String {
+        let etag = meta.e_tag.as_ref().filter(|_| !self.by_time).map(|etag| etag.replace('"', ""));
+        match etag.filter(|etag| !matches!(etag.trim(), "" | "W/")) {
+            Some(etag) => etag,
+            // The client's word for no time.
+            None if meta.last_modified.timestamp() == 0 => String::new(),
+            None => format!("modified {}", meta.last_modified.to_rfc3339()),
+        }
     }
 
     /// The URL of a key.
@@ -317,16 +346,6 @@ fn no_retries() -> RetryConfig {
 /// Requests for credentials are tried again by the client library. A server that is not there is asked once.
 fn few_retries() -> RetryConfig {
     RetryConfig { max_retries: 3, retry_timeout: Duration::from_secs(4), ..RetryConfig::default() }
-}
-
-/// The version of an object: its etag without quotes, or else the time of its last change. Empty if it has neither.
-pub(super) fn pin_of(meta: &ObjectMeta) -> String {
-    match meta.e_tag.as_ref().map(|etag| etag.replace('"', "")).filter(|etag| !matches!(etag.trim(), "" | "W/")) {
-        Some(etag) => etag,
-        // The client's word for no time.
-        None if meta.last_modified.timestamp() == 0 => String::new(),
-        None => format!("modified {}", meta.last_modified.to_rfc3339()),
-    }
 }
 
 impl Object {

@@ -1,5 +1,6 @@
 //! URLs of objects: `s3://bucket/key`, `gs://bucket/key`, `az://container/key`, `https://host/key`.
 
+use super::odd::why_odd;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::secret::at_query;
 use object_store::path::Path as Key;
@@ -92,7 +93,10 @@ impl Url {
             Ok(key) if !key.as_ref().is_empty() => Ok(key),
             Ok(_) => Err(named(Error::new(ErrorKind::Config, Stage::Index, "the URL names no object"))),
             // The client's error repeats the key, with what may be secret in it.
-            Err(_) => Err(named(Error::new(ErrorKind::Config, Stage::Index, "the key has an empty or relative part"))),
+            Err(_) => {
+                let why = why_odd(&self.key).unwrap_or("an empty or relative part");
+                Err(named(Error::new(ErrorKind::Config, Stage::Index, format!("the key has {why}; rename the object"))))
+            }
         }
     }
 }

@@ -142,7 +142,15 @@ impl Footer {
     pub(super) fn content(&self) -> Result<Blob> {
         match &self.bytes {
             Some(bytes) => Ok(Blob::memory(Bytes::from_owner(bytes.clone()))),
-            None => Blob::open(&self.path),
+            None => {
+                let blob = Blob::open(&self.path)?;
+                // A footer tells nothing of another version.
+                if blob.look()?.same_bytes(&self.version) {
+                    return Ok(blob);
+                }
+                let message = "the file was written or replaced while it was indexed; open the dataset anew";
+                Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(&self.path))
+            }
         }
     }
 
