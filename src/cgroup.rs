@@ -13,7 +13,9 @@ pub(crate) fn folders(groups: &str, controller: &str) -> Vec<PathBuf> {
         let roots = match controllers {
             "" => vec![String::from("/sys/fs/cgroup")],
             list if list.split(',').any(|name| name == controller) => {
-                [controller, list].map(|name| format!("/sys/fs/cgroup/{name}")).into()
+                let mut roots: Vec<_> = [controller, list].map(|name| format!("/sys/fs/cgroup/{name}")).into();
+                roots.dedup();
+                roots
             }
             _ => continue,
         };

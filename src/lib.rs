@@ -220,6 +220,7 @@ mod stop;
 pub mod storage;
 mod sync;
 pub mod tensor;
+mod thread;
 
 pub use batch::{Batch, FieldView, MicroBatch};
 pub use device::Device;
@@ -234,6 +235,8 @@ pub use setting::Dialect;
 pub use state::State;
 pub use stop::Signal;
 pub use stop::Stop;
+#[doc(hidden)]
+pub use thread::start as start_thread;
 
 /// Measurements of a run, its bottleneck, and predictions for changes.
 ///
@@ -274,6 +277,7 @@ pub mod unstable {
         Completion, DEPTH_MAX, DROP_DEADLINE, Footprint, ReadOp, Reader, ReaderOptions, THREADS_MAX, leaked,
     };
     pub use crate::storage::waker::Waker;
+    pub use crate::thread::room::leave_room_for_threads;
 }
 
 #[cfg(doctest)]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Level of a module: it imports from levels below; level 0 only `cgroup`, `error`, `secret`, `setting` and `sync`.
+/// Level of a module: it imports from levels below; level 0 only `cgroup`, `error`, `secret`, `setting`, `sync` and `thread`.
 const LEVELS: &[(&str, u32)] = &[
     ("cgroup", 0),
     ("error", 0),
@@ -15,6 +15,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("ledger", 0),
     ("setting", 0),
     ("sync", 0),
+    ("thread", 0),
     ("memory", 1),
     ("jpeg", 1),
     ("storage", 2),
@@ -276,6 +277,25 @@ fn unsafe_blocks_stand_in_listed_files_and_give_a_reason() {
     wrong
         .extend(UNSAFE.iter().filter(|name| !met.contains(**name)).map(|name| format!("{name} holds none: unlist it")));
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// What starts threads. `thread.rs` alone has it, since it names the limits where one is refused; and the file whose runtime starts
+/// its own, for which it makes sure of room.
+const STARTS: &[&str] =
+    &["std::thread::spawn", "std::thread::Builder", "scope.spawn(", "ThreadPoolBuilder", "runtime::Builder"];
+const STARTERS: &[&str] = &["src/thread.rs", "src/storage/remote/store.rs"];
+
+#[test]
+fn one_file_starts_threads() {
+    let mut wrong = Vec::new();
+    for path in ["src", "examples/pytorch/src"].into_iter().flat_map(files) {
+        let (name, text) = (name(&path), code(&std::fs::read_to_string(&path).unwrap()));
+        let built = without_tests(&text).split("#[test]").next().unwrap();
+        let starts = STARTS.iter().filter(|word| built.contains(**word));
+        wrong.extend(starts.map(|word| format!("{name}: {word}")));
+    }
+    wrong.retain(|line| !STARTERS.iter().any(|name| line.starts_with(name)));
+    assert!(wrong.is_empty(), "start threads by crate::thread:\n{wrong:#?}");
 }
 
 /// What opens, lists or looks at files by itself. Datasets ask `storage` for a blob or a listing, so that a source may be

@@ -9,6 +9,7 @@ use super::wrap::{Seekable, picture_sizes::picture_sizes};
 use crate::decode::Image;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::available;
+use crate::memory::plan::PROCESS;
 use crate::setting::Setting;
 use crate::tensor::EncodedField;
 use std::path::Path;
@@ -134,7 +135,7 @@ pub trait DatasetExt: Dataset + Sized {
     /// As [`in_memory`](Self::in_memory), for a loader with this
     /// [`memory_budget`](crate::LoaderBuilder::memory_budget): more bytes are refused before the first read.
     fn in_memory_within(self, budget: usize) -> Result<InMemory<Self>> {
-        InMemory::open(self, budget, available::at_most())
+        InMemory::open(self, budget, available::for_rank().map(|free| free.saturating_sub(PROCESS as u64)))
     }
 
     /// Length of a field of every sample, by the index alone: the first dimension of a raw field, the bytes of an encoded

@@ -4,6 +4,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::stop::Stop;
 use crate::storage::is_url;
 use crate::sync::Hold;
+use crate::thread;
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -95,7 +96,15 @@ where
         work()
     };
     let mut done: Vec<(usize, Result<R>)> = std::thread::scope(|scope| {
-        let handles: Vec<_> = (1..threads).map(|_| scope.spawn(helper)).collect();
+        let mut handles = Vec::new();
+        while handles.len() + 1 < threads {
+            // Fewer threads do the same.
+            let Ok(handle) = thread::scoped(scope, "feedline-help", helper) else {
+                thread::fewer("opening", threads, handles.len() + 1);
+                break;
+            };
+            handles.push(handle);
+        }
         let mut done = work();
         for handle in handles {
             done.extend(handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));

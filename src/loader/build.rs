@@ -17,7 +17,7 @@ use crate::ledger::LedgerWriter;
 use crate::memory::plan::Limits;
 use crate::memory::{ByteRing, ChunkBuf, Filled, Lease, MemoryPlan, MemoryTerm, Pool, Process, Region};
 use crate::meter::{Effort, Meters, Settings, nvtx};
-use crate::order::{Batches, Counts, LastBatch, Order};
+use crate::order::{Batches, Cores, Counts, LastBatch, Order, local_ranks, usable_cores};
 use crate::pipeline::chunks::{self, ChunkRoom};
 use crate::pipeline::direct::{DIRECT_BOUNCE, DIRECT_THREADS};
 use crate::pipeline::drains::Drains;
@@ -97,9 +97,15 @@ impl LoaderBuilder {
         let shapes = group_shapes(&jobs.order, &first.batches);
         shapes.check(&recipe.spec)?;
         let fields = self.lay_out(recipe, routes, first.batches.rows_max() as usize, &shapes)?;
-        let workers = self.worker_count(placing.placement());
-        let reserved = self.reserved(&fields, &opened, &first, workers)?;
-        let meters = Arc::new(Meters::new(self.clock.clone(), workers, !self.on_host()));
+        let mut reserved = self.fitting(&fields, &opened, &first, placing.placement())?;
+        // Worker threads have their own placement, because they may stay unpinned. All other threads and memory are
+        // made, and populated, on the node.
+        let place = placing.for_workers(self.machine.numa, reserved.workers);
+        let clock = self.clock.clone();
+        let on_device = !self.on_host();
+        let meters = |workers| Arc::new(Meters::new(clock.clone(), workers, on_device));
+        let (pool, handles, meters) = on_node(place, || runtime::pool(reserved.workers, meters))??;
+        reserved.workers = handles.len();
         let info = Arc::new(self.batch_info(&fields.recipe, &reserved.plan, &meters));
         let assembly = Assembly {
             dataset: self.dataset,
@@ -111,12 +117,10 @@ impl LoaderBuilder {
             opened,
             reserved,
         };
-        let facts = assembly.facts(placing.line(self.machine.numa, workers), before, &first);
-        // Worker threads have their own placement, because they may stay unpinned. All other threads and memory are
-        // made, and populated, on the node.
-        let place = placing.for_workers(self.machine.numa, workers);
-        let threads = on_node(place, || runtime::pool(workers, &assembly.meters))??;
+        let mut facts = assembly.facts(placing.line(self.machine.numa, assembly.reserved.workers), before, &first);
+        facts.cores = self.memory.workers.is_none().then(|| Cores::here().shared()).flatten();
         let (pinning, pinned) = bounded(0);
+        let threads = (pool, handles);
         let Started { runtime, ready, idle } = on_node(placing.placement(), || assembly.start(threads, pinning))??;
         let shared = LoaderState {
             runtime,
@@ -157,12 +161,30 @@ impl LoaderBuilder {
         if self.on_host() { 0 } else { self.device.batches.unwrap_or(DEVICE_BATCHES) }
     }
 
-    /// Decode workers: the setting, or else one per usable CPU, of the node if there is a placement.
+    /// Decode workers: the setting, or else one per CPU for this rank, of the node if there is a placement.
     fn worker_count(&self, place: Option<&Placement>) -> usize {
         self.memory.workers.unwrap_or_else(|| {
-            let cores = cores();
+            let cores = Cores::here().part();
             place.map_or(cores, |place| place.cpus().min(cores))
         })
+    }
+
+    /// [Memory](Self::reserved) for the workers, or by default for as many as the free memory allows.
+    fn fitting(
+        &self,
+        fields: &Fields,
+        opened: &Opened,
+        first: &EpochJob,
+        place: Option<&Placement>,
+    ) -> Result<Reserved> {
+        let is_default = self.memory.workers.is_none() && self.memory.budget.is_none() && self.memory.shared.is_none();
+        let mut workers = self.worker_count(place);
+        loop {
+            match self.reserved(fields, opened, first, workers) {
+                Err(error) if error.kind() == ErrorKind::Budget && is_default && workers > 1 => workers /= 2,
+                done => return done,
+            }
+        }
     }
 
     /// Maximum number of distinct bad samples.
@@ -339,7 +361,7 @@ impl LoaderBuilder {
         terms.push(slots(self.memory.slots, Region::size_for(fields.slot.bytes())));
         terms.extend(chunks.as_ref().map(|chunks| chunks.open));
         terms.push(encoded.ring(opened.reader.depth()));
-        terms.push(encoded.cached(workers, chunks.is_some()));
+        terms.push(encoded.cached(workers));
         terms.push(scratch(workers, recipe.scratch_bytes()));
         terms.push(MemoryTerm::OPENING.of(workers, opening));
         terms.push(fetch::tables(pending, recipe.parts_max(&dataset.sizes())));
@@ -366,7 +388,9 @@ impl LoaderBuilder {
             None => (encoded.largest(dataset), 0),
         };
         let free = (self.machine.free)().map(|free| usize::try_from(free).unwrap_or(usize::MAX));
-        let fit = |part| MemoryPlan::fit(terms, Limits { budget: self.memory.budget, part, free, largest });
+        let fit = |part| {
+            MemoryPlan::fit(terms, Limits { budget: self.memory.budget, part, free, ranks: local_ranks(), largest })
+        };
         let (plan, lease) = match &self.memory.shared {
             None => (fit(None)?, None),
             Some(budget) => {
@@ -394,11 +418,6 @@ impl LoaderBuilder {
             process: Process::current(),
         }
     }
-}
-
-/// CPUs that the process may use.
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// This rank's batches of each group of the order.
@@ -493,14 +512,15 @@ impl Assembly {
             depth: self.opened.reader.depth() as u32,
             effort,
             workers: self.reserved.workers as u32,
-            cores: cores() as u32,
+            cores: usable_cores() as u32,
             slots: plan.term(MemoryTerm::SLOTS).count as u32,
             buffers: (buffers > 0).then_some(buffers),
             chunks: self.chunk_starts.as_ref().map(|starts| starts.len() as u64 - 1),
         };
         let planned_amplification = first.order.amplification(&first.batches);
         let remote = self.opened.remote.clone();
-        Facts { choice, remote, numa, plan, routes, direct, planned_amplification, before, settings }
+        let cores = None;
+        Facts { choice, remote, numa, cores, plan, routes, direct, planned_amplification, before, settings }
     }
 
     fn start(mut self, workers: WorkerThreads, pinning: Sender<Infallible>) -> Result<Started> {
@@ -644,9 +664,11 @@ mod tests {
     use crate::dataset::Records;
     use crate::decode::Ctx;
     use crate::memory::Row;
+    use crate::memory::plan::Bytes;
     use crate::pipeline::placement::Numa;
     use crate::pipeline::placement::tests::{Sysfs, here, own_cpus};
     use crate::storage::{Cache, Mode};
+    use std::sync::atomic::Ordering::Relaxed;
 
     fn builder(sysfs: &Sysfs) -> LoaderBuilder {
         let mut builder = LoaderBuilder::new(Arc::new(Records::builder(1).open_bytes(vec![7; 64]).unwrap()));
@@ -746,31 +768,32 @@ mod tests {
     fn build_refuses_more_than_the_free_memory() {
         /// With ids and status, a slot of one record has 1 MiB.
         const DATA: usize = (1 << 20) - 4096;
-        let free = |free: fn() -> Option<u64>| {
+        static FREE: AtomicUsize = AtomicUsize::new(usize::MAX);
+        let free = |free: usize, slots: Option<usize>| {
+            FREE.store(free, Relaxed);
             let records = Records::builder(DATA).open_bytes(vec![7; DATA]).unwrap();
             let mut builder = LoaderBuilder::new(Arc::new(records)).batch_size(1).workers(1);
-            builder.machine.free = free;
-            builder
+            builder.memory.slots = slots;
+            builder.machine.free = || Some(FREE.load(Relaxed) as u64);
+            builder.build()
         };
-        // The data is there already. Slots: as many as have room, or as were set.
-        for (free_of, slots) in [((|| None) as fn() -> Option<u64>, 16), (|| Some(16 << 20), 16), (|| Some(2 << 20), 2)]
-        {
-            let loader = free(free_of).build().unwrap();
+        // The data is there already; all else counts. Slots: as many as have room, or as were set.
+        let needs = |slots| free(usize::MAX, slots).unwrap().plan().needs();
+        let [all, nine, two] = [None, Some(9), Some(2)].map(needs);
+        assert!(two > 2 << 20 && nine > two + (7 << 20) && all > nine);
+        for (bytes, slots) in [(usize::MAX, 16), (all, 16), (all - 1, 15), (two, 2)] {
+            let loader = free(bytes, None).unwrap();
             let term = |term| loader.plan().term(term);
             assert_eq!((term(MemoryTerm::SLOTS).count, term(MemoryTerm::DATA).bytes()), (slots, DATA));
             let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
             assert_eq!(batch.len(), 1);
         }
-        for (builder, words) in [
-            (free(|| Some((2 << 20) - 1)), "2.0 MiB are free, limits of the container included, 2.0 MiB are needed"),
-            (
-                free(|| Some(8 << 20)).tuning(|t| t.slots(9)),
-                "8.0 MiB are free, limits of the container included, 9.0 MiB are needed",
-            ),
-        ] {
-            let error = builder.build().unwrap_err();
+        for (bytes, slots, need) in [(two - 1, None, two), (nine - 1, Some(9), nine)] {
+            let error = free(bytes, slots).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Budget);
-            assert!(error.to_string().contains(words), "{error}");
+            let need = Bytes(need);
+            let words = format!("are free, limits of the container included, {need} are needed at least");
+            assert!(error.to_string().contains(&words), "{error}");
         }
     }
 

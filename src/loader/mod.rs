@@ -29,7 +29,7 @@ use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::{Ledger, LedgerWriter};
 use crate::memory::MemoryPlan;
 use crate::meter::{Consumer, EpochCounts, Handed, Lookups, Settings, Snapshot, SourceCount, Timeline};
-use crate::order::{Batches, ChunkStarts, Counts, LastBatch, Order, Rank, Skips};
+use crate::order::{Batches, ChunkStarts, Cores, Counts, LastBatch, Order, Rank, Skips};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
 use crate::pipeline::{EpochJob, FieldRoute};
@@ -39,6 +39,7 @@ use crate::stop::Stop;
 use crate::storage::{self, Choice, PageCache};
 use crate::sync::Hold;
 use crate::tensor::Field;
+use crate::thread;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use std::ops::{Bound, RangeBounds};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -170,6 +171,8 @@ struct Facts {
     remote: Option<storage::RemoteCounts>,
     /// Placement of threads and memory.
     numa: Option<String>,
+    /// Cores that the ranks of this machine share.
+    cores: Option<Cores>,
     plan: MemoryPlan,
     /// Routes of the fields to the device.
     routes: Vec<FieldRoute>,
@@ -591,6 +594,8 @@ impl LoaderState {
             dataset: core.samples.dataset.describe(),
             device: self.info.device.to_string(),
             numa: self.facts.numa.clone(),
+            cores: self.facts.cores.map(|cores| cores.to_string()),
+            threads: thread::fewer_in_words(),
             rank: (rank.world() > 1).then(|| rank.to_string()),
             choice: self.facts.choice.clone().and(core.unregistered.get()),
             routes: self.facts.routes.clone(),

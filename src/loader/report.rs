@@ -23,6 +23,10 @@ pub struct Report {
     pub device: String,
     /// NUMA node of threads and memory, or the reason for none; `None` if placement is off. See [`Numa`](crate::Numa).
     pub numa: Option<String>,
+    /// The cores by which the number of workers was chosen, where several ranks of this machine have cores in common.
+    pub cores: Option<String>,
+    /// Groups of threads of this process that went on with fewer than wanted, and the limits that refused the others.
+    pub threads: Option<String>,
     /// Rank and world size; `None` for a single rank.
     pub rank: Option<String>,
     /// All measurements since the loader was built; those of the consumer, and `steady_ns`, as in [`snapshot`].
@@ -168,6 +172,8 @@ impl fmt::Display for Report {
             ("dataset", Some(self.dataset.clone())),
             ("device", Some(self.device.clone())),
             ("numa", self.numa.clone()),
+            ("cores", self.cores.clone()),
+            ("threads", self.threads.clone()),
             ("rank", self.rank.clone()),
             ("epoch", Some(epoch_in_words(&self.total.epoch))),
             ("delivered", Some(delivered)),

@@ -124,7 +124,7 @@ impl LoaderBuilder {
             memory: MemorySettings::default(),
             reader: ReaderOptions::default(),
             device: DeviceSettings::default(),
-            machine: MachineSettings { numa: Numa::Auto, sysfs: "/sys".into(), free: available::at_most },
+            machine: MachineSettings { numa: Numa::Auto, sysfs: "/sys".into(), free: available::for_rank },
             faults: FaultSettings {
                 held_deadline: Duration::from_secs(10),
                 stall_deadline: STALL_DEADLINE,
@@ -330,7 +330,9 @@ impl LoaderBuilder {
 
     /// Number of decode workers (threads), at most 1024.
     ///
-    /// Default: one per core that the process may use; on a [NUMA node](crate::Tuning::numa), one per usable core of the node.
+    /// Default: one per core that the process may use; on a [NUMA node](crate::Tuning::numa), one per usable core of the node. Local
+    /// ranks divide the cores, see the guide [ranks](crate::guide::ranks). Fewer where the free memory does not hold
+    /// their buffers, or where the system refuses threads; the report says so.
     pub fn workers(mut self, workers: usize) -> Self {
         self.memory.workers = Some(workers);
         self

@@ -49,7 +49,7 @@ impl MemoryTerm {
 
 pub(super) fn slots(set: Option<usize>, bytes: usize) -> MemoryTerm {
     let by_size = (SLOTS_TOTAL / bytes.max(1)).clamp(4, SLOTS_MOST);
-    MemoryTerm::SLOTS.of(set.unwrap_or(by_size), bytes).taking(bytes).or_least(set.unwrap_or(2), bytes, 1)
+    MemoryTerm::SLOTS.of(set.unwrap_or(by_size), bytes).or_least(set.unwrap_or(2), bytes, 1)
 }
 
 pub(super) fn scratch(workers: usize, bytes: usize) -> MemoryTerm {
@@ -94,12 +94,11 @@ impl Encoded {
         // not block.
         let flying = self.mean.saturating_mul(2 * depth).clamp(RING_LEAST, RING_MOST);
         let bytes = if self.max == 0 { 0 } else { flying.max(self.max.saturating_mul(2)) };
-        MemoryTerm::RING.of(bytes.div_ceil(PAGE), PAGE).taking(PAGE).or_least(self.max.div_ceil(PAGE), PAGE, 2)
+        MemoryTerm::RING.of(bytes.div_ceil(PAGE), PAGE).or_least(self.max.div_ceil(PAGE), PAGE, 2)
     }
 
-    /// Buffers for chunks are populated at once, buffers for samples as they grow.
-    pub(super) fn cached(&self, workers: usize, chunks: bool) -> MemoryTerm {
-        MemoryTerm::CACHED.of(workers, self.cached).taking(if chunks { self.cached } else { 0 })
+    pub(super) fn cached(&self, workers: usize) -> MemoryTerm {
+        MemoryTerm::CACHED.of(workers, self.cached)
     }
 
     pub(super) fn largest(&self, dataset: &dyn Dataset) -> String {
@@ -122,18 +121,18 @@ pub(super) fn spare_room(encoded: &Encoded, chunks: Option<&ChunkRoom>, policy: 
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
-    use crate::memory::plan::Limits;
+    use crate::memory::plan::{Limits, PROCESS};
     use crate::memory::{MemoryPlan, Part};
     use proptest::prelude::*;
 
-    const LIMITS: Limits = Limits { budget: None, part: None, free: None, largest: String::new() };
+    const LIMITS: Limits = Limits { budget: None, part: None, free: None, ranks: 1, largest: String::new() };
 
     fn terms(slot: usize, encoded: usize, heap: usize, workers: usize) -> Vec<MemoryTerm> {
         let encoded = Encoded { max: encoded, mean: encoded / 2, cached: encoded.min(CACHED_MAX) };
         vec![
             slots(None, slot.next_multiple_of(4096)),
             encoded.ring(32),
-            encoded.cached(workers, false),
+            encoded.cached(workers),
             scratch(workers, heap),
             MemoryTerm::TABLES.of(1024, 300),
             MemoryTerm::STACKS.of(workers + 1, STACK),
@@ -162,20 +161,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn free_memory_bounds_only_what_build_takes_at_once(
+        fn free_memory_bounds_the_whole_sum(
             slot in 1_usize..1 << 28, encoded in 0_usize..1 << 26, scratch in 0_usize..1 << 30, workers in 1_usize..64,
             data in 0_usize..1 << 30, extra in 0_usize..1 << 32
         ) {
             let mut terms = terms(slot, encoded, scratch, workers);
+            let own: usize = terms.iter().map(|term| term.at_least().bytes()).sum();
+            let least = own + own / 512 + PROCESS;
             terms.push(MemoryTerm::DATA.of(1, data));
-            let least: usize = terms[..2].iter().map(|term| term.at_least().bytes()).sum();
             let fit = |free| MemoryPlan::fit(terms.clone(), Limits { free, ..LIMITS });
             let (most, plan) = (fit(None).unwrap(), fit(Some(least + extra)).unwrap());
-            prop_assert!(plan.at_once() <= least + extra && fits_slots_and_ring(&plan, encoded));
-            prop_assert!(plan == most || most.at_once() > least + extra);
+            prop_assert!(plan.needs() <= least + extra && fits_slots_and_ring(&plan, encoded));
+            prop_assert!(plan == most || most.needs() > least + extra);
             let text = fit(Some(least - 1)).unwrap_err().to_string();
             prop_assert!(text.contains("are free, limits of the container included"), "{}", text);
             prop_assert_eq!(text.contains("without `in_memory`"), data > 0);
+            let text = MemoryPlan::fit(terms, Limits { free: Some(0), ranks: 4, ..LIMITS }).unwrap_err().to_string();
+            prop_assert!(text.contains("0 B are free for one of the 4 ranks here, limits"), "{}", text);
         }
     }
 

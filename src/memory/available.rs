@@ -1,6 +1,7 @@
 //! Free memory of this process, by the limits of the system and of its control groups (v1 and v2).
 
 use crate::cgroup;
+use crate::order::local_ranks;
 use std::path::Path;
 
 /// Bytes that the page cache can still take.
@@ -13,6 +14,32 @@ pub(crate) fn for_page_cache() -> Option<u64> {
 pub(crate) fn at_most() -> Option<u64> {
     free(true, |path| std::fs::read_to_string(path).ok())
 }
+
+/// As [`at_most`], for one of the ranks of this machine: no more than its part of all memory, so that ranks that begin together do
+/// not each take what is free.
+pub(crate) fn for_rank() -> Option<u64> {
+    of_rank(local_ranks() as u64, |path| std::fs::read_to_string(path).ok())
+}
+
+fn of_rank(ranks: u64, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
+    let free = free(true, &read)?;
+    if ranks <= 1 {
+        return Some(free);
+    }
+    let meminfo = read(Path::new("/proc/meminfo"))?;
+    let all = value(&meminfo, "MemTotal:").map_or(u64::MAX, |kib| kib * 1024);
+    let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
+    let limits = cgroup::folders(&groups, "memory").into_iter().flat_map(|folder| {
+        let number = |name: &str| read(&folder.join(name))?.trim().parse::<u64>().ok();
+        LIMITS.into_iter().filter_map(number).collect::<Vec<_>>()
+    });
+    let status = read(Path::new("/proc/self/status")).unwrap_or_default();
+    let own = value(&status, "RssAnon:").map_or(0, |kib| kib * 1024);
+    Some(free.min((limits.fold(all, u64::min) / ranks).saturating_sub(own)))
+}
+
+/// What bounds a group's memory: beyond `memory.high` its processes are slowed down until nothing goes on.
+const LIMITS: [&str; 3] = ["memory.max", "memory.high", "memory.limit_in_bytes"];
 
 fn free(most: bool, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let meminfo = read(Path::new("/proc/meminfo"))?;
@@ -46,6 +73,7 @@ fn of_groups(groups: &str, swap: Option<u64>, read: impl Fn(&Path) -> Option<Str
         let swap = left("memory.swap.max", "memory.swap.current", 0).unwrap_or(u64::MAX).min(swap.unwrap_or(0));
         let all = [
             left("memory.max", "memory.current", reclaimed).map(|left| left.saturating_add(swap)),
+            left("memory.high", "memory.current", reclaimed).map(|left| left.saturating_add(swap)),
             left("memory.limit_in_bytes", "memory.usage_in_bytes", reclaimed).map(|left| left.saturating_add(swap)),
             left("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", reclaimed),
         ];
@@ -107,6 +135,9 @@ mod tests {
             ("/sys/fs/cgroup/a/memory.max", "8000\n"),
             ("/sys/fs/cgroup/a/memory.current", "3000\n"),
             ("/sys/fs/cgroup/a/memory.stat", "anon 1000\ninactive_file 1500\nactive_file 500\nslab_reclaimable 100\n"),
+            ("/sys/fs/cgroup/h/memory.max", "8000\n"),
+            ("/sys/fs/cgroup/h/memory.high", "6000\n"),
+            ("/sys/fs/cgroup/h/memory.current", "1000\n"),
             ("/sys/fs/cgroup/a/b/memory.max", "max\n"),
             ("/sys/fs/cgroup/a/b/memory.current", "3000\n"),
             ("/sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "5000\n"),
@@ -117,6 +148,8 @@ mod tests {
         let all = Some(9_000_000 * 1024);
         let table = [
             ("0::/a/b\n", (Some(7000), Some(7100))),
+            // Beyond `memory.high` nothing goes on.
+            ("0::/h/c\n", (Some(5000), Some(5000))),
             ("5:cpu,memory:/docker\n3:pids:/docker\n", (Some(1700), Some(1740))),
             ("0::/\n", (all, all)),
             ("nonsense", (all, all)),
@@ -125,6 +158,27 @@ mod tests {
             let files: Vec<_> = files.into_iter().chain([("/proc/self/cgroup", groups)]).collect();
             assert_eq!(free_of(&files), expected, "{groups}");
         }
+    }
+
+    #[test]
+    fn a_rank_gets_its_part_of_the_limit_and_no_more_than_is_free() {
+        let of = |ranks, current: &str, own: &str| {
+            let files: HashMap<&str, &str> = HashMap::from([
+                ("/proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 9000 kB\n"),
+                ("/proc/self/cgroup", "0::/job\n"),
+                ("/proc/self/status", own),
+                ("/sys/fs/cgroup/job/memory.max", "max"),
+                ("/sys/fs/cgroup/job/memory.high", "4096000"),
+                ("/sys/fs/cgroup/job/memory.current", current),
+            ]);
+            of_rank(ranks, |path| Some(files.get(path.to_str()?)?.to_string()))
+        };
+        let (all, own) = (4_096_000, "VmRSS:\t 900 kB\nRssAnon:\t 100 kB\n");
+        assert_eq!(of(1, "96000", own), Some(all - 96_000));
+        // The first of four, and the last, when the others have taken theirs.
+        assert_eq!(of(4, "96000", own), Some(all / 4 - 102_400));
+        assert_eq!(of(4, "3996000", own), Some(100_000));
+        assert_eq!(of(4, "96000", "RssAnon: 2000 kB"), Some(0));
     }
 
     #[test]

@@ -9,6 +9,9 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use std::fmt;
 
+/// Bytes that a process takes beside its plan from `build` on: its heap, what threads keep of theirs, reports. Measured.
+pub(crate) const PROCESS: usize = 6 << 20;
+
 /// A term of a [`MemoryPlan`]: a number of equal buffers, with the reason for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -111,6 +114,8 @@ pub(crate) struct Limits {
     pub(crate) part: Option<Part>,
     /// Bytes that the process can still get, if known.
     pub(crate) free: Option<usize>,
+    /// Ranks of this machine, each with its part of the free bytes.
+    pub(crate) ranks: usize,
     /// For errors: the sample or chunk that needs most.
     pub(crate) largest: String,
 }
@@ -130,9 +135,11 @@ impl MemoryPlan {
         self.terms.iter().filter(|term| term.budgeted)
     }
 
-    /// Bytes that `build` takes at once.
-    pub(crate) fn at_once(&self) -> usize {
-        self.terms.iter().fold(0, |sum, term| sum.saturating_add(term.count.saturating_mul(term.at_once)))
+    /// Free bytes that the plan needs. What has a limit counts in full: a plan that fits is not killed.
+    pub(crate) fn needs(&self) -> usize {
+        // The data is there already. 512 entries of a page table fill a page.
+        let own = self.own();
+        own.saturating_add(own / 512).saturating_add(PROCESS)
     }
 
     fn data(&self) -> usize {
@@ -154,7 +161,7 @@ impl MemoryPlan {
         let part = limits.part.map(|part| part.bytes.saturating_add(data));
         most.budget = limits.budget.into_iter().chain(part).min();
         let budget = most.budget.unwrap_or(usize::MAX);
-        let lacking = |plan: &Self| limits.free.filter(|free| plan.at_once() > *free);
+        let lacking = |plan: &Self| limits.free.filter(|free| plan.needs() > *free);
         if most.total() <= budget && lacking(&most).is_none() {
             return Ok(most);
         }
@@ -164,11 +171,15 @@ impl MemoryPlan {
             return Err(plan.too_small(&limits.largest, (budget, "allowed"), plan.total()));
         }
         if let Some(free) = lacking(&plan) {
-            let have = (free, "free, limits of the container included");
-            return Err(plan.too_small(&limits.largest, have, plan.at_once()));
+            let have = match limits.ranks {
+                0 | 1 => "free, limits of the container included".into(),
+                ranks => format!("free for one of the {ranks} ranks here, limits of the container included"),
+            };
+            return Err(plan.too_small(&limits.largest, (free, &have), plan.needs()));
         }
         plan.free = lacking(&most);
-        let limit = plan.free.map_or(budget, |free| budget.min(free.saturating_add(data)));
+        let usable = |free: usize| free - free / 512 - PROCESS;
+        let limit = plan.free.map_or(budget, |free| budget.min(usable(free).saturating_add(data)));
         let mut turns: Vec<usize> = (0..plan.terms.len()).collect();
         turns.sort_by_key(|index| plan.terms[*index].turn);
         for index in turns {

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use super::available;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::sync::Hold;
 use memmap2::{Advice, MmapMut};
@@ -15,6 +16,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// Size from which regions ask for huge pages: fewer TLB misses, and far fewer pages to pin for a device or io_uring.
 const HUGE_FROM: usize = 4 << 20;
+/// Bytes that are populated at once.
+const STEP: usize = 32 << 20;
+/// Bytes that must be free beyond a region that is being populated.
+const MARGIN: usize = 2 << 20;
 /// The usual size of a huge page (x86-64, and arm64 with 4 KiB pages).
 const HUGE: usize = 2 << 20;
 
@@ -147,11 +152,18 @@ impl Region {
         }
         // Populate now, so that `build()` finds a lack of memory and the first epoch pays no page faults. Kernels
         // before 5.14 do not know the advice; they populate pages on first write.
-        match map.advise(Advice::PopulateWrite) {
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error()) => {
-                return Err(refused(error));
+        for start in (0..len).step_by(STEP) {
+            let left = len - start;
+            // Other processes may have taken what was free a moment ago. Then this one must not be killed.
+            if len >= HUGE_FROM && available::at_most().is_some_and(|free| free < (left + MARGIN) as u64) {
+                return Err(refused(rustix::io::Errno::NOMEM.into()));
             }
-            _ => {}
+            match map.advise_range(Advice::PopulateWrite, start, left.min(STEP)) {
+                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error()) => {
+                    return Err(refused(error));
+                }
+                _ => {}
+            }
         }
         Ok(map)
     }

@@ -21,6 +21,7 @@ mod batches;
 mod groups;
 pub(crate) mod key;
 mod lanes;
+mod machine;
 mod rank;
 mod skip;
 pub(crate) mod subset;
@@ -36,6 +37,9 @@ pub(crate) use key::Key;
 pub use key::{Draws, Permutation};
 use lanes::{Lanes, Needs};
 pub(crate) use lanes::{Need, Piece};
+#[doc(hidden)]
+pub use machine::cores_of_rank;
+pub(crate) use machine::{Cores, local_ranks, usable_cores};
 pub use rank::{Launcher, Rank};
 use serde::{Deserialize, Serialize};
 pub(crate) use skip::{Skip, Skips};

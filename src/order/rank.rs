@@ -270,17 +270,17 @@ const RANKS_ALONE: [&str; 6] = ["LOCAL_RANK", "PMIX_RANK", "PMI_ID", "PALS_RANKI
 const SLURM_STEP_MAX: u32 = 0xffff_fff0;
 
 /// A variable of this process. One that is not Unicode becomes text that is not a number.
-fn environment(name: &str) -> Option<String> {
+pub(super) fn environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
 /// Looks up variables.
 #[derive(Clone, Copy)]
-struct Env<'a>(&'a dyn Fn(&str) -> Option<String>);
+pub(super) struct Env<'a>(pub(super) &'a dyn Fn(&str) -> Option<String>);
 
 impl Env<'_> {
     /// The value, unless it is empty.
-    fn get(self, name: &str) -> Option<String> {
+    pub(super) fn get(self, name: &str) -> Option<String> {
         (self.0)(name).filter(|value| !value.is_empty())
     }
 
@@ -300,7 +300,7 @@ impl Env<'_> {
     }
 
     /// Whether this is a batch script or the shell of `salloc`: a part of a Slurm job, but none of its tasks.
-    fn outside_of_srun(self) -> bool {
+    pub(super) fn outside_of_srun(self) -> bool {
         let step = self.get("SLURM_STEP_ID").and_then(|id| id.parse::<u32>().ok());
         self.has("SLURM_JOB_ID") && step.is_none_or(|id| id > SLURM_STEP_MAX)
     }

@@ -28,6 +28,7 @@ use crate::memory::{Filled, MemoryTerm};
 use crate::storage::{Extent, Files, SourceId, may_pass};
 use crate::sync::Hold;
 use crate::tensor::Layout;
+use crate::thread;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rustix::fd::OwnedFd;
 use std::ops::Range;
@@ -148,7 +149,13 @@ impl DirectReads {
             let (direct, todo) = (direct.clone(), todo.clone());
             let mut bounce = direct.reader.bounce(DIRECT_BOUNCE)?;
             let body = move || direct.backend.within(&mut || work(&direct, &todo, &mut bounce));
-            spawn(format!("feedline-gds-{index}"), Box::new(body))?;
+            match spawn(format!("feedline-gds-{index}"), Box::new(body)) {
+                Err(_) if index > 0 => {
+                    thread::fewer("direct reads", DIRECT_THREADS, index);
+                    break;
+                }
+                started => started?,
+            }
         }
         Ok(Self { direct, tasks })
     }

@@ -15,6 +15,7 @@
 //! report.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::thread;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fmt;
 use std::path::Path;
@@ -189,9 +190,8 @@ impl Placement {
 pub(crate) fn on_node<T: Send>(placement: Option<&Placement>, work: impl FnOnce() -> T + Send) -> Result<T> {
     let Some(placement) = placement else { return Ok(work()) };
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("feedline-build".into());
-        let started = thread.spawn_scoped(scope, || placement.apply_here().map(|()| work()));
-        let started = started.map_err(|source| Error::os(Stage::Build, "cannot start a thread to build on", source))?;
+        let started = thread::scoped(scope, "feedline-build", || placement.apply_here().map(|()| work()));
+        let started = started.map_err(|source| thread::refused("building on a NUMA node", (1, 0), source))?;
         started.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }

@@ -3,13 +3,13 @@
 use super::Core;
 use super::planner::Planner;
 use super::workers::Workers;
-use crate::error::{Error, ErrorKind, Result, Stage, caught, config};
+use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::meter::{Meters, PipelineStage};
 use crate::setting::Setting;
-use crate::sync::Hold;
+use crate::thread;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -71,45 +71,23 @@ impl Drop for Handles {
     }
 }
 
-/// A private rayon pool with joinable threads. They inherit the CPUs of the calling thread, see `placement`.
-pub(crate) fn pool(workers: usize, meters: &Arc<Meters>) -> Result<(rayon::ThreadPool, Handles)> {
-    pool_by(workers, meters, |builder, body| builder.spawn(body))
-}
-
-type Body = Box<dyn FnOnce() + Send>;
-
-fn pool_by(
+/// A private rayon pool with joinable threads, fewer than wanted where the system refuses some. They inherit the CPUs of the calling
+/// thread, see `placement`.
+pub(crate) fn pool(
     workers: usize,
-    meters: &Arc<Meters>,
-    mut spawn: impl FnMut(std::thread::Builder, Body) -> std::io::Result<JoinHandle<()>>,
-) -> Result<(rayon::ThreadPool, Handles)> {
-    // If one thread cannot start, rayon ends the others but does not wait for them. `Handles` joins them on every
-    // return.
-    let handles = Arc::new(Mutex::new(Handles { threads: Vec::with_capacity(workers), workers: None }));
-    let (spawned, meters) = (handles.clone(), meters.clone());
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(workers)
-        .thread_name(|index| format!("feedline-dec-{index}"))
-        .spawn_handler(move |thread| {
-            let mut builder = std::thread::Builder::new();
-            if let Some(name) = thread.name() {
-                builder = builder.name(name.to_string());
-            }
-            let meters = meters.clone();
-            let body = move || {
-                meters.threads.enlist(PipelineStage::Decode);
-                // Dropped early, because the pool can outlive the loader: the user's own transform may drop the loader.
-                drop(meters);
-                thread.run()
-            };
-            let handle = spawn(builder, Box::new(body))?;
-            spawned.hold().threads.push(handle);
-            Ok(())
-        })
-        .build()
-        .map_err(|source| config(format!("cannot start {workers} decode workers")).with_source(source))?;
-    let threads = std::mem::take(&mut handles.hold().threads);
-    Ok((pool, Handles { threads, workers: None }))
+    meters: impl Fn(usize) -> Arc<Meters>,
+) -> Result<(rayon::ThreadPool, Handles, Arc<Meters>)> {
+    let mut last = None;
+    let (pool, threads) = thread::pool("decode workers", "feedline-dec", workers, |count| {
+        let meters = last.insert(meters(count)).clone();
+        move || {
+            meters.threads.enlist(PipelineStage::Decode);
+            // Dropped early, because the pool can outlive the loader: the user's own transform may drop the loader.
+            drop(meters);
+        }
+    })?;
+    let meters = last.expect("made for the pool");
+    Ok((pool, Handles { threads, workers: None }, meters))
 }
 
 impl Runtime {
@@ -148,8 +126,7 @@ pub(crate) fn within<T: Send + 'static>(
 ) -> Result<T> {
     let (send, done) = crossbeam_channel::bounded(1);
     let body = move || drop(send.send(catch_unwind(AssertUnwindSafe(work))));
-    let spawned = std::thread::Builder::new().name("feedline-look".into()).spawn(body);
-    let thread = spawned.map_err(|source| Error::os(Stage::Build, "cannot start a thread", source))?;
+    let thread = thread::start("look at the dataset", "feedline-look", body)?;
     let Ok(did) = done.recv_timeout(deadline) else {
         ABANDONED.fetch_add(1, Ordering::Relaxed);
         let see = Setting::StallDeadline.hint(|deadline| format!("; see {deadline}"));
@@ -188,8 +165,7 @@ fn spawn_guarded(
             core.fail(Error::new(ErrorKind::Panicked, stage, format!("thread {called}: {}", error.message())));
         }
     };
-    let spawned = std::thread::Builder::new().name(name.clone()).spawn(body);
-    spawned.map_err(|source| Error::os(Stage::Build, format!("cannot start the thread {name}"), source))
+    thread::start(&format!("pipeline ({name})"), &name, body)
 }
 
 impl Drop for Runtime {
@@ -260,29 +236,22 @@ mod tests {
         let (cpu, all) = tests::own_cpus();
         for (place, cpus) in [(Some(tests::placement(&cpu)), cpu), (None, all)] {
             let meters = Arc::new(Meters::new(crate::meter::Clock::real(), 3, false));
-            let (pool, workers) = on_node(place.as_ref(), || pool(3, &meters)).unwrap().unwrap();
+            let (pool, workers, _) = on_node(place.as_ref(), || pool(3, |_| meters.clone())).unwrap().unwrap();
             assert_eq!(pool.broadcast(|_| tests::here()), vec![cpus; 3]);
             drop((pool, workers));
         }
     }
 
     #[test]
-    fn started_workers_end_when_another_cannot_start() {
-        let meters = Arc::new(Meters::new(crate::meter::Clock::real(), 3, false));
-        let (begun, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-        let counts = (begun.clone(), ended.clone());
-        let error = pool_by(3, &meters, move |builder, body| {
-            if counts.0.fetch_add(1, Ordering::SeqCst) == 2 {
-                return Err(std::io::Error::from_raw_os_error(11));
-            }
-            let ended = counts.1.clone();
-            builder.spawn(move || {
-                std::thread::sleep(Duration::from_millis(30));
-                body();
-                ended.fetch_add(1, Ordering::SeqCst);
-            })
-        });
-        assert_eq!((begun.load(Ordering::SeqCst), ended.load(Ordering::SeqCst)), (3, 2));
-        assert!(error.is_err_and(|error| error.to_string().contains("cannot start 3 decode workers")));
+    fn dropped_handles_wait_for_their_threads() {
+        let ended = Arc::new(AtomicU64::new(0));
+        let count = ended.clone();
+        let body = move || {
+            std::thread::sleep(Duration::from_millis(30));
+            count.fetch_add(1, Ordering::SeqCst);
+        };
+        let threads = vec![thread::spawn("feedline-test", body).unwrap()];
+        drop(Handles { threads, workers: None });
+        assert_eq!(ended.load(Ordering::SeqCst), 1);
     }
 }

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::sync::Hold;
+use crate::thread;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
@@ -63,7 +64,7 @@ impl<W: BlockingRead> Threaded<W> {
     /// Starts `threads` threads for at most `depth` reads in flight. `other`: wakes the driver, which may sleep in another
     /// reader.
     ///
-    /// Errors: [`ErrorKind::Io`] if the system refuses a thread.
+    /// Errors: [`ErrorKind::Limit`] if the system refuses even one thread.
     pub(super) fn start(work: W, depth: usize, threads: usize, other: Option<Waker>) -> Result<Self> {
         let queue = ReadQueue { ops: VecDeque::with_capacity(depth), stop: false, idle: 0, alive: 0 };
         let shared = Arc::new(ThreadsState {
@@ -73,25 +74,9 @@ impl<W: BlockingRead> Threaded<W> {
             changed: Condvar::new(),
             done: Completions::new(depth, other),
         });
-        let mut reader = Self {
-            shared,
-            threads: Vec::new(),
-            pending: Vec::with_capacity(depth),
-            in_flight: 0,
-            depth,
-            deadline: DROP_DEADLINE,
-        };
-        for number in 0..threads {
-            let shared = reader.shared.clone();
-            shared.queue.hold().alive += 1;
-            let builder = std::thread::Builder::new().name(format!("feedline-{}-{number}", W::NAME));
-            let thread = builder.spawn(move || shared.run()).map_err(|error| {
-                reader.shared.queue.hold().alive -= 1;
-                Error::os(Stage::Build, format!("cannot start a thread of the {} reader", W::NAME), error)
-            });
-            reader.threads.push(thread?);
-        }
-        Ok(reader)
+        let threads = thread::or_fewer("reader", threads, |count| shared.start(count))?;
+        let pending = Vec::with_capacity(depth);
+        Ok(Self { shared, threads, pending, in_flight: 0, depth, deadline: DROP_DEADLINE })
     }
 
     fn send(&mut self) {
@@ -156,6 +141,28 @@ impl<W: BlockingRead> Reader for Threaded<W> {
 }
 
 impl<W: BlockingRead> ThreadsState<W> {
+    /// Starts so many threads, or none.
+    fn start(self: &Arc<Self>, count: usize) -> std::result::Result<Vec<JoinHandle<()>>, (usize, std::io::Error)> {
+        let mut threads = Vec::with_capacity(count);
+        for number in 0..count {
+            let shared = self.clone();
+            self.queue.hold().alive += 1;
+            match thread::spawn(&format!("feedline-{}-{number}", W::NAME), move || shared.run()) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    self.queue.hold().stop = true;
+                    self.changed.notify_all();
+                    let started = threads.len();
+                    threads.into_iter().for_each(|thread| drop(thread.join()));
+                    let mut queue = self.queue.hold();
+                    (queue.stop, queue.alive) = (false, 0);
+                    return Err((started, error));
+                }
+            }
+        }
+        Ok(threads)
+    }
+
     fn run(&self) {
         while let Some(op) = self.next() {
             let completion = self.finish(op);

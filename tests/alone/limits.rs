@@ -78,6 +78,21 @@ fn under_the_limit(dir: &Path) {
         loader(&large).batch_size(32).tuning(|t| t.slots(8)).build(),
         &["are free, limits of the container included", "8 × 34.0 MiB"],
     );
+    // Around the limit: the whole plan counts, not the slots alone.
+    let (mut ran, mut least) = (0, 0);
+    for rows in 30..50 {
+        match loader(&large).batch_size(rows).tuning(|t| t.slots(4)).build() {
+            Ok(loader) => {
+                assert_eq!(loader.epoch(0).unwrap().map(|batch| batch.unwrap().len()).sum::<usize>(), 256);
+                ran += 1;
+            }
+            Err(error) => {
+                refused::<()>(Err(error), &["are needed at least"]);
+                least += 1;
+            }
+        }
+    }
+    assert!(ran > 0 && least > 0, "{ran} {least}");
     // Four slots are the default, two have room.
     let fewer = build(loader(&large).batch_size(64));
     assert_eq!(fewer.plan().term(MemoryTerm::SLOTS).count, 2, "{}", fewer.plan());

@@ -12,4 +12,5 @@ mod shutdown;
 mod soak;
 #[cfg(feature = "remote")]
 mod tables;
+mod threads;
 mod truth;

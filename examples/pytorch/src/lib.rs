@@ -33,7 +33,7 @@ mod _native {
     #[pymodule_export]
     use crate::loader::{Epoch, Loader};
     #[pymodule_export]
-    use crate::python::{enter, leave};
+    use crate::python::{cores, enter, leave};
     #[pymodule_export]
     use crate::source::ramp;
     #[pymodule_export]

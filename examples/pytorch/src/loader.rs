@@ -521,12 +521,13 @@ fn interruptible<T: Send + 'static>(py: Python<'_>, read: impl FnOnce() -> T + S
     let done = Arc::new(AtomicBool::new(false));
     let (ended, stop) = (done.clone(), Stop::new());
     let own = stop.clone();
-    let thread = std::thread::Builder::new().name("feedline-open".into()).spawn(move || {
+    let thread = feedline::start_thread("dataset's opening", "feedline-open", move || {
         let out = stoppable(&own, read);
         ended.store(true, Ordering::Release);
         caller.unpark();
         out
-    })?;
+    });
+    let thread = thread.map_err(|error| exception(py, &error))?;
     while !done.load(Ordering::Acquire) && !thread.is_finished() {
         py.detach(|| std::thread::park_timeout(LOOK));
         if let Err(signal) = py.check_signals() {

@@ -104,6 +104,12 @@ pub fn enter() {
     PROCESS.store(std::process::id(), Ordering::SeqCst);
 }
 
+/// The default number of workers of one loader: this rank's part of the cores.
+#[pyfunction(name = "_cores")]
+pub fn cores() -> usize {
+    feedline::order::cores_of_rank()
+}
+
 /// Whether no worker is, or comes, into Python any more.
 pub fn has_left() -> bool {
     LEFT.load(Ordering::SeqCst)

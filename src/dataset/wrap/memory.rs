@@ -13,6 +13,7 @@ use crate::dataset::parallel::parallel;
 use crate::dataset::{Dataset, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::RegionBytes;
+use crate::order::local_ranks;
 use crate::setting::Setting;
 use crate::storage::{Blob, Extent, SourceId, Sources, patiently};
 use bytes::Bytes;
@@ -54,7 +55,11 @@ impl<D: Dataset> InMemory<D> {
             Error::new(ErrorKind::Limit, Stage::Index, "the files have more bytes than memory can address")
         })?;
         let budget = (budget as u64, Setting::MemoryBudget.to_string());
-        let free = free.map(|bytes| (bytes, "the free memory, limits of the container included,".to_string()));
+        let here = match local_ranks() {
+            1 => String::new(),
+            ranks => format!(" for one of the {ranks} ranks here"),
+        };
+        let free = free.map(|bytes| (bytes, format!("the free memory{here}, limits of the container included,")));
         if let Some((most, what)) = [budget].into_iter().chain(free).find(|(most, _)| total as u64 > *most) {
             let [need, most] = [total as u64, most].map(|bytes| bytes as f64 / f64::from(1 << 20));
             let way = format!("without {} they are read from storage", Setting::InMemory);

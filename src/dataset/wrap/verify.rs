@@ -13,6 +13,7 @@ use crate::decode::{Decoder, Single};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::sync::Hold;
 use crate::tensor::{EncodedField, Field, Shape};
+use crate::thread;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -87,9 +88,7 @@ impl Verify {
         progress: impl Fn(Verified) -> ControlFlow<()> + Sync,
     ) -> Result<(Verified, Vec<Error>)> {
         let fields = self.fields(dataset)?;
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(self.workers).build().map_err(|source| {
-            Error::new(ErrorKind::Config, Stage::Build, "threads cannot be started").with_source(source)
-        })?;
+        let (pool, _) = thread::pool("checks", "feedline-check", self.workers, |_| || ())?;
         let work = Work {
             dataset,
             fields,

@@ -7,6 +7,7 @@ use crate::device::{Backend, BatchHead, Bound, DeviceKind, OnDevice, Stream, Str
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Hold;
 use crate::tensor::Layout;
+use crate::thread;
 use crossbeam_channel::{Receiver, Sender};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -326,5 +327,5 @@ fn free_elsewhere(buffer: Box<Buffer>) {
     }
     let free = move || drop(buffer);
     // If no thread starts, `spawn` drops the buffer here.
-    let _ = std::thread::Builder::new().name("feedline-free".into()).spawn(free);
+    let _ = thread::spawn("feedline-free", free);
 }

@@ -8,8 +8,10 @@ use super::shard::Task;
 use super::tasks::{Tasks, bad};
 use crate::dataset::Verified;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::order::usable_cores;
 use crate::stop::Stop;
 use crate::storage::publish::make_folder;
+use crate::thread;
 use std::path::PathBuf;
 
 /// Pictures of a plan of pictures that are worked on together.
@@ -245,6 +247,6 @@ pub(super) fn pool(workers: usize) -> Result<rayon::ThreadPool> {
     if workers > WORKERS_MAX {
         return Err(bad(format!("{workers} workers; at most {WORKERS_MAX} are possible")));
     }
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(workers).build();
-    pool.map_err(|error| Error::new(ErrorKind::Io, Stage::Build, "cannot start the workers").with_source(error))
+    let workers = if workers == 0 { usable_cores() } else { workers };
+    Ok(thread::pool("workers", "feedline-work", workers, |_| || ())?.0)
 }

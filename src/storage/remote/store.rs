@@ -5,11 +5,12 @@ use super::http::{Connector, Web, cause};
 use super::limit::Limit;
 use super::profile::Profile;
 use super::url::{Scheme, Url};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, guarded};
 use crate::memory::Process;
 use crate::meter::NetworkMeter;
 use crate::storage::metadata::Meta;
 use crate::sync::Hold;
+use crate::thread;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
@@ -26,6 +27,8 @@ use tokio::runtime::Runtime;
 
 /// Network threads of the process. They decrypt bodies and copy them into rows.
 const THREADS: usize = 2;
+/// Threads that look up names and run programs for credentials, at most.
+const LOOKUPS: usize = 16;
 
 /// A try ends when 16 KiB take longer than this, or after the share of the stall deadline that leaves time for all tries.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -69,6 +72,8 @@ pub(crate) struct Object {
 struct Net {
     process: Process,
     runtime: OnceLock<Runtime>,
+    /// Held by the thread that starts the runtime.
+    starts: Mutex<()>,
     web: OnceLock<Web>,
     /// Two datasets of one bucket share its connections and its limit.
     stores: Mutex<BTreeMap<String, Arc<Store>>>,
@@ -88,6 +93,7 @@ fn net() -> &'static Net {
         let new = || Net {
             process: Process::current(),
             runtime: OnceLock::new(),
+            starts: Mutex::default(),
             web: OnceLock::new(),
             stores: Mutex::default(),
             options: Mutex::new(options().unwrap_or_default()),
@@ -103,14 +109,34 @@ fn net() -> &'static Net {
 
 /// The runtime of all stores.
 pub(super) fn runtime() -> Result<&'static Runtime> {
-    let shared = &net().runtime;
-    if let Some(runtime) = shared.get() {
+    let net = net();
+    if let Some(runtime) = net.runtime.get() {
         return Ok(runtime);
     }
+    // Two threads that begin together must not start twice as many.
+    let _one = net.starts.hold();
+    if let Some(runtime) = net.runtime.get() {
+        return Ok(runtime);
+    }
+    // Tokio panics where it cannot start a thread, so the room for them is tried before. One more looks up names.
+    let room = thread::room_for(THREADS + 1);
+    if room < 2 {
+        return Err(thread::refused("network", (THREADS + 1, room), std::io::ErrorKind::WouldBlock.into()));
+    }
+    if room <= THREADS {
+        thread::fewer("network", THREADS + 1, room);
+    }
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let built = builder.worker_threads(THREADS).thread_name("feedline-net").enable_all().build();
-    let built = built.map_err(|source| Error::os(Stage::Build, "cannot start the network threads", source))?;
-    Ok(shared.get_or_init(|| built))
+    builder.worker_threads(room - 1).thread_name("feedline-net").enable_all();
+    // Threads that look up names stay: where the system refuses new ones, their work would wait for ever.
+    builder.max_blocking_threads(LOOKUPS).thread_keep_alive(Duration::MAX);
+    let built = guarded("the start of its threads", Stage::Build, || {
+        let built = builder.build().map_err(|source| thread::refused("network", (THREADS + 1, 0), source))?;
+        drop(built.spawn_blocking(|| ()));
+        Ok(built)
+    });
+    let built = built?;
+    Ok(net.runtime.get_or_init(|| built))
 }
 
 /// Runs a request on the network threads and waits for it, from any thread: also from one of another runtime.

@@ -161,7 +161,7 @@ class Settings(TypedDict, total=False):
     adds: Mapping[str, tuple[Any, Sequence[int]]] | None
     """Fields that `map_batch` writes: name to (element type, shape of a row)."""
     workers: int | None
-    """Decode threads; one per core by default."""
+    """Decode threads; by default one per core, which the ranks of a machine divide. Fewer where the system refuses threads."""
     slots: int | None
     """Batches in host memory at once, yours included."""
     memory_budget: int | None

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import threading
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -312,7 +311,7 @@ class Loader(_Loader["dict[str, jax.Array]"]):
         if others:
             # Of all loaders together.
             settings["_loaders"] = len(blocks.ranks)
-            workers = settings.get("workers") or len(os.sched_getaffinity(0))
+            workers = settings.get("workers") or _native._cores()
             settings["workers"] = max(1, workers // len(blocks.ranks))
         loader = super().__new__(cls, source, path, **settings)
         loader._blocks = blocks

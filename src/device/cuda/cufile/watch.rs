@@ -9,6 +9,7 @@
 //! thread keeps it.
 
 use crate::device::cuda::driver::beside_captures;
+use crate::thread;
 use rustix::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
 use std::os::fd::BorrowedFd;
@@ -41,7 +42,7 @@ pub(super) fn within<T: Send + 'static>(
         let _ = answer.send(result);
     };
     // The thread is never joined: the library's cleanup at thread exit may hang too.
-    std::thread::Builder::new().name("feedline-cufile".into()).spawn(guarded).map_err(Silent::NotStarted)?;
+    thread::spawn("feedline-cufile", guarded).map_err(Silent::NotStarted)?;
     wait.recv_timeout(deadline).map_err(|error| match error {
         RecvTimeoutError::Timeout => Silent::Late,
         RecvTimeoutError::Disconnected => Silent::Died,

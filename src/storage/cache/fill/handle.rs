@@ -13,6 +13,7 @@ use crate::storage::reader::Keep;
 use crate::storage::remote::Meter;
 use crate::storage::{Completion, DROP_DEADLINE, ReadOp, ReaderOptions, Sources, Waker, is_url};
 use crate::sync::Hold;
+use crate::thread;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -49,6 +50,9 @@ pub(crate) struct FillSetup<'a> {
 /// Tells a cache of reads to come.
 #[derive(Clone)]
 pub(crate) struct Announcer(pub(super) Arc<FillState>);
+
+/// Threads without which nothing goes: one watches, one reads what waits, one downloads.
+const LEAST: usize = 3;
 
 impl Fill {
     /// Errors: [`ErrorKind::Config`] for a folder that cannot be used.
@@ -89,18 +93,28 @@ impl Fill {
             started: Instant::now(),
         });
         let mut fill = Self { shared, threads: Vec::new() };
-        for number in 0..=count {
-            fill.spawn(format!("feedline-fill-{number}"), move |shared| shared.work(number > 0))?;
-        }
-        fill.spawn("feedline-fill-late".into(), FillState::watch)?;
+        thread::or_fewer("cache", count + 2, |wanted| fill.start_threads(wanted))?;
         Ok(fill)
     }
 
-    fn spawn(&mut self, name: String, work: impl FnOnce(&FillState) + Send + 'static) -> Result<()> {
-        let shared = self.shared.clone();
-        let started = std::thread::Builder::new().name(name).spawn(move || work(&shared));
-        let refused = |error| Error::os(Stage::Build, "cannot start a thread of the cache", error);
-        self.threads.push(started.map_err(refused)?);
+    /// Starts so many threads, or none.
+    fn start_threads(&mut self, count: usize) -> std::result::Result<(), (usize, std::io::Error)> {
+        for number in 0..count {
+            let shared = self.shared.clone();
+            let body = move || match number {
+                0 => shared.watch(),
+                _ => shared.work(number > 1),
+            };
+            match thread::spawn(&format!("feedline-fill-{number}"), body) {
+                Ok(thread) => self.threads.push(thread),
+                Err(error) => {
+                    let started = self.threads.len();
+                    self.end();
+                    self.shared.stop.store(false, Ordering::Release);
+                    return Err((if started < LEAST { 0 } else { started.max(2 * LEAST - 1) }, error));
+                }
+            }
+        }
         Ok(())
     }
 
