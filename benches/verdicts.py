@@ -24,7 +24,7 @@ GROUP = pathlib.Path("/sys/fs/cgroup/cpu/feedline-verdicts")
 # The limits of a loop without work of its own, where bytes come from memory.
 LOADER = {"decode", "page_cache", "order", "hand_over", "memory_budget"}
 FED = {"not_starved", "consumer"}
-CROWDED = {"other_programs"}
+CROWDED = {"other_programs", "local_ranks"}
 
 
 def situations(folder):

@@ -251,8 +251,8 @@ pub mod profile {
         ReaderKind, Slots, Snapshot, SourceCount, Span, StorageStage, Timeline, Track, Unmeasured, Work,
     };
     pub use crate::report::{
-        Across, Advice, Cause, Change, EpochCost, Estimate, Evidence, Late, Measure, Names, Prediction, RankReport,
-        Remedy, StageLoad, Strength, Unit, Value, Verdict, WhatIf, prometheus, trace,
+        Across, Advice, Cause, Change, EpochCost, Estimate, Evidence, HowMany, Late, Measure, Names, Prediction,
+        RankReport, Remedy, StageLoad, Strength, Unit, Value, Verdict, WhatIf, prometheus, trace,
     };
 }
 

@@ -33,8 +33,10 @@ pub struct Log {
     /// Share of the bytes that no device read, by the kernel's count for the process: of the last whole second, or of the time
     /// since the last call. `None` for object stores and mounts with a cache.
     pub from_memory_share: Option<f64>,
-    /// Share of the workers' time in work.
+    /// Share of the workers' time in decoding, transforms and copies, without `map_batch`.
     pub decode_busy_share: Option<f64>,
+    /// Share of the workers' time in `map_batch`. `None` without one.
+    pub map_batch_busy_share: Option<f64>,
     /// Rows for which others stood in, since samples were bad.
     pub bad_samples: u64,
     /// Rows of a whole epoch, over all ranks, that repeat a sample to fill up a batch. It is known before the first batch.
@@ -55,6 +57,7 @@ impl Log {
             ("read_bytes_per_s", self.read_bytes_per_s),
             ("from_memory_share", self.from_memory_share),
             ("decode_busy_share", self.decode_busy_share),
+            ("map_batch_busy_share", self.map_batch_busy_share),
             ("bad_samples", Some(self.bad_samples as f64)),
             ("epoch_repeated", Some(self.epoch_repeated as f64)),
             ("epoch_left_out", Some(self.epoch_left_out as f64)),
@@ -89,7 +92,9 @@ impl Log {
             },
             host_late_share: late.and_then(|late| share(late, span)).map(|of| of.min(1.0)),
             read_bytes_per_s: per_s(totals.read_bytes, then.read_bytes),
-            decode_busy_share: part(|sums| sums.totals.decode_ns, all_workers),
+            decode_busy_share: part(|sums| sums.totals.decode_ns.saturating_sub(sums.totals.map_batch_ns), all_workers),
+            map_batch_busy_share: part(|sums| sums.totals.map_batch_ns, all_workers)
+                .filter(|_| totals.map_batch_ns > 0),
             bad_samples: now.substituted.saturating_sub(before.substituted),
             ..Self::default()
         }
@@ -218,7 +223,8 @@ mod tests {
                 samples: 50 * scale,
                 read_bytes: 500 * scale,
                 cached_bytes: 0,
-                decode_ns: 12 * scale,
+                decode_ns: 18 * scale,
+                map_batch_ns: 6 * scale,
             },
             alive_ns: 10 * scale,
             substituted: 3 * scale,
@@ -233,6 +239,7 @@ mod tests {
             host_late_share: Some(0.1),
             read_bytes_per_s: Some(50e9),
             decode_busy_share: Some(0.25),
+            map_batch_busy_share: Some(0.125),
             bad_samples: 3,
             ..Log::default()
         };

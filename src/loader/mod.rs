@@ -424,7 +424,7 @@ impl Loader {
         self.shared.bad()
     }
 
-    /// What this process tells the others of its job, for [`Across::of`](crate::profile::Across::of): below 4 KiB as JSON.
+    /// What this process tells the others of its job, for [`Across::of`](crate::profile::Across::of): below 6 KiB as JSON.
     ///
     /// `process` is its number among the `processes` that report, as in the launcher: replicated ranks have several. Make it in
     /// all processes behind the same step.
@@ -453,6 +453,19 @@ impl Loader {
         let (report, snapshot) = (self.report(), self.snapshot());
         let memory = self.plan().total() as u64;
         Estimate::of(&report.total, &snapshot, step.as_nanos() as f64, epoch, report.origin.from_memory(), memory)
+    }
+
+    /// Says that this rank's own part of a step is done, and that it waits for the other ranks from here on: for before the first
+    /// collective operation of each step.
+    ///
+    /// With it in all ranks, [`Across`](crate::profile::Across) names a rank that is late with that part. Without, such a rank is
+    /// not seen: all others wait for it, so between two batches all ranks take the same time. On the host only. It looks at the
+    /// clock and takes a lock that no one else wants then.
+    pub fn arrive(&self) {
+        if !self.shared.info.process.is_forked() {
+            let meters = &self.shared.runtime.core().meters;
+            meters.recorder.arrived(meters.clock.now());
+        }
     }
 
     /// Says that all work of a step has been enqueued on the stream that took the last batch, so that the report tells how

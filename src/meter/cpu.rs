@@ -71,11 +71,14 @@ impl Cpu {
         let process_ns = process.tv_sec as u64 * 1_000_000_000 + process.tv_nsec as u64;
         let read = |path: &Path| std::fs::read_to_string(path).ok();
         let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
+        let local_ranks = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|ranks| ranks.parse().ok()).unwrap_or(0);
         let others_ns = cores_ns().map(|all| all.saturating_sub(process_ns));
-        Self { process_ns, loaders_ns: loaders_ns().unwrap_or(0), others_ns, ..Self::of_groups(&groups, read) }
+        let loaders_ns = loaders_ns().unwrap_or(0);
+        Self { process_ns, loaders_ns, others_ns, local_ranks, ..Self::of_groups(&groups, cores_at_once(), read) }
     }
 
-    fn of_groups(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Self {
+    /// For a process that uses at most so many `cores` at once.
+    fn of_groups(groups: &str, cores: u64, read: impl Fn(&Path) -> Option<String>) -> Self {
         let mut own = Self::default();
         for folder in cgroup::folders(groups, "cpu") {
             let text = |name: &str| read(&folder.join(name));
@@ -91,12 +94,24 @@ impl Cpu {
                 continue;
             }
             let stat = text("cpu.stat").unwrap_or_default();
-            let count = |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+            let count = |name: &str| -> Option<u64> {
+                stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+            };
             own.quota = Some(quota / period);
             (own.periods, own.throttled) = (count("nr_periods").unwrap_or(0), count("nr_throttled").unwrap_or(0));
+            // v1 and v2.
+            let ns = count("throttled_time").or_else(|| Some(count("throttled_usec")?.saturating_mul(1000)));
+            own.throttled_ns = ns.unwrap_or(0) / cores.max(1);
         }
         own
     }
+}
+
+/// The cores that the process may use, or its threads where those are fewer.
+fn cores_at_once() -> u64 {
+    let cores = rustix::thread::sched_getaffinity(None).map_or(1, |cores| cores.count().into());
+    let threads = std::fs::read_dir("/proc/self/task").map_or(u64::MAX, |tasks| tasks.count() as u64);
+    threads.min(cores).max(1)
 }
 
 /// CPU time of the threads with our name. Asked at the beginning of an iterator and for a report: a file per thread of the
@@ -171,14 +186,15 @@ mod tests {
         ]);
         let read = |path: &Path| files.get(path.to_str()?).map(|text| text.to_string());
         let table = [
-            ("0::/pod/own\n", Some(1.5), (126, 46)),
-            ("5:cpu,cpuacct:/docker\n0::/\n", Some(0.5), (10, 9)),
-            ("1:cpu:/free\n", None, (0, 0)),
-            ("nonsense", None, (0, 0)),
+            ("0::/pod/own\n", Some(1.5), (126, 46, 3500)),
+            ("5:cpu,cpuacct:/docker\n0::/\n", Some(0.5), (10, 9, 2)),
+            ("1:cpu:/free\n", None, (0, 0, 0)),
+            ("nonsense", None, (0, 0, 0)),
         ];
         for (groups, quota, counts) in table {
-            let found = Cpu::of_groups(groups, read);
-            assert_eq!((found.quota, (found.periods, found.throttled)), (quota, counts), "{groups}");
+            let found = Cpu::of_groups(groups, 2, read);
+            let told = (found.periods, found.throttled, found.throttled_ns);
+            assert_eq!((found.quota, told), (quota, counts), "{groups}");
         }
         assert!(Cpu::now().process_ns > 0);
     }

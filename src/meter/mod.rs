@@ -209,6 +209,7 @@ impl Meters {
             read_bytes: self.storage.stats.hold().bytes_asked.saturating_add(self.copy.direct.bytes.get()),
             cached_bytes: self.storage.cached_bytes.get(),
             decode_ns: self.decode.pool.read(now).0,
+            map_batch_ns: self.decode.map_batch_ns.get(),
         }
     }
 
@@ -261,6 +262,7 @@ pub(crate) struct Totals {
     pub(crate) read_bytes: u64,
     pub(crate) cached_bytes: u64,
     pub(crate) decode_ns: u64,
+    pub(crate) map_batch_ns: u64,
 }
 
 /// Numbers of a snapshot that are not meters.

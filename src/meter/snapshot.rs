@@ -74,12 +74,18 @@ pub struct Cpu {
     /// where the kernel does not tell.
     #[serde(default)]
     pub others_ns: Option<u64>,
+    /// Ranks of the job on this machine, by `LOCAL_WORLD_SIZE`; 0 where it is not known.
+    #[serde(default)]
+    pub local_ranks: u32,
     /// The tightest quota, in cores.
     pub quota: Option<f64>,
     /// Periods of the quota.
     pub periods: u64,
     /// Periods in which the quota was used up, so that threads waited.
     pub throttled: u64,
+    /// Time for which the quota kept a core from threads that were ready: the mean of the cores that the process may use.
+    #[serde(default)]
+    pub throttled_ns: u64,
 }
 
 /// The consumer's side.
@@ -555,7 +561,7 @@ impl Snapshot {
         group!(storage.local_cache; hits, misses, blocks, bytes, not_kept, removed);
         group!(storage.page_cache; hits, misses);
         group!(decode.chunks; opened, samples);
-        group!(cpu; process_ns, loaders_ns, periods, throttled);
+        group!(cpu; process_ns, loaders_ns, periods, throttled, throttled_ns);
         if let (Some(to), Some(from)) = (&mut self.cpu, &other.cpu) {
             maybe!(to, from; others_ns);
         }

@@ -32,6 +32,9 @@ pub struct BatchRecord {
     pub asked_ns: u64,
     /// The consumer got it.
     pub got_ns: u64,
+    /// The consumer's own part of the step was done; 0 without [`Loader::arrive`](crate::Loader::arrive).
+    #[serde(default)]
+    pub arrived_ns: u64,
     /// The consumer dropped it; 0 while it is held.
     pub dropped_ns: u64,
 }
@@ -99,6 +102,13 @@ impl Recorder {
         record.sequence
     }
 
+    /// The consumer's own part of the step with the last batch is done. The first call for a batch counts.
+    pub(crate) fn arrived(&self, now: u64) {
+        if let Some((record, _)) = self.0.hold().back_mut().filter(|(record, _)| record.arrived_ns == 0) {
+            record.arrived_ns = now;
+        }
+    }
+
     /// Notes the drop of the batch with this number, if it is still remembered.
     pub(crate) fn dropped(&self, number: u64, now: u64) {
         let mut kept = self.0.hold();
@@ -135,6 +145,8 @@ mod tests {
         }
         recorder.dropped(5, 99); // forgotten
         recorder.dropped(1000, 77);
+        recorder.arrived(55);
+        recorder.arrived(66); // the first call counts
         let timeline = recorder.read();
         assert_eq!((timeline.forgotten, timeline.batches.len(), timeline.gauges.len()), (10, REMEMBERED, REMEMBERED));
         for (at, record) in timeline.batches.iter().enumerate() {
@@ -146,6 +158,7 @@ mod tests {
                 rows: 7,
                 got_ns: number,
                 dropped_ns,
+                arrived_ns: if number == 1033 { 55 } else { 0 },
                 ..BatchRecord::default()
             };
             assert_eq!(*record, expected);

@@ -7,28 +7,40 @@
 //! ```
 //!
 //! The waits of the last steps are compared step by step, so that hiccups of all ranks by turns are not the fault of one. Ranks
-//! are held responsible where they cost at least [`COSTS`] of a step and are last in more steps than chance makes them.
+//! are held responsible where they cost at least [`COSTS`] of a step and are last in more steps than chance makes them. Most
+//! ranks are, where each of them alone waits longer than all of the others in more steps than by chance. All ranks are, where
+//! each waits for at least [`ALL_WAIT`] of a step.
 //!
-//! Where no waits tell, the time does that the consumers' threads stood ready without a core because of a CPU quota: such a rank is
-//! late with its own part of the step. Other programs take cores from all ranks by turns, so their means prove nothing.
+//! The cause is the stage that takes the most time for a batch beyond what it takes on the ranks that are not late. So a slow decoder
+//! is named as such where few slots keep the workers from being busy all the time: the others have as few.
+//!
+//! Where no waits tell, the time does for which a CPU quota kept the process from its cores: such a rank is late with its own part
+//! of the step. Other programs take cores from all ranks by turns, so their means prove nothing.
 //!
 //! # Limits
 //!
-//! - A rank with more work of its own is not seen: the others wait for it within the step, not for a batch.
+//! - The waits of a rank whose own part of the step is longer are like those of the others, who wait for it within the step: between
+//!   two batches all take the same time. So a stopped process, a thread that holds an interpreter's lock, a neighbour on the core,
+//!   or more work are seen with [`Loader::arrive`](crate::Loader::arrive) alone.
+//! - The cost of a quota is an estimate: the time that it keeps threads from a core, which others may not wait for, and which may
+//!   follow in several threads of a step one after the other.
 //! - On a GPU the host's waits are no waits of the stream. Means of the stream's waits in the whole run are compared there, without
 //!   a test of chance. So they are for ranks of different steps (epoch and batch), that share fewer than [`STEPS_LEAST`].
 //! - Causes are those of each rank's whole run.
-//! - Slow ranks that are more than half of all are not named: the table shows them.
+
+#[cfg(test)]
+#[path = "../../tests/unit/across.rs"]
+mod tests_by_model;
 
 use super::load::{Cause, Loads};
 use super::verdict::Verdict;
 use super::words::{number, time};
-use crate::meter::{Snapshot, Timeline};
+use crate::meter::{PipelineStage, Snapshot, Timeline};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// Measurements of one rank for [`Across::of`]: below 4 KiB as JSON.
+/// Measurements of one rank for [`Across::of`]: below 4 KiB as JSON, with arrivals 6 KiB.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -43,7 +55,7 @@ pub struct RankReport {
     pub batches: u64,
     /// Samples per second.
     pub items_per_s: f64,
-    /// Time from batch to batch, the median of the last ones, in nanoseconds.
+    /// Time from batch to batch, the mean of the last ones without pauses, in nanoseconds.
     pub step_ns: f64,
     /// Share of the time without a ready batch.
     pub starved_share: f64,
@@ -61,10 +73,22 @@ pub struct RankReport {
     pub decode_cpu_ns: f64,
     /// The takers of its cores, where they take much.
     pub cores_taken_by: Option<Cause>,
+    /// Time of each batch for which a CPU quota kept the process from its cores, in nanoseconds.
+    pub throttled_ns: f64,
+    /// Time that each stage works for a batch, with all its workers, or all reads in flight; without waits for a core. In
+    /// nanoseconds.
+    pub work_ns: Vec<(Cause, f64)>,
+    /// Reads in flight for a batch, summed over the reads, in nanoseconds.
+    pub reads_ns: f64,
+    /// Batch slots.
+    pub slots: u32,
     /// On a GPU, where the host's waits are no starvation.
     pub on_device: bool,
     /// The last waits, in microseconds: epoch, first batch, and the wait for each batch from there on. Empty in an [`Across`].
     pub waits: Vec<(u64, u64, Vec<u32>)>,
+    /// The rank's own part of these steps in microseconds, from the batch to [`Loader::arrive`](crate::Loader::arrive); the largest
+    /// number where it is not known. Empty where none is.
+    pub own_us: Vec<u32>,
 }
 
 /// Waits of a [`RankReport`].
@@ -85,6 +109,14 @@ const RUNS: usize = 64;
 const COSTS: f64 = 0.03;
 /// The same, for ranks whose batches were there.
 const LACKS_CORES: f64 = 0.1;
+/// Ranks that all wait for so much of a step are all late.
+const ALL_WAIT: f64 = 0.05;
+/// A stage is the cause of a wait from this part of it on.
+const EXPLAINS: f64 = 0.2;
+/// A stage that works for this share of the step limits the rank, or nearly so.
+const FULL: f64 = 0.8;
+/// With this part of the slow ranks' work for a batch another rank is as slow.
+const AS_SLOW: f64 = 0.9;
 /// Standard deviations above chance.
 const BEYOND_CHANCE: f64 = 4.0;
 
@@ -92,12 +124,16 @@ impl RankReport {
     /// The report of a loader of this rank of `world`, on the machine `host`.
     pub fn of(rank: u32, world: u32, host: &str, snapshot: &Snapshot, timeline: &Timeline) -> Self {
         let (verdict, handed) = (Verdict::of(snapshot), snapshot.consumer.handed());
+        let loads = Loads::of(snapshot);
         let each = |amount: f64| if handed.batches > 0 { amount / handed.batches as f64 } else { 0.0 };
         let mean_ns = each(snapshot.steady_ns as f64);
         let mut waits: Vec<(u64, u64, Vec<u32>)> = Vec::new();
         let steady = timeline.batches.iter().filter(|record| !record.first);
+        let mut own_us = Vec::new();
+        let us = |from: u64, to: u64| u32::try_from(to.saturating_sub(from) / 1000).unwrap_or(u32::MAX);
         for record in steady.rev().take(WAITS).collect::<Vec<_>>().into_iter().rev() {
-            let us = u32::try_from(record.got_ns.saturating_sub(record.asked_ns) / 1000).unwrap_or(u32::MAX);
+            own_us.push(if record.arrived_ns > 0 { us(record.got_ns, record.arrived_ns) } else { u32::MAX });
+            let us = us(record.asked_ns, record.got_ns);
             match waits.last_mut() {
                 Some((epoch, first, run)) if (*epoch, *first + run.len() as u64) == (record.epoch, record.batch) => {
                     run.push(us)
@@ -105,7 +141,11 @@ impl RankReport {
                 _ => waits.push((record.epoch, record.batch, vec![us])),
             }
         }
-        waits.drain(..waits.len().saturating_sub(RUNS));
+        let left_out: usize = waits.drain(..waits.len().saturating_sub(RUNS)).map(|(_, _, run)| run.len()).sum();
+        own_us.drain(..left_out);
+        if own_us.iter().all(|us| *us == u32::MAX) {
+            own_us.clear();
+        }
         Self {
             rank,
             world,
@@ -113,36 +153,76 @@ impl RankReport {
             batches: snapshot.consumer.batches,
             samples: snapshot.consumer.samples,
             items_per_s: if mean_ns > 0.0 { each(handed.samples as f64) / mean_ns * 1e9 } else { 0.0 },
-            step_ns: median_step(timeline).unwrap_or(mean_ns),
+            step_ns: mean_step(timeline).unwrap_or(mean_ns),
             starved_share: verdict.starved_share,
             cause: Some(verdict.cause),
             stage: Some(Verdict::of(&Snapshot { cpu: None, ..snapshot.clone() }).cause),
             bad_samples: snapshot.consumer.substituted,
             without_core_ns: each(snapshot.consumer.delay_ns.unwrap_or(0) as f64),
             decode_cpu_ns: each(snapshot.decode.cpu_ns.unwrap_or(0) as f64),
-            cores_taken_by: Loads::of(snapshot).and_then(|loads| loads.taken),
+            cores_taken_by: loads.as_ref().and_then(|loads| loads.taken),
+            throttled_ns: each(snapshot.cpu.as_ref().map_or(0, |cpu| cpu.throttled_ns) as f64),
+            work_ns: loads.map(|loads| work(&loads, snapshot)).unwrap_or_default(),
+            reads_ns: each(snapshot.storage.in_flight_ns as f64),
+            slots: snapshot.slots.count,
             on_device: snapshot.copy.is_some(),
             waits,
+            own_us,
         }
     }
 
-    /// Wait for each batch, in nanoseconds.
-    fn by_step(&self) -> BTreeMap<(u64, u64), f64> {
-        let runs = self.waits.iter();
-        runs.flat_map(|(epoch, first, waits)| {
-            waits.iter().zip(*first..u64::MAX).map(|(us, batch)| ((*epoch, batch), 1e3 * f64::from(*us)))
-        })
-        .collect()
+    /// For each batch the wait for it and, where it is known, the own part of its step, in nanoseconds.
+    fn by_step(&self) -> BTreeMap<(u64, u64), (f64, Option<f64>)> {
+        let ns = |us: u32| 1e3 * f64::from(us);
+        let waits = self.waits.iter().flat_map(|(epoch, first, waits)| {
+            waits.iter().zip(*first..u64::MAX).map(|(us, batch)| ((*epoch, batch), *us))
+        });
+        let own = |at: usize| self.own_us.get(at).copied().filter(|us| *us < u32::MAX).map(ns);
+        waits.enumerate().map(|(at, (step, wait))| (step, (ns(wait), own(at)))).collect()
+    }
+
+    /// What a stage does for a batch, to compare with that of other ranks: of storage the sum of all reads, since the time with
+    /// any in flight is that of the step where enough of them are.
+    fn effort_of(&self, stage: Cause) -> f64 {
+        match stage {
+            Cause::Storage | Cause::PageCache => self.reads_ns,
+            stage => self.work_of(stage),
+        }
+    }
+
+    fn work_of(&self, stage: Cause) -> f64 {
+        self.work_ns.iter().filter(|(cause, _)| *cause == stage).map(|(_, ns)| ns).sum()
     }
 }
 
-/// The median time between the last batches of an iterator, in nanoseconds.
-fn median_step(timeline: &Timeline) -> Option<f64> {
+/// The mean time between the last batches of an iterator without pauses, in nanoseconds.
+fn mean_step(timeline: &Timeline) -> Option<f64> {
     let last = timeline.batches.iter().rev().take(WAITS + 1).collect::<Vec<_>>();
     let follow = last.windows(2).filter(|pair| !pair[0].first);
-    let mut steps: Vec<u64> = follow.map(|pair| pair[0].got_ns.saturating_sub(pair[1].got_ns)).collect();
-    steps.sort_unstable();
-    steps.get(steps.len() / 2).map(|ns| *ns as f64)
+    let steps = follow.map(|pair| vec![pair[0].got_ns.saturating_sub(pair[1].got_ns) as f64]);
+    let steps = without_pauses(steps.collect());
+    (!steps.is_empty()).then(|| steps.iter().flatten().sum::<f64>() / steps.len() as f64)
+}
+
+/// The work of all stages but the consumer for a batch: see [`RankReport::work_ns`].
+fn work(loads: &Loads, snapshot: &Snapshot) -> Vec<(Cause, f64)> {
+    let decode = &snapshot.decode;
+    let of_busy = |ns: u64| (ns as f64 / decode.busy_ns.max(1) as f64).min(1.0);
+    let maps = of_busy(decode.map_batch_ns);
+    let mut all = Vec::new();
+    for stage in loads.stages() {
+        let ns = stage.demand_ns_per_batch;
+        match stage.stage {
+            PipelineStage::Consumer => {}
+            PipelineStage::Decode => {
+                let on_core = ns * (1.0 - of_busy(decode.delay_ns.unwrap_or(0)));
+                all.extend([(Cause::Decode, on_core * (1.0 - maps)), (Cause::MapBatch, on_core * maps)]);
+            }
+            PipelineStage::Storage if loads.from_memory => all.push((Cause::PageCache, ns)),
+            stage => all.push((stage.into(), ns)),
+        }
+    }
+    all
 }
 
 /// All ranks in one view. `Display` is a table and a sentence.
@@ -157,23 +237,43 @@ pub struct Across {
     pub steps: u64,
     /// Whether the reports were enough to compare the ranks.
     pub compared: bool,
+    /// Whether the ranks' own parts of the steps were compared, too: each calls [`Loader::arrive`](crate::Loader::arrive).
+    pub own_parts: bool,
+    /// Mean of the time by which the last rank of each step was late, whichever it was, in nanoseconds: its wait for the batch, with
+    /// own parts those as well.
+    pub last_ns: f64,
     /// The ranks that hold the others up.
     pub late: Option<Late>,
 }
 
-/// Ranks that hold the others up.
+/// How many of the ranks are late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum HowMany {
+    /// Half of them at most.
+    Few,
+    /// More than half.
+    Most,
+    /// All: there are no others that they hold up.
+    All,
+}
+
+/// Ranks that hold the others up, or all ranks where all wait for their batches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Late {
     /// The ranks.
     pub ranks: Vec<u32>,
+    /// How many of all these are.
+    pub how_many: HowMany,
     /// Their machine, where they are all of its ranks and there are others.
     pub host: Option<String>,
-    /// A step would be shorter by so many nanoseconds, were they like the others.
+    /// A step would be shorter by so many nanoseconds, were they like the others; of all ranks, had they no waits.
     pub cost_ns: f64,
     /// The same as a share of the step.
     pub share: f64,
-    /// The limit of most of their loaders.
+    /// The stage with the most work beyond that of the others, for most of these ranks; of all ranks, their limit.
     pub cause: Cause,
     /// A CPU quota kept their own threads from a core, too: their batches are not all of it.
     pub without_core: bool,
@@ -189,37 +289,27 @@ impl Across {
         let missing = (0..world).filter(|rank| !by_rank.contains_key(rank)).take(MISSING_MOST).collect();
         let mut ranks: Vec<RankReport> = by_rank.into_values().collect();
         let compared = world == 1 || is_comparable(&ranks);
-        let (mut late, mut steps) = (None, 0);
+        let mut view = Self { missing, compared, ..Self::default() };
         if compared && ranks.len() > 1 {
-            let (waits, count) = waits(&ranks);
-            steps = count;
-            let usual = (median(&ranks, |rank| rank.without_core_ns), median(&ranks, |rank| rank.decode_cpu_ns));
-            let limit = |rank: &RankReport| limit(rank, usual);
-            late = by_waits(&ranks, &waits, COSTS, limit).or_else(|| by_cores(&ranks));
-            let is_late = |rank: &&mut RankReport| late.iter().any(|late| late.ranks.contains(&rank.rank));
-            ranks.iter_mut().filter(is_late).for_each(|rank| rank.cause = limit(rank).or(rank.cause));
+            let steps = Steps::of(&ranks);
+            view.steps = steps.count;
+            view.own_parts = steps.late.is_some();
+            view.last_ns = mean_longest(steps.late.as_ref().unwrap_or(&steps.waits));
+            view.late = find(&ranks, &steps).map(|found| found.widened(&ranks, &steps).explained(&mut ranks, &steps));
         }
-        ranks.iter_mut().for_each(|rank| rank.waits.clear());
-        Self { ranks, missing, steps, compared, late }
+        for rank in &mut ranks {
+            rank.waits.clear();
+            rank.own_us.clear();
+        }
+        Self { ranks, ..view }
     }
 }
 
-/// The median of a value of all ranks.
-fn median(ranks: &[RankReport], value: impl Fn(&RankReport) -> f64) -> f64 {
-    let mut values: Vec<f64> = ranks.iter().map(value).collect();
+/// The median of a value of ranks; 0 of none.
+fn median<'a>(ranks: impl IntoIterator<Item = &'a RankReport>, value: impl Fn(&RankReport) -> f64) -> f64 {
+    let mut values: Vec<f64> = ranks.into_iter().map(value).collect();
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-/// The limit of a late rank. Of other programs it is late only where it lacks cores more than the others do, and its workers need
-/// no more CPU time than theirs: both medians are of a step.
-fn limit(rank: &RankReport, (without_core_ns, decode_cpu_ns): (f64, f64)) -> Option<Cause> {
-    let as_others = rank.without_core_ns <= 2.0 * without_core_ns || rank.decode_cpu_ns > 2.0 * decode_cpu_ns;
-    let cause = match rank.cause {
-        Some(Cause::OtherPrograms | Cause::OwnThreads) if as_others => rank.stage,
-        cause => cause,
-    };
-    cause.filter(|cause| !matches!(cause, Cause::NotStarved | Cause::Consumer))
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
 /// Whether the reports have enough of each rank: several ranks, some steps, on a GPU its idle time.
@@ -229,125 +319,315 @@ fn is_comparable(ranks: &[RankReport]) -> bool {
     ranks.len() > 1 && ranks.iter().all(|rank| waits(rank) >= STEPS_LEAST && known(rank))
 }
 
-/// The waits of all ranks for each common step, and the number of steps; one step of means where too few are common.
-fn waits(ranks: &[RankReport]) -> (Vec<Vec<f64>>, u64) {
-    let all: Vec<_> = ranks.iter().map(RankReport::by_step).collect();
-    let common: BTreeSet<(u64, u64)> = all.first().into_iter().flat_map(|first| first.keys().copied()).collect();
-    let common = common.into_iter().filter(|step| all.iter().all(|waits| waits.contains_key(step)));
-    let steps: Vec<Vec<f64>> = common.map(|step| all.iter().map(|waits| waits[&step]).collect()).collect();
-    let count = steps.len() as u64;
-    if steps.len() < STEPS_LEAST || ranks.iter().any(|rank| rank.on_device) {
-        return (vec![ranks.iter().map(|rank| rank.starved_share * rank.step_ns).collect()], 0);
-    }
-    (without_pauses(steps), count)
+/// The common steps of all ranks, in nanoseconds: of step and place of the rank.
+struct Steps {
+    /// Waits for the batch of the step; one step of means where too few are common.
+    waits: Vec<Vec<f64>>,
+    /// Waits and own part of the step together: how much later each rank arrived than the first one. `None` without arrivals.
+    late: Option<Vec<Vec<f64>>>,
+    /// Steps that were compared; 0 where means were.
+    count: u64,
+    /// The mean time of a step.
+    step_ns: f64,
 }
 
-/// Waits without the longest of few steps: a pause of one rank may be longer than all waits of the slow one.
+impl Steps {
+    fn of(ranks: &[RankReport]) -> Self {
+        let all: Vec<_> = ranks.iter().map(RankReport::by_step).collect();
+        let common: BTreeSet<(u64, u64)> = all.first().into_iter().flat_map(|first| first.keys().copied()).collect();
+        let common = common.into_iter().filter(|step| all.iter().all(|steps| steps.contains_key(step)));
+        let steps: Vec<Vec<(f64, Option<f64>)>> =
+            common.map(|step| all.iter().map(|steps| steps[&step]).collect()).collect();
+        let step_ns = median(ranks, |rank| rank.step_ns);
+        if steps.len() < STEPS_LEAST || ranks.iter().any(|rank| rank.on_device) {
+            let means = ranks.iter().map(|rank| rank.starved_share * rank.step_ns).collect();
+            return Self { waits: vec![means], late: None, count: 0, step_ns };
+        }
+        let waits = steps.iter().map(|step| step.iter().map(|(wait, _)| *wait).collect());
+        let waits = without_pauses(waits.collect());
+        let arrivals = |step: &Vec<(f64, Option<f64>)>| step.iter().map(|(wait, own)| Some(wait + (*own)?)).collect();
+        let arrivals: Vec<Vec<f64>> = steps.iter().filter_map(arrivals).collect();
+        // Without a wait for each other behind them, arrivals were noted too late to tell anything.
+        let rest = |place: usize| ranks[place].step_ns - mean(&arrivals, place);
+        let met = arrivals.len() >= STEPS_LEAST && (0..ranks.len()).any(|place| rest(place) > 0.01 * step_ns);
+        let behind_first = |of_step: &Vec<f64>| {
+            let first = of_step.iter().copied().fold(f64::INFINITY, f64::min);
+            of_step.iter().map(|arrival| arrival - first).collect()
+        };
+        let late = met.then(|| without_pauses(arrivals.iter().map(behind_first).collect()));
+        Self { waits, late, count: steps.len() as u64, step_ns }
+    }
+}
+
+/// Times without the longest of few steps: a pause of one rank may be longer than all waits of the slow one.
 fn without_pauses(mut steps: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
-    let mut longest: Vec<f64> = steps.iter().map(|waits| waits.iter().copied().fold(0.0, f64::max)).collect();
+    let mut longest: Vec<f64> = steps.iter().map(|times| times.iter().copied().fold(0.0, f64::max)).collect();
     longest.sort_by(f64::total_cmp);
     let most = longest.get(longest.len().saturating_sub(PAUSES)).copied().unwrap_or(0.0);
-    steps.iter_mut().flatten().for_each(|wait| *wait = wait.min(most));
+    steps.iter_mut().flatten().for_each(|time| *time = time.min(most));
     steps
 }
 
-/// Ranks whose quota kept their threads from a core, the loader's and their own. On a GPU threads run ahead of the stream.
-fn by_cores(ranks: &[RankReport]) -> Option<Late> {
-    let lacks = |rank: &RankReport| !rank.on_device && rank.cores_taken_by == Some(Cause::CpuQuota);
-    let waits = |rank: &RankReport| rank.starved_share * rank.step_ns;
-    let lack = |rank: &RankReport| if lacks(rank) { rank.without_core_ns + waits(rank) } else { 0.0 };
+/// The mean time of the rank at this place.
+fn mean(steps: &[Vec<f64>], place: usize) -> f64 {
+    steps.iter().map(|times| times[place]).sum::<f64>() / steps.len().max(1) as f64
+}
+
+fn mean_longest(steps: &[Vec<f64>]) -> f64 {
+    let longest = steps.iter().map(|times| times.iter().copied().fold(0.0, f64::max));
+    longest.sum::<f64>() / steps.len().max(1) as f64
+}
+
+/// Late ranks by their places, without a cause.
+struct Found {
+    places: Vec<usize>,
+    cost_ns: f64,
+    without_core: bool,
+}
+
+/// The ranks that arrive last, by their batches or with their own part; or all of them, where all wait for batches.
+fn find(ranks: &[RankReport], steps: &Steps) -> Option<Found> {
+    let step_ns = steps.step_ns;
+    if step_ns.is_nan() || step_ns <= 0.0 {
+        return None;
+    }
+    let by_cores = || by_cores(ranks, step_ns);
+    let all_wait = all(&steps.waits, ALL_WAIT * step_ns);
+    match &steps.late {
+        Some(late) => {
+            // Ranks that wait by turns are told from those that work by turns.
+            let by_waits = || {
+                let found = by_steps(&steps.waits, step_ns, COSTS)?;
+                let cost_ns = cost_of(&found.places, late);
+                (cost_ns >= COSTS * step_ns).then_some(Found { cost_ns, ..found })
+            };
+            let found = by_steps(late, step_ns, COSTS).or_else(by_waits);
+            larger(found, all_wait, 2.0).or_else(by_cores)
+        }
+        None => larger(larger(by_steps(&steps.waits, step_ns, COSTS), all_wait, 2.0), by_cores(), 1.0),
+    }
+}
+
+/// The first one, unless the second costs more than so many times as much.
+fn larger(first: Option<Found>, second: Option<Found>, times: f64) -> Option<Found> {
+    let cost = |found: &Option<Found>| found.as_ref().map_or(0.0, |found| found.cost_ns);
+    if cost(&second) > times * cost(&first) { second } else { first }
+}
+
+/// All ranks, where each of them is late by this time on average.
+fn all(steps: &[Vec<f64>], least_ns: f64) -> Option<Found> {
+    let places: Vec<usize> = (0..steps.first()?.len()).collect();
+    let each = places.iter().all(|place| mean(steps, *place) >= least_ns);
+    each.then(|| Found { places, cost_ns: mean_longest(steps), without_core: false })
+}
+
+/// Ranks whose quota kept their process from its cores: the loader's threads and their own. On a GPU threads run ahead of the
+/// stream.
+fn by_cores(ranks: &[RankReport], step_ns: f64) -> Option<Found> {
+    let usual = median(ranks, |rank| rank.without_core_ns);
+    let lack = |rank: &RankReport| {
+        if rank.on_device || rank.cores_taken_by != Some(Cause::CpuQuota) {
+            return 0.0;
+        }
+        // Other threads do work of the step, too, as that of a collective operation.
+        let own = rank.without_core_ns - usual + rank.starved_share * rank.step_ns;
+        own.max(rank.throttled_ns).clamp(0.0, step_ns)
+    };
     let means = [ranks.iter().map(lack).collect()];
-    let late = by_waits(ranks, &means, LACKS_CORES, |rank| rank.cores_taken_by)?;
-    Some(Late { without_core: true, ..late })
+    let found = larger(by_steps(&means, step_ns, LACKS_CORES), all(&means, LACKS_CORES * step_ns), 2.0)?;
+    Some(Found { without_core: true, ..found })
 }
 
 /// The ranks that are last in more of these steps than by chance, where they cost at least the share `least` of a step.
-fn by_waits(
-    ranks: &[RankReport],
-    steps: &[Vec<f64>],
-    least: f64,
-    cause: impl Fn(&RankReport) -> Option<Cause>,
-) -> Option<Late> {
-    let step_ns = ranks.iter().map(|rank| rank.step_ns).fold(0.0, f64::max);
-    if step_ns <= 0.0 {
-        return None;
-    }
+fn by_steps(steps: &[Vec<f64>], step_ns: f64, least: f64) -> Option<Found> {
     // One half of the steps chooses the ranks, the other one tests them: of many ranks some were always last by chance. The halves
     // have no period.
     let half = |place: usize| (place as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 63 == 0;
     let part =
-        |first: bool| steps.iter().enumerate().filter(move |(place, _)| half(*place) == first).map(|(_, waits)| waits);
+        |first: bool| steps.iter().enumerate().filter(move |(place, _)| half(*place) == first).map(|(_, times)| times);
+    let all: Vec<_> = steps.iter().collect();
     let (chooses, tests): (Vec<_>, Vec<_>) = match steps.len() {
-        1 => (steps.iter().collect(), steps.iter().collect()),
+        1 => (all.clone(), all.clone()),
         _ => (part(true).collect(), part(false).collect()),
     };
-    let mut order: Vec<(usize, f64)> =
-        (0..ranks.len()).map(|place| (place, chooses.iter().map(|waits| waits[place]).sum())).collect();
-    order.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let sets = costs(&order, &chooses, step_ns);
-    let best = sets.iter().map(|set| set.0).fold(0.0, f64::max);
-    let most = 1 + sets.iter().position(|set| set.0 >= 0.8 * best)?;
-    let (cost_ns, last) = costs(&order, &tests, step_ns)[most - 1];
-    // Of the steps in which any rank waited.
-    let waited = tests.iter().filter(|waits| waits.iter().any(|wait| *wait > 0.01 * step_ns)).count() as f64;
-    let chance = most as f64 / ranks.len() as f64;
-    let by_chance = waited * chance + BEYOND_CHANCE * (waited * chance * (1.0 - chance)).sqrt();
-    let by_luck = steps.len() > 1 && (last < LAST_LEAST || last <= by_chance.min(0.9 * waited));
-    if cost_ns < least * step_ns || by_luck {
-        return None;
-    }
-    Some(Late { cost_ns, share: cost_ns / step_ns, ..named(ranks, &order, most, cause) })
+    let ranks = steps.first()?.len();
+    let mut sums: Vec<(usize, f64)> =
+        (0..ranks).map(|place| (place, chooses.iter().map(|times| times[place]).sum())).collect();
+    sums.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let order: Vec<usize> = sums.iter().map(|(place, _)| *place).collect();
+    let (chosen, costs) = (costs(&order, &chooses), costs(&order, &all));
+    let is_late = |count: &usize| {
+        let (theirs, others) = order.split_at(*count);
+        let cost_ns = costs[count - 1];
+        // Times that differ by less are no evidence.
+        let least_ns = (0.01 * step_ns).max(0.5 * cost_ns);
+        let last = match 2 * count <= ranks {
+            true => is_last(theirs, others, &tests, least_ns),
+            false => theirs.iter().all(|one| is_last(&[*one], others, &tests, least_ns)),
+        };
+        last && cost_ns >= least * step_ns
+    };
+    // The fewest ranks with nearly the most cost. Of more than half, those before the largest gap.
+    let best = chosen[..ranks / 2].iter().copied().fold(0.0, f64::max);
+    let few = (1..=ranks / 2).find(|count| chosen[count - 1] >= 0.8 * best);
+    let gap = |count: &usize| sums[count - 1].1 - sums[*count].1;
+    let most = (ranks / 2 + 1..ranks).max_by(|a, b| gap(a).total_cmp(&gap(b)));
+    let found =
+        |count: usize| Found { places: order[..count].to_vec(), cost_ns: costs[count - 1], without_core: false };
+    larger(few.filter(is_late).map(found), most.filter(is_late).map(found), 1.25)
 }
 
-/// For the first one, two … half of the ranks of this order: their mean cost of a step, and the steps in which they are last.
-fn costs(order: &[(usize, f64)], steps: &[&Vec<f64>], step_ns: f64) -> Vec<(f64, f64)> {
-    let mut sets = vec![(0.0, 0.0); order.len() / 2];
+/// Whether these ranks are last in more steps than by chance, of the steps in which any rank is late by more than this time.
+fn is_last(theirs: &[usize], others: &[usize], steps: &[&Vec<f64>], least_ns: f64) -> bool {
+    if steps.len() < 2 {
+        return true;
+    }
+    let longest = |ranks: &[usize], times: &[f64]| ranks.iter().map(|place| times[*place]).fold(0.0, f64::max);
+    let longest = steps.iter().map(|times| (longest(theirs, times), longest(others, times)));
+    let longest: Vec<(f64, f64)> = longest.collect();
+    let waited = longest.iter().filter(|(own, rest)| own.max(*rest) > least_ns).count() as f64;
+    let last = longest.iter().filter(|(own, rest)| own - rest > least_ns).count() as f64;
+    let chance = theirs.len() as f64 / (theirs.len() + others.len()) as f64;
+    let by_chance = waited * chance + BEYOND_CHANCE * (waited * chance * (1.0 - chance)).sqrt();
+    last >= LAST_LEAST && last > by_chance.min(0.9 * waited)
+}
+
+/// The mean cost of a step, of the first one, two … ranks of this order, without all.
+fn costs(order: &[usize], steps: &[&Vec<f64>]) -> Vec<f64> {
+    let mut sets = vec![0.0; order.len().saturating_sub(1)];
     let mut others = vec![0.0; order.len() + 1];
-    for waits in steps {
-        for (at, (place, _)) in order.iter().enumerate().rev() {
-            others[at] = waits[*place].max(others[at + 1]);
+    for times in steps {
+        for (at, place) in order.iter().enumerate().rev() {
+            others[at] = times[*place].max(others[at + 1]);
         }
         let mut theirs = 0.0_f64;
         for (at, set) in sets.iter_mut().enumerate() {
-            theirs = theirs.max(waits[order[at].0]);
-            let gap = (theirs - others[at + 1]).max(0.0);
-            set.0 += gap / steps.len() as f64;
-            set.1 += f64::from(u8::from(gap > 0.01 * step_ns));
+            theirs = theirs.max(times[order[at]]);
+            *set += (theirs - others[at + 1]).max(0.0) / steps.len() as f64;
         }
     }
     sets
 }
 
-/// The first `most` ranks of the order, without a cost.
-fn named(
-    ranks: &[RankReport],
-    order: &[(usize, f64)],
-    most: usize,
-    cause: impl Fn(&RankReport) -> Option<Cause>,
-) -> Late {
-    let bad = |of: &[(usize, f64)]| {
-        let sum = |count: fn(&RankReport) -> u64| {
-            of.iter().fold(0_u64, |sum, (place, _)| sum.saturating_add(count(&ranks[*place])))
-        };
-        sum(|rank| rank.bad_samples) as f64 / sum(|rank| rank.samples).max(1) as f64
+/// The mean cost of a step of these ranks.
+fn cost_of(places: &[usize], steps: &[Vec<f64>]) -> f64 {
+    let gap = |times: &Vec<f64>| {
+        let (mut theirs, mut others) = (0.0_f64, 0.0_f64);
+        for (place, time) in times.iter().enumerate() {
+            let longest = if places.contains(&place) { &mut theirs } else { &mut others };
+            *longest = longest.max(*time);
+        }
+        (theirs - others).max(0.0)
     };
-    let (theirs, others) = (bad(&order[..most]), bad(&order[most..]));
-    let mut late: Vec<&RankReport> = order[..most].iter().map(|(place, _)| &ranks[*place]).collect();
-    late.sort_by_key(|rank| rank.rank);
-    let host = &late[0].host;
-    let of_host = ranks.iter().filter(|rank| rank.host == *host).count();
-    let whole = late.iter().all(|rank| rank.host == *host) && of_host == late.len() && late.len() > 1;
-    let causes: Vec<Cause> = late.iter().filter_map(|rank| cause(rank)).collect();
-    let count = |one: &Cause| causes.iter().filter(|cause| *cause == one).count();
-    Late {
-        ranks: late.iter().map(|rank| rank.rank).collect(),
-        host: whole.then(|| host.clone()),
-        cost_ns: 0.0,
-        share: 0.0,
-        cause: causes.iter().copied().max_by_key(count).unwrap_or(Cause::Unknown),
-        without_core: false,
-        bad_share: (theirs > 2.0 * others).then_some(theirs),
+    steps.iter().map(gap).sum::<f64>() / steps.len().max(1) as f64
+}
+
+impl Found {
+    /// With the ranks whose stage is as slow: of equally slow ones the slowest alone waits, since the others get ahead meanwhile.
+    fn widened(self, ranks: &[RankReport], steps: &Steps) -> Self {
+        let is_rest = |place: &usize| !self.places.contains(place);
+        let rest: Vec<&RankReport> = (0..ranks.len()).filter(is_rest).map(|place| &ranks[place]).collect();
+        let own = self.places.iter().any(|place| self.is_own_part(*place, ranks.len(), steps));
+        let first = &ranks[self.places[0]];
+        let Some(stage) = limit(first, &rest, EXPLAINS * self.cost_ns).filter(|_| !own && !self.without_core) else {
+            return self;
+        };
+        // As their own limit it has to be: where they have no more work in it than others, only those can be meant that need all
+        // the time for it.
+        let least = self.places.iter().map(|place| ranks[*place].effort_of(stage)).fold(f64::INFINITY, f64::min);
+        let full = |rank: &RankReport| rank.work_of(stage) >= FULL * steps.step_ns;
+        let is_as_slow = |rank: &RankReport| rank.effort_of(stage) >= AS_SLOW * least && full(rank);
+        if least <= 0.0 || !full(first) {
+            return self;
+        }
+        let widened = |place: &usize| self.places.contains(place) || is_as_slow(&ranks[*place]);
+        let places: Vec<usize> = (0..ranks.len()).filter(widened).collect();
+        let lateness = steps.late.as_ref().filter(|_| places.len() < ranks.len()).unwrap_or(&steps.waits);
+        let cost_ns = cost_of(&places, lateness);
+        Self { places, cost_ns: cost_ns.max(self.cost_ns), ..self }
     }
+
+    /// Whether the own part of the steps is more of a rank's lateness than its waits are.
+    fn is_own_part(&self, place: usize, ranks: usize, steps: &Steps) -> bool {
+        let others: Vec<usize> = (0..ranks).filter(|place| !self.places.contains(place)).collect();
+        let beyond = |of: &[Vec<f64>]| {
+            let usual = others.iter().map(|place| mean(of, *place)).sum::<f64>() / others.len().max(1) as f64;
+            mean(of, place) - usual
+        };
+        let late = steps.late.as_ref().filter(|_| !others.is_empty());
+        late.is_some_and(|late| beyond(late) > 2.0 * beyond(&steps.waits))
+    }
+
+    /// With their causes, which the reports get as well.
+    fn explained(self, ranks: &mut [RankReport], steps: &Steps) -> Late {
+        let (late, others): (Vec<usize>, Vec<usize>) = (0..ranks.len()).partition(|place| self.places.contains(place));
+        let theirs: Vec<&RankReport> = late.iter().map(|place| &ranks[*place]).collect();
+        let rest: Vec<&RankReport> = others.iter().map(|place| &ranks[*place]).collect();
+        let cause = |place: &usize| match self.without_core {
+            true => Some(Cause::CpuQuota),
+            false if self.is_own_part(*place, ranks.len(), steps) => Some(Cause::Consumer),
+            false => limit(&ranks[*place], &rest, EXPLAINS * self.cost_ns),
+        };
+        let causes: Vec<Option<Cause>> = late.iter().map(cause).collect();
+        let count = |one: &Cause| causes.iter().filter(|cause| **cause == Some(*one)).count();
+        let host = &theirs[0].host;
+        let is_there = |rank: &&RankReport| rank.host == *host;
+        let whole = late.len() > 1 && !rest.is_empty() && theirs.iter().all(is_there) && !rest.iter().any(is_there);
+        let bad = bad_share(&theirs);
+        let explained = Late {
+            ranks: theirs.iter().map(|rank| rank.rank).collect(),
+            how_many: match late.len() {
+                all if all == ranks.len() => HowMany::All,
+                most if 2 * most > ranks.len() => HowMany::Most,
+                _ => HowMany::Few,
+            },
+            host: whole.then(|| host.clone()),
+            cost_ns: self.cost_ns,
+            share: (self.cost_ns / steps.step_ns).min(1.0),
+            cause: causes.iter().copied().flatten().max_by_key(count).unwrap_or(Cause::Unknown),
+            without_core: self.without_core,
+            bad_share: (bad > 2.0 * bad_share(&rest)).then_some(bad),
+        };
+        for (place, cause) in late.into_iter().zip(causes) {
+            ranks[place].cause = cause.or(ranks[place].cause);
+        }
+        explained
+    }
+}
+
+fn bad_share(ranks: &[&RankReport]) -> f64 {
+    let sum = |count: fn(&RankReport) -> u64| ranks.iter().fold(0_u64, |sum, rank| sum.saturating_add(count(rank)));
+    sum(|rank| rank.bad_samples) as f64 / sum(|rank| rank.samples).max(1) as f64
+}
+
+/// The limit of a late rank: the stage whose work for a batch is the most beyond that of the others, where it is at least
+/// `least_ns`; else fewer slots than theirs; else its own verdict.
+///
+/// Of other programs it is late only where it lacks cores more than the others do, and its workers need no more CPU time than theirs.
+fn limit(rank: &RankReport, others: &[&RankReport], least_ns: f64) -> Option<Cause> {
+    let usual = |value: fn(&RankReport) -> f64| median(others.iter().copied(), value);
+    let as_others = rank.without_core_ns <= 2.0 * usual(|rank| rank.without_core_ns)
+        || rank.decode_cpu_ns > 2.0 * usual(|rank| rank.decode_cpu_ns);
+    let verdict = match rank.cause {
+        Some(Cause::OtherPrograms | Cause::LocalRanks | Cause::OwnThreads) if as_others => rank.stage,
+        cause => cause,
+    };
+    let verdict = verdict.filter(|cause| !matches!(cause, Cause::NotStarved | Cause::Consumer | Cause::Unknown));
+    let cores = matches!(verdict, Some(Cause::CpuQuota | Cause::OtherPrograms | Cause::LocalRanks | Cause::OwnThreads));
+    let beyond = |(cause, ns): &(Cause, f64)| {
+        // The least, since some of the others may be as slow.
+        (*cause, ns - others.iter().map(|rank| rank.work_of(*cause)).reduce(f64::min).unwrap_or(0.0))
+    };
+    let more = rank.work_ns.iter().map(beyond).max_by(|a, b| a.1.total_cmp(&b.1));
+    let more = more.filter(|(_, ns)| *ns >= least_ns);
+    // The workers' time is without their waits for a core.
+    let workers = more.is_some_and(|(cause, _)| matches!(cause, Cause::Decode | Cause::MapBatch));
+    if cores && !workers {
+        return verdict;
+    }
+    let more = more.map(|(cause, _)| cause);
+    let fewer = f64::from(rank.slots) < usual(|rank| rank.slots.into()) && !others.is_empty();
+    more.or(fewer.then_some(Cause::MemoryBudget)).or(verdict)
 }
 
 impl fmt::Display for Across {
@@ -367,23 +647,54 @@ impl fmt::Display for Across {
         if !self.missing.is_empty() {
             writeln!(f, "without a report: {}", list(&self.missing))?;
         }
-        let Some(Late { ranks, host, cost_ns, share, cause, without_core, bad_share }) = &self.late else {
-            return f.write_str(match self.compared {
-                true => "No rank holds the others up.",
-                false => "Too little was measured to compare the ranks: some steps of each, on a GPU with the loader's stream.",
-            });
+        let Some(late) = &self.late else { return self.none_late(f) };
+        late.fmt(f)
+    }
+}
+
+impl Across {
+    /// The sentence where no rank is late, with what it does not say.
+    fn none_late(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.compared {
+            let least = "some steps of each, on a GPU with the loader's stream";
+            return write!(f, "Too little was measured to compare the ranks: {least}.");
+        }
+        let step_ns = median(&self.ranks, |rank| rank.step_ns);
+        if self.last_ns < COSTS * step_ns {
+            f.write_str("No rank holds the others up.")?;
+        } else {
+            let (late, percent) = (time(self.last_ns), (100.0 * self.last_ns / step_ns).min(100.0));
+            write!(f, "No rank holds the others up: they are late by turns, {late} a step, {percent:.0} % of it.")?;
+        }
+        match self.own_parts || self.ranks.len() < 2 {
+            true => Ok(()),
+            false => f.write_str(
+                " Only waits for batches were compared: what else a rank does is seen with `loader.arrive()`.",
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ranks = list(&self.ranks);
+        let who = match (self.how_many, &self.host) {
+            (HowMany::All, _) => "All ranks wait for batches".into(),
+            (HowMany::Most, _) => format!("Most ranks, {ranks}, hold the others up"),
+            (HowMany::Few, Some(host)) => format!("All ranks of {host}, {ranks}, hold the others up"),
+            (HowMany::Few, None) if self.ranks.len() == 1 => format!("Rank {ranks} holds the others up"),
+            (HowMany::Few, None) => format!("Ranks {ranks} hold the others up"),
         };
-        let who = match (host, &ranks[..]) {
-            (Some(host), _) => format!("All ranks of {host}, {}, hold", list(ranks)),
-            (None, [one]) => format!("Rank {one} holds"),
-            (None, _) => format!("Ranks {} hold", list(ranks)),
+        let cost = if self.without_core { "about " } else { "" }.to_string() + &time(self.cost_ns);
+        let cause = match self.cause {
+            Cause::Consumer => "work between the batch and `arrive`".into(),
+            cause => cause.to_string(),
         };
-        let (cost, percent) = (time(*cost_ns), 100.0 * share);
-        write!(f, "{who} the others up by {cost} a step, {percent:.0} % of it, limited by {cause}")?;
-        if *without_core {
+        write!(f, "{who} by {cost} a step, {:.0} % of it, limited by {cause}", 100.0 * self.share)?;
+        if self.without_core {
             f.write_str(", which also kept threads of the step from a core")?;
         }
-        match bad_share {
+        match self.bad_share {
             Some(bad) => write!(f, ", with {:.1} % bad samples.", 100.0 * bad),
             None => f.write_str("."),
         }
@@ -428,12 +739,17 @@ mod tests {
         assert_eq!((&late.ranks[..], late.host, late.cause, view.steps), (&[5][..], None, Cause::Storage, 100));
         assert!((1.7e6..2.0e6).contains(&late.cost_ns) && (0.17..0.2).contains(&late.share), "{view}");
         assert!(view.to_string().contains("Rank 5 holds the others up by 1."), "{view}");
+        let view = Across::of(job(|rank, step| noise(rank, step) / 4 + if rank < 5 { 2000 } else { 0 }));
+        assert!(view.to_string().contains("Most ranks, 0, 1, 2, 3, 4, hold the others up by 2.01 ms"), "{view}");
     }
 
     #[test]
     fn ranks_that_are_late_by_turns_are_not_blamed() {
-        let view = Across::of(job(|rank, step| noise(rank, step) * 3));
-        assert_eq!(view.late, None, "{view}");
+        let view = Across::of(job(|rank, step| noise(rank, step) * 3 / 4));
+        assert!(
+            view.late.is_none() && view.to_string().contains("late by turns, 715.7 µs a step, 7 % of it"),
+            "{view}"
+        );
         let pause = |rank, step| if rank == 2 && step == 50 { 900_000 } else { noise(rank, step) };
         let view = Across::of(job(pause));
         assert_eq!(view.late, None, "one pause: {view}");
@@ -504,7 +820,13 @@ mod tests {
         assert_eq!((&late.ranks[..], late.host.as_deref()), (&[4, 5, 6, 7][..], Some("node1")), "{view}");
         let view = Across::of(job(|rank, _| if [1, 6].contains(&rank) { 2000 } else { 0 }));
         assert_eq!(view.late.map(|late| (late.ranks, late.host)), Some((vec![1, 6], None)));
-        assert_eq!(Across::of(job(|_, _| 5000)).late, None, "all wait alike");
+        let view = Across::of(job(|_, _| 5000));
+        let late = view.late.clone().unwrap();
+        assert_eq!((late.ranks.len(), late.how_many, late.host), (8, HowMany::All, None));
+        assert!(
+            view.to_string().contains("All ranks wait for batches by 5.00 ms a step, 50 % of it, limited by storage."),
+            "{view}"
+        );
     }
 
     #[test]
@@ -548,12 +870,16 @@ mod tests {
     }
 
     #[test]
-    fn a_report_has_less_than_4_kib() {
+    fn a_report_has_less_than_4_kib_and_with_arrivals_6() {
         let mut report = job(|_, _| u32::MAX).remove(7);
         report.host = "h".repeat(255);
         report.waits = vec![(u64::MAX, u64::MAX - 300, vec![9_999_999; WAITS])];
+        let stages = [Cause::Copy, Cause::Decode, Cause::MapBatch, Cause::PageCache, Cause::Order];
+        report.work_ns = stages.map(|stage| (stage, 1e10 / 3.0)).to_vec();
+        assert!(serde_json::to_string(&report).unwrap().len() < 4096);
+        report.own_us = vec![9_999_999; WAITS];
         let json = serde_json::to_string(&report).unwrap();
-        assert!(json.len() < 4096, "{}", json.len());
+        assert!(json.len() < 6144, "{}", json.len());
         assert_eq!(serde_json::from_str::<RankReport>(&json).unwrap(), report);
     }
 

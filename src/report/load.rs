@@ -24,14 +24,14 @@
 //!
 //! Threads that are ready and get no core count as busy or as waiting, whichever they were. So the loads cannot tell a slow stage from
 //! a stage without a core; the kernel's run delay of each thread does. The CPU time of the process then tells the takers: the
-//! process itself fills its cores, or other programs do. Cores that only the loader's own threads fill are no lack: that stage is
+//! process itself fills its cores, or other programs or ranks do. Cores that only the loader's own threads fill are no lack: that stage is
 //! the cause.
 //!
 //! In short epochs many samples are prepared before the first batch is handed out. The stages' work in the steady time is then that
 //! of fewer samples than the consumer's, and their loads are scaled up to the consumer's.
 
 use super::depth::{Headroom, network_share};
-use crate::meter::{DecodeStage, PipelineStage, Snapshot, StorageStage};
+use crate::meter::{Cpu, DecodeStage, PipelineStage, Snapshot, StorageStage};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -62,6 +62,8 @@ pub enum Cause {
     PageCache,
     /// The loader's threads stood ready without a core, and other programs had the cores.
     OtherPrograms,
+    /// The loader's threads stood ready without a core, and other ranks of the job had the cores.
+    LocalRanks,
     /// The loader's threads stood ready without a core, and other threads of the process had the cores.
     OwnThreads,
     /// The CPU quota of the process's control group was used up.
@@ -100,6 +102,7 @@ impl fmt::Display for Cause {
             Self::HandOver => "handing over",
             Self::PageCache => "reads from memory",
             Self::OtherPrograms => "other programs on the cores",
+            Self::LocalRanks => "the ranks of this machine on the cores",
             Self::OwnThreads => "other threads of this process on the cores",
             Self::CpuQuota => "the CPU quota",
             Self::NotStarved => return PipelineStage::Consumer.fmt(f),
@@ -344,9 +347,16 @@ fn taken(snapshot: &Snapshot, lost: f64, capacity: f64) -> Option<Cause> {
         None => process < ALL_CORES * capacity,
     };
     match others {
+        true if are_ranks(cpu) => Some(Cause::LocalRanks),
         true => Some(Cause::OtherPrograms),
         false => (process - loaders >= NOT_OURS * process).then_some(Cause::OwnThreads),
     }
+}
+
+/// Whether the other ranks of this machine, with as much CPU time as this one has, make up most of what others took.
+fn are_ranks(cpu: &Cpu) -> bool {
+    let ranks = u64::from(cpu.local_ranks.saturating_sub(1)).saturating_mul(cpu.process_ns);
+    cpu.others_ns.is_some_and(|others| ranks as f64 >= 0.5 * others as f64) && ranks > 0
 }
 
 /// Whether the bytes that readers brought lay in memory. File systems of the network have no devices.

@@ -22,7 +22,7 @@ mod verdict;
 mod whatif;
 mod words;
 
-pub use across::{Across, Late, RankReport};
+pub use across::{Across, HowMany, Late, RankReport};
 pub use estimate::{EpochCost, Estimate};
 pub use load::{Cause, StageLoad};
 pub use prometheus::prometheus;

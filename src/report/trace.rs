@@ -394,7 +394,7 @@ mod tests {
     prop_compose! {
         fn any_record()(at in prop::array::uniform7(moment()), first in any::<bool>(), sequence in any::<u64>(), epoch in 0_u64..3, batch in moment(), rows in any::<u32>()) -> BatchRecord {
             let [planned_ns, read_ns, full_ns, copied_ns, asked_ns, got_ns, dropped_ns] = at;
-            BatchRecord { sequence, epoch, batch, rows, planned_ns, read_ns, full_ns, copied_ns, first, asked_ns, got_ns, dropped_ns }
+            BatchRecord { sequence, epoch, batch, rows, planned_ns, read_ns, full_ns, copied_ns, first, asked_ns, got_ns, dropped_ns, arrived_ns: 0 }
         }
     }
 

@@ -648,6 +648,21 @@ fn the_taker_of_the_cores_is_the_cause() {
         });
         assert_said(cause, "bound by", known);
     }
+    // Eight ranks that need what this one does.
+    for (process, cause) in [(2.0, Cause::LocalRanks), (0.5, Cause::OtherPrograms)] {
+        let ranks = said(|s| {
+            (s.decode.cores, s.decode.cpu_ns) = (2, Some(400_000_000));
+            counted(s, 5.0, process, None);
+            let cpu = s.cpu.as_mut().unwrap();
+            (cpu.others_ns, cpu.local_ranks) = (Some(18_000_000_000), 8);
+        });
+        let line = if cause == Cause::LocalRanks {
+            "The 8 ranks of this machine share 2 cores: `workers(1)` in each"
+        } else {
+            "Other programs take"
+        };
+        assert_said(cause, line, ranks);
+    }
 }
 
 #[test]

@@ -285,6 +285,7 @@ def test_a_folder_carries_the_reports_of_ranks_and_names_missing_ones(data, tmp_
 def test_a_communicator_carries_the_reports(data):
     own, other = loader(data, shard=(0, 2)), loader(data, shard=(1, 2))
     rows(own), rows(other)
+    own.arrive()
 
     class Communicator:
         def Get_rank(self):

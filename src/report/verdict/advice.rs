@@ -43,6 +43,14 @@ impl Case<'_> {
                 "Other programs take the cores: stop them, or give this process cores of its own (`taskset`, a cpuset, a \
                  container's CPU request). Until then no setting of the loader has a known effect.",
             )],
+            Cause::LocalRanks => {
+                let ranks = self.snapshot.cpu.as_ref().map_or(0, |cpu| cpu.local_ranks);
+                let cores = self.snapshot.decode.cores;
+                let fewer = Setting::Workers.with((cores / ranks.max(1)).max(1));
+                let text =
+                    format!("The {ranks} ranks of this machine share {cores} cores: {fewer} in each, or fewer ranks.");
+                vec![Advice::new(Remedy::Cores, text)]
+            }
             Cause::OwnThreads => vec![Advice::new(
                 Remedy::OwnThreads,
                 "Other threads of this process take the cores: give those of the consumer's tensor library fewer.",

@@ -9,7 +9,7 @@
 //! the consumer saturated, and no stage more loaded? ──yes──► the consumer; where slots are few, also the memory budget
 //!    │no
 //!    ▼
-//! threads ready without a core? ──yes──► the taker of the cores: a quota, other programs, other threads of the process
+//! threads ready without a core? ──yes──► the taker of the cores: a quota, other programs or ranks, other threads of the process
 //!    │no
 //!    ▼
 //! a stage saturated that is measured exactly (copy, decode, order)? ──yes──► the one with the highest load
@@ -360,7 +360,7 @@ impl Case<'_> {
             Cause::Storage => {
                 !loads.at_least(PipelineStage::Storage) && loads.storage * loads.depth_filled >= SATURATED
             }
-            Cause::OtherPrograms | Cause::OwnThreads | Cause::CpuQuota => loads.lost >= 0.3,
+            Cause::OtherPrograms | Cause::LocalRanks | Cause::OwnThreads | Cause::CpuQuota => loads.lost >= 0.3,
             Cause::MemoryBudget => loads.lacks_room() >= 2.0 * LACKS && highest < NEAR && self.more_slots().is_some(),
             Cause::MapBatch => loads.load(PipelineStage::Decode) >= 0.9,
             cause => cause.stage().is_some_and(|stage| loads.load(stage) >= 0.9),

@@ -794,14 +794,20 @@ class Loader(_Native, Generic[Out]):
     def across(self, by: Any = None) -> dict[str, Any]:
         """One view of all ranks of a job: which ones hold the others up, by how much, and because of which stage.
 
-        Called by all processes behind the same step. `by` carries a report of less than 4 KiB from each to all: None
+        Called by all processes behind the same step. `by` carries a report of less than 6 KiB from each to all: None
         (torch.distributed's default group), a process group, a communicator of mpi4py, or a folder that all share, one for each
         loader. In a folder no process waits for another: it reads what is there. Reports that are a minute older than its own, from
         before its start, or of a job with another number of processes do not count.
 
-        `text` is a table and a sentence; `late` None or a dict of `ranks`, `host` (where they are all of a machine), `cost_ns` a
-        step, `share` of it, `cause`, `without_core` (a CPU quota kept their own threads from a core, too) and `bad_share`; `compared` whether the
-        reports were enough; `missing` lists the processes without a report; `ranks` has the reports.
+        `text` is a table and a sentence; `late` None or a dict of `ranks`, `how_many` these are (`"few"`, `"most"`, `"all"`), `host`
+        (where they are all of a machine), `cost_ns` a step, `share` of it, `cause`, `without_core` (a CPU quota kept their own threads
+        from a core, too) and `bad_share`; `compared` whether the reports were enough; `missing` lists the processes without a
+        report; `ranks` has the reports.
+
+        Waits for batches are compared. A rank that is late with its own part of the step (a stopped process, a thread that holds
+        the interpreter's lock, a neighbour on its core, more work) is not seen by them: the others wait for it in the collective
+        operation, and between two batches all ranks take the same time. Call `arrive()` before that operation in each step, and
+        such a rank is named, with `cause` `"consumer"`; `own_parts` says whether all ranks did.
         """
         text, view = self._across(_ranks.reports(self, by))
         return {"text": text, **json.loads(view)}

@@ -30,6 +30,11 @@ class Loader:
     def resume(self, state: bytes, rebatched: bool = False) -> None:
         """Goes on from what `state()` gave; `rebatched`: with another global batch or `last_batch`."""
 
+    def arrive(self) -> None:
+        """Says that this rank's own part of a step is done, and that it waits for the other ranks from here on: before the first
+        collective operation of each step, for `across`. On a GPU it has no effect.
+        """
+
     def mark(self, stream: Any = None) -> None:
         """On a GPU, says that all work of a step was given to `stream`, or else to the stream that took the last batch, so that
         the report tells how long this program leaves it idle. `feedline.torch` calls it after each step of an optimizer.
@@ -43,10 +48,10 @@ class Loader:
 
         `seconds` in which an epoch was open, without pauses for an evaluation, `samples_per_s`, `starved_share` (time without a
         ready batch; on a GPU of its stream), `host_late_share` (on a GPU: its stream ran dry because of this program),
-        `wait_p99_s`, `read_bytes_per_s`, `from_memory_share` (bytes that no device read), `decode_busy_share` and `bad_samples`
-        (rows for which others stood in). A value that was not measured is left out. `epoch_repeated` and `epoch_left_out` are
-        exact before the first batch: rows of a whole epoch of all ranks that repeat a sample to fill up a batch, and samples that
-        are dropped.
+        `wait_p99_s`, `read_bytes_per_s`, `from_memory_share` (bytes that no device read), `decode_busy_share` and
+        `map_batch_busy_share` (of the workers' time), and `bad_samples` (rows for which others stood in). A value that was not
+        measured is left out. `epoch_repeated` and `epoch_left_out` are exact before the first batch: rows of a whole epoch of all
+        ranks that repeat a sample to fill up a batch, and samples that are dropped.
 
             wandb.log(loader.log(), step=step)  # or mlflow.log_metrics(loader.log(), step=step)
             for name, value in loader.log().items():
