@@ -70,6 +70,7 @@ settings! {
     FollowLinks: "follow_links(true)", "follow_links=True", "--follow-links";
     GlobalBatch: "global_batch({})", "global_batch={}", "";
     HeaderBytes: "header({})", "header_bytes={}", "--header-bytes {}";
+    IndexFile: "index_file", "index_file", "--index";
     InMemory: "in_memory", "in_memory", "--in-memory";
     IntsFeature: "TfRecordBuilder::ints", "NAME:i64", "NAME:i64";
     Keep: "keep", "keep", "";
