@@ -355,7 +355,7 @@ impl Batch {
                 }
             },
         };
-        Dlpack::new(Parts { data, device, dtype, shape, strides, owner })
+        Dlpack::new(Parts { data, device, dtype, shape, strides, owner, counted: None })
     }
 
     fn all(&self) -> MicroBatch<'_> {

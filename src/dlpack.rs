@@ -231,6 +231,8 @@ pub(crate) struct Parts {
     pub(crate) strides: Vec<i64>,
     /// Dropped on any thread when the last user of the memory is done.
     pub(crate) owner: Box<dyn Owner>,
+    /// Of [`Dlpack::counted_by`].
+    pub(crate) counted: Option<Arc<()>>,
 }
 
 /// Keeps the memory alive, and on a device orders its use.
@@ -259,6 +261,13 @@ impl Dlpack {
     pub(crate) fn new(parts: Parts) -> Self {
         assert_eq!(parts.shape.len(), parts.strides.len(), "a stride for each dimension");
         Self(Box::new(parts))
+    }
+
+    /// Holds a clone of `count` as long as the memory: its strong count tells how many arrays live, here or in a consumer.
+    #[must_use]
+    pub fn counted_by(mut self, count: &Arc<()>) -> Self {
+        self.0.counted = Some(count.clone());
+        self
     }
 
     /// Sizes of the dimensions, rows first.
@@ -408,7 +417,7 @@ mod tests {
         let data = owner.bytes.as_mut_ptr().cast();
         let strides = dense(&shape);
         let device = DLDevice::CPU;
-        Dlpack::new(Parts { data, device, dtype, shape, strides, owner: Box::new(owner) })
+        Dlpack::new(Parts { data, device, dtype, shape, strides, owner: Box::new(owner), counted: None })
     }
 
     fn count(gone: &Arc<AtomicUsize>) -> usize {
@@ -599,6 +608,7 @@ mod tests {
             shape: vec![1],
             strides: vec![1],
             owner: Box::new(Nobody),
+            counted: None,
         });
         assert_eq!(dlpack.device(), DLDevice { device_type: 2, device_id: 3 });
         let managed = Elsewhere(dlpack.into_versioned());
@@ -607,6 +617,17 @@ mod tests {
         assert_eq!((seen.flags, seen.dl_tensor.device), (0, DLDevice::cuda(3)));
         assert_eq!(seen.dl_tensor.data.addr(), 0x1000);
         managed.delete();
+    }
+
+    #[test]
+    fn an_array_is_counted_until_its_deleter_is_called() {
+        let count = Arc::new(());
+        let managed = Elsewhere(dlpack(DType::U8, vec![3], &Arc::default()).counted_by(&count).into_versioned());
+        let unread = dlpack(DType::U8, vec![3], &Arc::default()).counted_by(&count);
+        assert_eq!(Arc::strong_count(&count), 3);
+        managed.delete();
+        drop(unread);
+        assert_eq!(Arc::strong_count(&count), 1);
     }
 
     #[test]

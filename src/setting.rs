@@ -73,6 +73,7 @@ settings! {
     GlobalBatch: "global_batch({})", "global_batch={}", "";
     GroupsBudget: "Groups::budget({})", "budget={}", "";
     HeaderBytes: "header({})", "header_bytes={}", "--header-bytes {}";
+    IndexFile: "index_file", "index_file", "--index";
     InMemory: "in_memory", "in_memory", "--in-memory";
     IntsFeature: "TfRecordBuilder::ints", "NAME:i64", "NAME:i64";
     Keep: "keep", "keep", "";

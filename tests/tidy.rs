@@ -36,6 +36,7 @@ const UNSAFE: &[&str] = &[
     "benches/starvation/device.rs",
     "examples/profile/gpu.rs",
     "examples/pytorch/src/lent.rs",
+    "examples/pytorch/src/lib.rs",
     "examples/pytorch/src/stream.rs",
     "examples/pytorch/src/tensor.rs",
     "examples/pytorch/src/xla.rs",

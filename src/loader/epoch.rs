@@ -316,8 +316,9 @@ impl Epoch {
         }
         let held = self.shared.info.held.load(Ordering::Relaxed);
         if held >= self.shared.info.most && waited >= self.shared.deadlines.held {
-            let raise = self.shared.info.permit.hint(|permit| format!(", or raise {permit}"));
-            let message = format!("the caller holds all {held} batches; drop one{raise}");
+            let raise = self.shared.info.permit.hint(|permit| format!("; {permit} is how many there are"));
+            let message =
+                format!("the caller holds all {held} batches: drop one, or keep copies of what is needed{raise}");
             return Err(Error::new(ErrorKind::BatchesHeld, Stage::Batch, message));
         }
         if held >= self.shared.info.most {

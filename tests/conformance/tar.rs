@@ -283,7 +283,16 @@ fn indexes_can_be_kept_elsewhere_or_turned_off() {
     }
     assert_eq!((files("set"), files("cache")), (2, 2));
     let nowhere = builder().index_dir(dir.path("set/shard-000.tar/cache")).open(dir.path("set")).unwrap();
-    assert!(nowhere.describe().contains("index not saved"), "{}", nowhere.describe());
+    let told = nowhere.describe();
+    assert!(
+        told.contains("index not saved") && told.ends_with("; `index_file` names a file that can be written"),
+        "{told}"
+    );
+    for (opening, tells) in [true, false].into_iter().enumerate() {
+        let told = builder().open(dir.path("set")).unwrap().describe();
+        let words = ", kept beside the shards as .fdx files; `index_file` names one file elsewhere for all";
+        assert_eq!(told.contains(words), tells, "opening {opening}: {told}");
+    }
 }
 
 #[test]

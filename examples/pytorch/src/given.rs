@@ -1,9 +1,10 @@
 //! Settings that Python gives by name: each is taken once, and what nobody took is refused.
 
 use crate::error::{config, exception};
+use feedline::Result;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyList};
+use pyo3::types::{PyBool, PyDict, PyList, PyTuple};
 use std::any::TypeId;
 
 /// Keyword arguments, of which None counts as absent.
@@ -32,22 +33,21 @@ impl<'py> Given<'py> {
         if value.is_none() {
             return Ok(None);
         }
-        let any = [TypeId::of::<bool>(), TypeId::of::<Py<PyAny>>()].contains(&TypeId::of::<T>());
-        if value.is_instance_of::<PyBool>() && !any {
+        // To Python they are the numbers 1 and 0.
+        let takes_bools =
+            [TypeId::of::<bool>(), TypeId::of::<Py<PyAny>>(), TypeId::of::<Py<PyDict>>(), TypeId::of::<Chosen>()];
+        if !takes_bools.contains(&TypeId::of::<T>()) && has_bool(&value) {
             return Err(refused(name, &value, legal(name).unwrap_or("give a number or a name, not True or False")));
         }
-        // Tensors are no sequences of numbers.
-        let listed = || value.call_method0("tolist").and_then(|list| list.extract().map_err(Into::into)).ok();
         let error: PyErr = match value.extract() {
             Ok(value) => return Ok(Some(value)),
             Err(error) => error.into(),
         };
-        if let Some(value) = listed() {
-            return Ok(Some(value));
-        }
         let (place, value, error) = wrong_entry::<T>(name, &value).unwrap_or((name.into(), value, error));
         if error.is_instance_of::<PyOverflowError>(self.py()) {
-            let message = format!("{place}={}: out of range; give a whole number from 0", shown(&value));
+            let bits = if TypeId::of::<T>() == TypeId::of::<u32>() { 32 } else { 64 };
+            let message =
+                format!("{place}={}: out of range; give a whole number from 0 to 2**{bits} - 1", shown(&value));
             return Err(exception(self.py(), &config(message)));
         }
         let words = error.value(self.py()).to_string();
@@ -88,6 +88,49 @@ fn wrong_entry<'py, T: for<'a> FromPyObject<'a, 'py>>(
     None
 }
 
+/// Whether a value, or one inside it, is True or False.
+fn has_bool(value: &Bound<'_, PyAny>) -> bool {
+    if let Ok(list) = value.cast::<PyList>() {
+        return list.iter().any(|item| has_bool(&item));
+    }
+    if let Ok(tuple) = value.cast::<PyTuple>() {
+        return tuple.iter().any(|item| has_bool(&item));
+    }
+    if let Ok(dict) = value.cast::<PyDict>() {
+        return dict.iter().any(|(_, item)| has_bool(&item));
+    }
+    value.is_instance_of::<PyBool>()
+}
+
+/// Samples by number, or by a mask.
+#[derive(Clone)]
+pub enum Chosen {
+    Ids(Vec<u64>),
+    Mask(Vec<bool>),
+}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Chosen {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        if has_bool(&object) { object.extract().map(Self::Mask) } else { object.extract().map(Self::Ids) }
+    }
+}
+
+impl Chosen {
+    /// The numbers of the samples, of so many.
+    pub fn ids(&self, name: &str, samples: u64) -> Result<Vec<u64>> {
+        match self {
+            Self::Ids(ids) => Ok(ids.clone()),
+            Self::Mask(mask) if mask.len() as u64 != samples => {
+                let len = mask.len();
+                Err(config(format!("{name}: a mask of {len} for {samples} samples: give True or False for each")))
+            }
+            Self::Mask(mask) => Ok((0..).zip(mask).filter(|(_, chosen)| **chosen).map(|(sample, _)| sample).collect()),
+        }
+    }
+}
+
 /// Most letters of a value in a message.
 const SHOWN_MAX: usize = 200;
 
@@ -115,9 +158,11 @@ fn legal(name: &str) -> Option<&'static str> {
         "streams" => "give a list of CUDA streams",
         "schedule" => "give a list of (first position, list of weights)",
         "take" | "leave" => "give (fraction, key)",
-        "subset" | "indices" | "weights" | "keep" | "columns" | "trim" => "give a list",
+        "subset" | "indices" => "give a list of numbers, or a mask: True or False for each sample",
+        "weights" => "give a list of numbers",
+        "keep" | "columns" | "trim" => "give a list",
         "lengths" => "give a list of whole numbers, such as loader.lengths(NAME)",
-        "packed" => "give a dict with tokens and bins",
+        "packed" => "give a dict, {\"tokens\": NUMBER, \"bins\": PATH}",
         "bins" | "copy" => "give a path, in a mix a list of them",
         "field" => "give a name, or a list of the documents' and those beside it",
         "padding" => "give a whole number, or a dict from field to number",
@@ -128,7 +173,7 @@ fn legal(name: &str) -> Option<&'static str> {
         "size" => "give a number, or (height, width)",
         "patches" => "give (pixels of a side, most patches)",
         "merge" => "give (patches of a side, least patches)",
-        "normalize" => "give (mean, std), each a list of numbers",
+        "normalize" => "give (mean, std), each a number or one for each channel",
         _ => return None,
     })
 }

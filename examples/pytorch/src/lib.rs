@@ -27,26 +27,37 @@ mod stream;
 mod tensor;
 mod xla;
 
-/// feedline's loader for Python.
-#[pyo3::pymodule]
-mod _native {
-    #[pymodule_export]
-    use crate::loader::{Epoch, Loader};
-    #[pymodule_export]
-    use crate::python::{cores, enter, leave};
-    #[pymodule_export]
-    use crate::source::ramp;
-    #[pymodule_export]
-    use crate::stream::{bound, used_on};
-    #[pymodule_export]
-    use crate::tensor::Tensor;
-    #[pymodule_export]
-    use crate::xla::{handler, stream};
+use pyo3::exceptions::PyImportError;
+use pyo3::ffi::{PyInterpreterState_Get, PyInterpreterState_GetID};
+use pyo3::prelude::*;
 
-    #[pymodule_init]
-    fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
-        feedline::Dialect::Python.speak();
-        crate::python::enter();
-        pyo3::types::PyModuleMethods::add(module, "__version__", env!("CARGO_PKG_VERSION"))
+/// feedline's loader for Python.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    // First of all: the classes below are those of the process, not of an interpreter.
+    if !in_main_interpreter() {
+        let message = "feedline works in the main interpreter only: import it there, or in a process of its own";
+        return Err(PyImportError::new_err(message));
     }
+    module.add_class::<loader::Loader>()?;
+    module.add_class::<loader::Epoch>()?;
+    module.add_class::<tensor::Tensor>()?;
+    module.add_function(wrap_pyfunction!(python::cores, module)?)?;
+    module.add_function(wrap_pyfunction!(python::enter, module)?)?;
+    module.add_function(wrap_pyfunction!(python::leave, module)?)?;
+    module.add_function(wrap_pyfunction!(source::ramp, module)?)?;
+    module.add_function(wrap_pyfunction!(stream::bound, module)?)?;
+    module.add_function(wrap_pyfunction!(stream::used_on, module)?)?;
+    module.add_function(wrap_pyfunction!(xla::handler, module)?)?;
+    module.add_function(wrap_pyfunction!(xla::stream, module)?)?;
+    feedline::Dialect::Python.speak();
+    python::enter();
+    module.add("__version__", env!("CARGO_PKG_VERSION"))
+}
+
+/// The main interpreter is the first one.
+#[allow(unsafe_code)]
+fn in_main_interpreter() -> bool {
+    // SAFETY: a module is initialised with an interpreter attached, which both calls ask for.
+    unsafe { PyInterpreterState_GetID(PyInterpreterState_Get()) == 0 }
 }

@@ -1,14 +1,14 @@
 //! The loader and its iterator as Python classes.
 
 use crate::error::{check, config, exception};
-use crate::given::Given;
+use crate::given::{Chosen, Given};
 use crate::python::{self, Code, Declared};
 use crate::source::{Opened, Paths, Pictures, Source};
 use crate::stream::Handle;
 use crate::tensor::Tensor;
 use feedline::dataset::{DatasetExt, stoppable};
 use feedline::device::{DeviceKind, StreamUse};
-use feedline::dlpack::Tensors;
+use feedline::dlpack::{BatchStreams, Dlpack, Tensors};
 use feedline::order::Groups;
 use feedline::profile::{Across, Change, Names, RankReport, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
@@ -53,6 +53,32 @@ struct Built {
     shard: Rank,
     /// Lengths, batches or states of this rank were given.
     told: bool,
+    arrays: Arc<Arrays>,
+}
+
+/// Counts of the arrays that live, by name.
+struct Arrays(BTreeMap<String, Arc<()>>);
+
+impl Arrays {
+    fn of(loader: &feedline::Loader) -> Self {
+        let fields = loader.spec().into_iter().map(|field| field.name().to_string());
+        Self(fields.map(|name| (name, Arc::default())).collect())
+    }
+
+    /// The tensor of a field, counted as long as it or a view of it lives.
+    fn tensor(&self, name: &str, dlpack: Dlpack, streams: &BatchStreams) -> Tensor {
+        let dlpack = match self.0.get(name) {
+            Some(count) => dlpack.counted_by(count),
+            None => dlpack,
+        };
+        Tensor::new(dlpack, streams)
+    }
+
+    /// The fields of which arrays live, and how many.
+    fn held(&self) -> BTreeMap<&str, usize> {
+        let counts = self.0.iter().map(|(name, count)| (name.as_str(), Arc::strong_count(count) - 1));
+        counts.filter(|(_, count)| *count > 0).collect()
+    }
 }
 
 #[pymethods]
@@ -120,6 +146,7 @@ impl Loader {
             next,
             process: slf.get().process,
             code: code.clone(),
+            arrays: slf.get().built().arrays.clone(),
             ids: settings.ids,
             stop,
         })
@@ -506,10 +533,11 @@ impl Recipe {
     fn build(&self, shard: Rank, device: Option<&str>) -> Result<Built> {
         let settings = &self.settings;
         let builder = self.source.builder(&self.opened, &self.pictures, settings.seed)?;
-        let (builder, device) = settings.apply(builder, self.opened.1.clone(), shard, device)?;
+        let (builder, device) = settings.apply(builder, &self.opened, shard, device)?;
         let loader = builder.build()?;
         no_doubled_names(&loader, settings.ids)?;
-        Ok(Built { loader: Some(Arc::new(loader)), device, shard, told: false })
+        let arrays = Arc::new(Arrays::of(&loader));
+        Ok(Built { loader: Some(Arc::new(loader)), device, shard, told: false, arrays })
     }
 }
 
@@ -572,6 +600,7 @@ pub struct Epoch {
     next: Mutex<()>,
     process: Process,
     code: Arc<Code>,
+    arrays: Arc<Arrays>,
     ids: bool,
     /// Ends the loop after a whole batch.
     stop: Option<Stop>,
@@ -600,6 +629,10 @@ impl Epoch {
         if let Some(cause) = self.code.cause(error) {
             raised.set_cause(py, Some(cause));
         }
+        if error.kind() == ErrorKind::BatchesHeld {
+            // Without it the error says less.
+            let _ = raised.value(py).setattr("held", self.arrays.held());
+        }
         raised
     }
 
@@ -617,6 +650,32 @@ impl Epoch {
             py.check_signals()?;
         }
     }
+
+    /// The batch as Python's class `Batch`, a dict.
+    fn dict<'py>(&self, py: Python<'py>, batch: Batch) -> PyResult<Bound<'py, PyAny>> {
+        static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        let dict = CLASS.import(py, "feedline", "Batch")?.call0()?;
+        let on_gpu = batch.device().kind() != DeviceKind::Host;
+        let Tensors { fields, lens, offsets, ids: numbers, status, streams, .. } = batch.into_dlpack();
+        if on_gpu {
+            crate::stream::note(&streams);
+        }
+        for (name, tensor) in fields {
+            let tensor = self.arrays.tensor(&name, tensor, &streams);
+            dict.set_item(name, tensor)?;
+        }
+        for (name, tensor) in lens {
+            dict.set_item(lens_name(&name), Tensor::new(tensor, &streams))?;
+        }
+        for (name, tensor) in offsets {
+            dict.set_item(offsets_name(&name), Tensor::new(tensor, &streams))?;
+        }
+        if self.ids {
+            dict.set_item("ids", Tensor::new(numbers, &streams))?;
+            dict.set_item("status", Tensor::new(status, &streams))?;
+        }
+        Ok(dict)
+    }
 }
 
 #[pymethods]
@@ -627,7 +686,7 @@ impl Epoch {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         if let Some(batch) = self.take_kept() {
-            return dict(py, batch, self.ids).map(Some);
+            return self.dict(py, batch).map(Some);
         }
         let stops = || self.stop.as_ref().is_some_and(Stop::requested);
         let next = self.wait(py, |epoch| match epoch {
@@ -641,7 +700,7 @@ impl Epoch {
                     *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(batch);
                     return Err(signal);
                 }
-                Ok(Some(dict(py, batch, self.ids)?))
+                Ok(Some(self.dict(py, batch)?))
             }
             None => Ok(None),
         }
@@ -673,31 +732,6 @@ impl Epoch {
         // In a forked child nothing is open, and what ends the block, such as `sys.exit`, must get through.
         if self.process.is_forked() { Ok(()) } else { self.close(py) }
     }
-}
-
-/// The batch as Python's class `Batch`, a dict.
-fn dict(py: Python<'_>, batch: Batch, ids: bool) -> PyResult<Bound<'_, PyAny>> {
-    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    let dict = CLASS.import(py, "feedline", "Batch")?.call0()?;
-    let on_gpu = batch.device().kind() != DeviceKind::Host;
-    let Tensors { fields, lens, offsets, ids: numbers, status, streams, .. } = batch.into_dlpack();
-    if on_gpu {
-        crate::stream::note(&streams);
-    }
-    for (name, tensor) in fields {
-        dict.set_item(name, Tensor::new(tensor, &streams))?;
-    }
-    for (name, tensor) in lens {
-        dict.set_item(lens_name(&name), Tensor::new(tensor, &streams))?;
-    }
-    for (name, tensor) in offsets {
-        dict.set_item(offsets_name(&name), Tensor::new(tensor, &streams))?;
-    }
-    if ids {
-        dict.set_item("ids", Tensor::new(numbers, &streams))?;
-        dict.set_item("status", Tensor::new(status, &streams))?;
-    }
-    Ok(dict)
 }
 
 pub fn lens_name(field: &str) -> String {
@@ -741,8 +775,10 @@ struct Settings {
 struct OrderArgs {
     window: Option<usize>,
     lanes: Option<u32>,
-    indices: Option<Vec<u64>>,
+    indices: Option<Chosen>,
     groups: Option<Groups>,
+    /// Batches by a budget have equally many rows on all ranks.
+    evens: bool,
 }
 
 /// Bounds of groups, or how many there shall be.
@@ -755,8 +791,18 @@ enum Bounds {
 /// Groups by length, unless `bounds` says otherwise.
 const GROUPS: usize = 64;
 
-/// The groups of an order, and whether they have batch sizes of their own.
-fn groups(given: &mut Given<'_>, pictures: &Pictures) -> PyResult<(Option<Groups>, bool)> {
+/// How batches get their rows.
+enum Rows {
+    /// All by the loader's batch size.
+    Loader,
+    /// By a budget.
+    Budget,
+    /// By a budget, a multiple of a number.
+    Multiple,
+}
+
+/// The groups of an order.
+fn groups(given: &mut Given<'_>, pictures: &Pictures) -> PyResult<(Option<Groups>, Rows)> {
     let buckets = pictures.groups().map_err(|error| exception(given.py(), &error))?;
     let lengths: Option<Vec<u64>> = given.take("lengths")?;
     let patches = pictures.patch_counts().map_err(|error| exception(given.py(), &error))?;
@@ -777,13 +823,18 @@ fn groups(given: &mut Given<'_>, pictures: &Pictures) -> PyResult<(Option<Groups
         (None, None) if bounds.is_some() || trim.is_some() || budget.is_some() || multiple.is_some() => {
             return wrong("bounds, budget, multiple_of and trim are for groups: say lengths, or sizes of patches, too");
         }
-        (None, None) => return Ok((None, false)),
+        (None, None) => return Ok((None, Rows::Loader)),
     };
     let made = made.map_err(|error| exception(given.py(), &error))?;
     let bounds = made.bounds().to_vec();
     let made = trim.into_iter().flatten().fold(made, |made, field| made.up_to(field, &bounds));
+    let rows = match (budget, multiple) {
+        (None, _) => Rows::Loader,
+        (Some(_), None) => Rows::Budget,
+        (Some(_), Some(_)) => Rows::Multiple,
+    };
     let made = multiple.into_iter().fold(made, Groups::multiple_of);
-    Ok((Some(budget.into_iter().fold(made, Groups::budget)), budget.is_some()))
+    Ok((Some(budget.into_iter().fold(made, Groups::budget)), rows))
 }
 
 /// Fields whose rows lie side by side, with the most bytes of a batch.
@@ -816,8 +867,8 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Words {
 impl Settings {
     fn of(given: &mut Given<'_>, code: &Arc<Code>, pictures: &Pictures) -> PyResult<Self> {
         let mut steps: Vec<Step> = Vec::new();
-        let (groups, sized) = groups(given, pictures)?;
-        let default = (!sized).then_some(32);
+        let (groups, rows) = groups(given, pictures)?;
+        let default = matches!(rows, Rows::Loader).then_some(32);
         steps.extend(step(given.take("batch_size")?.or(default), |builder, rows| Ok(builder.batch_size(rows))));
         steps.extend(step(given.take("global_batch")?, |builder, rows| Ok(builder.global_batch(rows))));
         steps.extend(step(given.take("seed")?, |builder, seed| Ok(builder.seed(seed))));
@@ -902,6 +953,7 @@ impl Settings {
                 lanes: given.take("lanes")?,
                 indices: given.take("indices")?,
                 groups,
+                evens: matches!(rows, Rows::Budget),
             },
             steps,
             budget: budget.unwrap_or(usize::MAX),
@@ -925,12 +977,13 @@ impl Settings {
     fn apply(
         &self,
         builder: LoaderBuilder,
-        mixed: Option<Order>,
+        opened: &Opened,
         shard: Rank,
         device: Option<&str>,
     ) -> Result<(LoaderBuilder, String)> {
         let last = last_or_default(self.last, shard, self.ids)?;
-        let mut builder = builder.order(self.order.order(self.seed, mixed)?).rank(shard).last_batch(last);
+        let order = self.order.order(self.seed, opened, shard)?;
+        let mut builder = builder.order(order).rank(shard).last_batch(last);
         for step in &self.steps {
             builder = step(builder)?;
         }
@@ -948,16 +1001,16 @@ fn step<T: Clone + Send + Sync + 'static>(
 }
 
 impl OrderArgs {
-    fn order(&self, seed: Option<u64>, mixed: Option<Order>) -> Result<Order> {
+    fn order(&self, seed: Option<u64>, (dataset, mixed): &Opened, shard: Rank) -> Result<Order> {
         let other = self.window.is_some() || self.lanes.is_some() || self.groups.is_some();
-        match (mixed, &self.indices) {
+        match (mixed.clone(), &self.indices) {
             (Some(_), Some(_)) => return Err(config("weights give the order: indices are not for a mix")),
             (Some(_), None) | (None, Some(_)) if other => {
                 return Err(config("window, lanes and lengths are not for a mix or indices"));
             }
             (Some(mixed), None) => return Ok(mixed),
-            (None, Some(ids)) => {
-                let order = Order::indices(ids.clone());
+            (None, Some(chosen)) => {
+                let order = Order::indices(chosen.ids("indices", dataset.len())?);
                 return Ok(seed.into_iter().fold(order, Order::then_shuffled));
             }
             (None, None) => {}
@@ -969,7 +1022,10 @@ impl OrderArgs {
             (Some(seed), Some(chunks)) => Order::windowed(seed, chunks),
         };
         let order = self.lanes.into_iter().fold(order, Order::lanes);
-        Ok(self.groups.iter().cloned().fold(order, Order::grouped))
+        let groups = self.groups.iter().cloned();
+        // Frameworks gather rows of equally many on each rank.
+        let even = |groups: Groups| if self.evens { groups.multiple_of(shard.world().into()) } else { groups };
+        Ok(groups.map(even).fold(order, Order::grouped))
     }
 }
 

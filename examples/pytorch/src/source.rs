@@ -1,7 +1,7 @@
 //! From a path and a few settings to a dataset with its decoders.
 
 use crate::error::{config, exception};
-use crate::given::Given;
+use crate::given::{Chosen, Given};
 use crate::narrow::Narrow;
 use crate::python::{self, Code, Declared, Samples};
 use feedline::dataset::{
@@ -27,7 +27,7 @@ pub struct Source {
     weights: Option<Vec<f64>>,
     schedule: Option<Vec<(u64, Vec<f64>)>>,
     epoch_len: Option<u64>,
-    subset: Option<Vec<u64>>,
+    subset: Option<Chosen>,
     take: Option<(f64, u64)>,
     leave: Option<(f64, u64)>,
     samples: Option<Samples>,
@@ -176,6 +176,22 @@ impl Packing {
 /// Mean and standard deviation, in units of 0..=1: one per channel, or one for all.
 type Normalize = [Vec<f32>; 2];
 
+/// One for each channel, or one for all.
+#[derive(FromPyObject)]
+enum Channels {
+    All(f32),
+    Each(Vec<f32>),
+}
+
+impl From<Channels> for Vec<f32> {
+    fn from(values: Channels) -> Self {
+        match values {
+            Channels::All(value) => vec![value],
+            Channels::Each(values) => values,
+        }
+    }
+}
+
 /// What becomes of pictures.
 pub struct Pictures {
     size: Option<Side>,
@@ -303,13 +319,13 @@ impl Source {
         };
         let dataset = opened.0.clone();
         if let Some(samples) = &self.samples {
-            pictures.refuse()?;
+            pictures.refuse("")?;
             let decoder = Python::attach(|py| samples.decoder(py, self.code.clone(), narrow))?;
             return Ok(Loader::builder(dataset).decode(decoder));
         }
         let schema = dataset.schema().to_vec();
         if schema.iter().all(|field| field.encoding != Encoding::Image) {
-            pictures.refuse()?;
+            pictures.refuse(&self.name_pictures())?;
         }
         if let Some((_, Declared(name, ..))) =
             self.decoders.iter().find(|(_, of)| !schema.iter().any(|f| f.name == of.0))
@@ -342,6 +358,16 @@ impl Source {
         })
     }
 
+    /// How to say which column has the pictures, where the source has such a setting.
+    fn name_pictures(&self) -> String {
+        if self.image.is_some() || !["tar", "tfrecord", "parquet"].contains(&self.kind.as_str()) {
+            return String::new();
+        }
+        let endings = ["png", "jpg", "jpeg", "webp"];
+        let column = self.columns.iter().flatten().find(|column| endings.contains(&column.as_str()));
+        format!(": name their column by image={:?}", column.map_or("image", String::as_str))
+    }
+
     /// `budget`: the loader's, in bytes.
     pub fn open(&self, seed: Option<u64>, budget: usize) -> Result<Opened> {
         self.refuse_foreign()?;
@@ -364,7 +390,10 @@ impl Source {
             _ if order.is_some() => {
                 return Err(config("weights mix whole datasets: subset, take and leave are not for a mix"));
             }
-            (Some(ids), None, None) => Arc::new(dataset.subset(ids.clone())?),
+            (Some(chosen), None, None) => {
+                let ids = chosen.ids("subset", dataset.len())?;
+                Arc::new(dataset.subset(ids)?)
+            }
             (None, Some(split), None) => part(split, true)?,
             (None, None, Some(split)) => part(split, false)?,
             _ => return Err(config("subset, take and leave choose samples: only one of them at a time")),
@@ -538,7 +567,7 @@ impl Source {
                 return Err(config(format!("up_to names {name:?}, columns does not: name it in both")));
             }
         }
-        let given: [Owned<'_>; 18] = [
+        let given: [Owned<'_>; 19] = [
             ("record_bytes", self.record_bytes.is_some(), &["records"]),
             ("token", self.token.is_some(), &["tokens"]),
             ("header_bytes", self.header_bytes.is_some(), &["tokens"]),
@@ -706,7 +735,7 @@ impl Pictures {
             augment: given.take("augment")?,
             filter: given.take("filter")?,
             dtype: given.take("dtype")?,
-            normalize: given.take("normalize")?,
+            normalize: given.take::<[Channels; 2]>("normalize")?.map(|both| both.map(Vec::from)),
             layout: given.take("layout")?,
             dct_scaling: given.take("dct_scaling")?.unwrap_or(false),
             strict: given.take("strict")?,
@@ -847,7 +876,7 @@ impl Pictures {
     }
 
     /// For a source that has none.
-    fn refuse(&self) -> Result<()> {
+    fn refuse(&self, advice: &str) -> Result<()> {
         let given = [
             ("size", self.size.is_some()),
             ("patches", self.patches.is_some()),
@@ -865,7 +894,7 @@ impl Pictures {
             ("exif_orientation", self.exif_orientation),
         ];
         match given.iter().find(|(_, given)| *given) {
-            Some((name, _)) => Err(config(format!("{name} is for pictures, and the source has none"))),
+            Some((name, _)) => Err(config(format!("{name} is for pictures, and the source has none{advice}"))),
             None => Ok(()),
         }
     }

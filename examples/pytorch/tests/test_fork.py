@@ -104,11 +104,13 @@ ARGUMENTS = {
     "bind": (1,),
     "used_on": (1,),
     "skip": (range(1),),
+    "__getitem__": (0,),
     "__exit__": (None, None, None),
 }
 # What answers without a look at the parent's loader.
 HARMLESS = {"__repr__", "shape", "dtype", "__dlpack_device__", "end_of_dataloader", "remainder"}
 HARMLESS |= {"num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "drop_last", "collate_fn"}
+HARMLESS |= {"worker_init_fn", "generator", "multiprocessing_context", "timeout"}
 # So that what ends a `with` block in the child gets through.
 SILENT = {"__exit__"}
 OF_CLASSES = {
@@ -138,7 +140,8 @@ def tells(of, name):
         assert isinstance(error, RuntimeError) and error.kind == "forked" and "build the loader in the child" in str(error)
         return None if name not in HARMLESS | SILENT else "raised"
     except TypeError as error:
-        return None if name == "__reduce__" and "not pickled" in str(error) else f"{error!r}: give ARGUMENTS"
+        told = {"__reduce__": "not pickled", "__getitem__": "a loader is no dataset"}
+        return None if name in told and told[name] in str(error) else f"{error!r}: give ARGUMENTS"
     if name in HARMLESS or (name in SILENT and got is None):
         return None
     return f"gave {got!r}"

@@ -7,9 +7,11 @@ Frameworks that are not installed are skipped.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +88,7 @@ def test_a_compiled_step_is_compiled_once(data):
 
 
 # Started by torchrun; others start their ranks themselves.
-BY_TORCHRUN = ("plain.py", "accelerate_loop.py", "transformers_loop.py", "every_step.py", "mesh.py", "across.py")
+BY_TORCHRUN = ("plain.py", "accelerate_loop.py", "transformers_loop.py", "every_step.py", "mesh.py", "across.py", "wrappers.py")
 
 
 def run(script, *arguments, ranks=1):
@@ -157,6 +159,61 @@ def test_ranks_of_a_mesh_share_their_data(data, tmp_path):
     done = run("mesh.py", data, ranks=4)
     assert done.returncode == 0 and done.stdout.count("ok") == 4, done.stdout + done.stderr
     assert 'refused: the 4 processes of torch.distributed are a mesh of dp=2, tp=2' in done.stdout
+
+
+AS_IT_IS = "(?s)TypeError: .*loop over the loader as it is"
+#: Wrappers around a loader, and what they must do on one rank and on two; "same rows" by default.
+WRAPPED = {
+    "torch: DataLoader(loader)": (AS_IT_IS, AS_IT_IS),
+    "torch: DataLoader(loader, batch_size=None)": (AS_IT_IS, AS_IT_IS),
+    "torch: DataLoader(loader, num_workers=1)": (AS_IT_IS, AS_IT_IS),
+    "torch: DataLoader(loader.dataset)": (AS_IT_IS, AS_IT_IS),
+    "torch: DataLoader(loader.dataset, sampler)": (AS_IT_IS, AS_IT_IS),
+    "torch: DataLoader(Subset)": (AS_IT_IS, AS_IT_IS),
+    "torch: DistributedSampler": (AS_IT_IS, AS_IT_IS),
+    "torchdata: StatefulDataLoader": (AS_IT_IS, AS_IT_IS),
+    "lightning: setup_dataloaders": ("TypeError: Only PyTorch DataLoader", "TypeError: Only PyTorch DataLoader"),
+    "accelerate: data_loader.prepare_data_loader": ("same rows", AS_IT_IS),
+    "accelerate: even_batches=False": ("same rows", AS_IT_IS),
+    "accelerate: split_batches": ("same rows", AS_IT_IS),
+    "accelerate: DataLoaderShard": ("same rows", AS_IT_IS),
+    "accelerate: DataLoaderDispatcher": ("same rows", AS_IT_IS),
+    "transformers: Trainer(train_dataset=loader)": (AS_IT_IS, AS_IT_IS),
+    "ignite: auto_dataloader": (AS_IT_IS, AS_IT_IS),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_wrapper_hands_out_the_same_rows_or_raises(data, ranks):
+    np.arange(101, dtype=np.int64).tofile(data)
+    done = run("wrappers.py", data, ranks=ranks)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(told) == ranks
+    for name, said in (item for one in told for item in one.items()):
+        assert re.search(WRAPPED.get(name, ("same rows", "same rows"))[ranks - 1], said), (name, said)
+
+
+def test_ray_leaves_a_loader_as_it_is(data, monkeypatch):
+    utils = pytest.importorskip("ray.train.v2.torch.train_loop_utils")
+
+    class Context:
+        """Of the second of two workers, without a cluster."""
+
+        get_world_size, get_world_rank = (lambda _: 2), (lambda _: 1)
+
+    monkeypatch.setattr(utils.ray.train, "get_context", Context)
+    monkeypatch.setattr(utils.ray.train.torch, "get_device", lambda: torch.device("cpu"))
+    prepared = utils.prepare_data_loader(open_torch(data, shard=(1, 2)))
+    for epoch in (1, 0):
+        # As in its documentation.
+        prepared.sampler.set_epoch(epoch)
+        got, expected = torch.cat(list(prepared)), torch.cat(list(open_torch(data, shard=(1, 2)).epoch(epoch)))
+        assert torch.equal(got, expected)
+    loader = open_torch(data)
+    gone = weakref.ref(loader)
+    del loader
+    assert gone() is None, "its sampler keeps it"
 
 
 def test_the_view_over_ranks_compares_their_steps(tmp_path):

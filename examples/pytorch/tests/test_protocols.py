@@ -5,6 +5,8 @@ import gc
 import json
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from xml.etree import ElementTree
@@ -322,3 +324,28 @@ def test_a_mix_changes_its_weights_and_gets_more_paths(data, tmp_path):
     ramp = feedline.ramp(100, 300, [1], [0, 1])
     assert (len(ramp), ramp[0][0], ramp[64]) == (65, 100, (300, [0, 1]))
     assert sum(parts(of(2, first, *ramp))[-1][1:]) == 20
+
+
+SUB_INTERPRETER = """
+import sys
+
+try:
+    import _interpreters as interpreters
+    other = interpreters.create("legacy")
+except ImportError:
+    import _xxsubinterpreters as interpreters
+    other = interpreters.create(isolated=False)
+for imported in ("feedline", "feedline._native"):
+    tries = f"try: import {imported}\\nexcept ImportError as error: assert 'main interpreter only' in str(error), error"
+    tries += "\\nelse: raise SystemError('imported')"
+    failed = interpreters.run_string(other, f"import sys; sys.path[:] = {sys.path}\\n" + tries)
+    assert failed is None, failed
+import feedline
+interpreters.destroy(other)
+print(feedline.__version__)
+"""
+
+
+def test_a_sub_interpreter_is_refused_and_the_main_one_goes_on():
+    done = subprocess.run([sys.executable, "-c", SUB_INTERPRETER], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, feedline.__version__), done.stderr

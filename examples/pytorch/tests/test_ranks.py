@@ -4,6 +4,8 @@
 """
 
 import json
+import warnings
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -65,6 +67,25 @@ def test_a_world_that_differs_from_the_one_that_was_told_is_an_error_on_every_ra
                 later(early)
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_all_ranks_have_equally_many_rows(data, world):
+    fl = pytest.importorskip("feedline.torch")
+
+    lengths = np.random.default_rng(0).integers(1, 30, COUNT)
+
+    def sizes(**settings):
+        ranks = [fl.records(data, record_bytes=8, shard=(rank, world), device="cpu", **settings) for rank in range(world)]
+        return {tuple(len(batch) for batch in loader) for loader in ranks}
+
+    budget = {"lengths": lengths, "bounds": 6, "budget": 256}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(sizes(**budget)) == len(sizes(**budget, multiple_of=6)) == len(sizes(global_batch=6)) == 1
+    for settings, words in (({"global_batch": 11}, "global_batch="), ({**budget, "multiple_of": 1}, f"a multiple of {world}")):
+        with pytest.warns(UserWarning, match=f"some have a row more than others.*give {words}"):
+            assert len(sizes(**settings)) > 1
+
+
 def test_ranks_are_asked_for_when_they_are_needed(data, group):
     ranks = []
     for rank in range(2):
@@ -123,17 +144,22 @@ def test_batches_are_skipped_without_reading_them(data):
     for skipped in (0, 1, 4, 6):
         run = loader(data, shuffle=3)
         for epoch in range(2):
-            numbers = [number for number in run.batch_sampler][skipped:]
-            assert rows(run.collate_fn(run.dataset.__getitems__(number)) for number in numbers) == want[epoch][skipped:]
+            items = islice(run.batch_sampler, skipped, None)
+            assert rows(run.collate_fn(run.dataset.__getitems__(item)) for item in items) == want[epoch][skipped:]
             run.set_epoch(epoch + 1)
     run = loader(data, shuffle=3)
     run.load_state_dict(loader_at(data, 3))
-    items = list(run.batch_sampler)
     with pytest.raises(RuntimeError, match="batch 2 of epoch 0 is behind the loaded state, which is at batch 3"):
-        run.dataset.__getitems__(items[2])
-    assert rows(run.dataset.__getitems__(items[4])) == [want[0][4]]
-    with pytest.raises(TypeError, match="feedline reads whole batches"):
-        run.dataset.__getitems__([4])
+        run.dataset.__getitems__(next(islice(run.batch_sampler, 2, None)))
+    assert rows(run.dataset.__getitems__(next(islice(run.batch_sampler, 4, None)))) == [want[0][4]]
+    for item in ([4], next(iter(run.batch_sampler)) + [1], list(run.batch_sampler)[0]):
+        with pytest.raises(TypeError, match="feedline reads whole batches"):
+            run.dataset.__getitems__(item)
+    # As what deals out every second batch to a rank.
+    with pytest.raises(TypeError, match="batch 1 was passed over: loop over the loader as it is"):
+        for number, item in enumerate(run.batch_sampler):
+            if number % 2 == 0:
+                run.dataset.__getitems__(item)
 
 
 def loader_at(data, batch):

@@ -186,8 +186,23 @@ def test_places_and_epochs_are_told_in_words_of_python(data):
     said(lambda: loader.epoch(-1))
     for epoch in ("1", 1.5, None, True):
         assert "give a whole number" in said(lambda epoch=epoch: loader.set_epoch(epoch), TypeError)
-    held = records(data, batch_size=4, slots=2, held_deadline=0.2)
-    assert "`slots`" in said(lambda: list(held))
+
+
+def test_what_holds_every_batch_is_named_with_the_way_to_copy(data, monkeypatch):
+    held = records(data, batch_size=4, slots=2, held_deadline=0.2, ids=True)
+    monkeypatch.setattr("sys.last_value", ValueError(), raising=False)
+    views = []
+
+    def keep():
+        for batch in held:
+            views.append(batch["record"][:1])
+
+    words = said(keep, feedline.errors.BatchesHeldError)
+    assert "Alive, also by views: 'record' of 2. Keep .copy() in their place. sys.last_value may keep" in words
+    views.clear()
+    monkeypatch.delattr("sys.last_value")
+    words = said(lambda: list(held), feedline.errors.BatchesHeldError)
+    assert "last_value" not in words and words.index("copies") < words.index("`slots`")
 
 
 @pytest.mark.parametrize(
@@ -267,6 +282,69 @@ def test_lists_of_numbers_may_be_tensors(data):
     said(lambda: records(data, indices=torch.rand(3)), TypeError)
     weights = torch.tensor([0.25, 0.75])
     assert len(fl.records([data, data], record_bytes=RECORD, weights=weights, shuffle=1)) > 0
+
+
+@pytest.mark.parametrize("name", ["indices", "subset"])
+def test_a_mask_chooses_the_samples_where_it_is_true(data, name):
+    mask = np.arange(COUNT) >= 30
+    given = [mask, mask.tolist(), tuple(mask), list(mask)]
+    for module, make in (("torch", "as_tensor"), ("pandas", "Series"), ("pyarrow", "array"), ("jax.numpy", "asarray")):
+        try:
+            given.append(getattr(__import__(module, fromlist=[make]), make)(mask))
+        except ImportError:
+            pass
+    rows = np.fromfile(data, np.uint8).reshape(COUNT, RECORD)[mask]
+    for value in given:
+        got = np.concatenate([batch["record"].copy() for batch in records(data, **{name: value})])
+        assert np.array_equal(got, rows), type(value)
+    message = said(lambda: records(data, **{name: mask[1:]}), feedline.errors.ConfigError)
+    assert f"{name}: a mask of {COUNT - 1} for {COUNT} samples" in message
+    assert "or a mask" in said(lambda: records(data, **{name: [True, 3]}), TypeError)
+    assert "or a mask" in said(lambda: records(data, **{name: mask.reshape(2, -1)}), TypeError)
+
+
+@pytest.mark.parametrize("true", [True, np.True_, np.array(True)], ids=repr)
+def test_true_and_false_are_no_numbers(data, true):
+    ones = {"lengths": [true] * COUNT, "weights": [true, 1], "shard": (true, 2), "take": (0.5, true), "bounds": [true, 5]}
+    for name, value in {**ones, "seed": true, "slots": true, "record_bytes": true, "epoch_len": true, "window": true}.items():
+        assert "True" in said(lambda: fl.records(data, **{"record_bytes": RECORD, name: value}), TypeError), name
+    assert records(data, shuffle=true).state_dict() == records(data, shuffle=0).state_dict()
+    assert len(records(data, in_memory=true)) == 2
+    loader = records(data)
+    for call in (loader.set_epoch, loader.epoch, loader.estimate, lambda epoch: loader.skip(range(1), epoch)):
+        said(lambda: call(true), TypeError)
+    said(lambda: feedline.ramp(true, 5, [1], [1]), TypeError)
+
+
+def test_values_of_other_libraries_are_taken_for_tuples_and_dicts(data, tmp_path):
+    from collections import UserDict, UserList
+
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "p").mkdir()
+    image.new("RGB", (120, 90)).save(tmp_path / "p" / "0.png")
+    (tmp_path / "t.bin").write_bytes(bytes(400))
+    two = [data, data]
+
+    def images(**settings):
+        return next(iter(fl.images(tmp_path / "p", dtype="f32", **settings)))["image"].shape
+
+    for kind in (list, UserList, np.array):
+        assert images(size=kind([32, 48])) == (1, 32, 48, 3)
+        assert len(records(data, shard=kind([0, 2]))) == 1
+        assert images(size=32, normalize=kind([0.5, 0.5])) == (1, 32, 32, 3)
+        assert len(records(data, lengths=[1] * COUNT, bounds=kind([5])))
+    for kind in (list, UserList):
+        assert records(data, take=kind([0.5, 3])).samples_per_epoch < COUNT
+        assert len(records(two, shuffle=1, schedule=kind([kind([0, kind([1, 3])])])))
+    for shape in ([], UserList(), np.zeros(0, int)):
+        loader = records(data, adds={"sum": ("i64", shape)}, map_batch=lambda batch: None)
+        assert next(iter(loader))["sum"].shape == (32,)
+    assert "tokens is missing" in said(lambda: records(data, packed=UserDict(bins="b.bins")), TypeError)
+    loader = records(data)
+    loader.set_epoch(np.array(3))
+    assert loader.next_epoch == 3
+    assert "from 0 to 2**64 - 1" in said(lambda: records(data, shuffle=2**64), ValueError)
+    assert "from 0 to 2**32 - 1" in said(lambda: records(data, lanes=2**32), ValueError)
 
 
 class Growing:

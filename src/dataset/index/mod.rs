@@ -103,6 +103,7 @@ use super::parallel::parallel_paths;
 use super::starts::Starts;
 use super::{Framed, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
+use crate::setting::Setting;
 use crate::storage::listing::Meta;
 use crate::storage::sidefile::Sidefile;
 use crate::storage::{Blob, Extent, SourceId, Sources};
@@ -242,6 +243,8 @@ pub struct Index {
     scanned: usize,
     /// Whether index files are read and written.
     has_files: bool,
+    /// They lie beside the shards.
+    is_beside: bool,
     unsaved: Option<String>,
 }
 
@@ -322,6 +325,7 @@ impl Index {
             left_out: BTreeMap::new(),
             scanned: 0,
             has_files,
+            is_beside: settings.place == Place::Beside,
             unsaved: None,
         };
         for mut shard in shards {
@@ -382,11 +386,18 @@ impl Index {
 
     /// What opening the index took, for the dataset's name in the report; empty if all came from index files.
     pub(crate) fn made(&self) -> String {
-        let unsaved = self.unsaved().map_or(String::new(), |why| format!("; index not saved: {why}"));
+        let other = |words: &str| Setting::IndexFile.hint(|setting| format!("{setting} names {words}"));
+        let unsaved = |why| format!("; index not saved: {why}; {}", other("a file that can be written"));
+        let unsaved = self.unsaved().map_or(String::new(), unsaved);
+        // Nobody asked for these files, and they lie in a folder of data.
+        let beside = match self.is_beside && self.unsaved.is_none() {
+            true => format!(", kept beside the shards as .fdx files; {}", other("one file elsewhere for all")),
+            false => String::new(),
+        };
         match self.scanned {
             _ if !self.has_files => String::new(),
             0 => unsaved,
-            scanned => format!("; indexes made now: {scanned} (missing, damaged or older){unsaved}"),
+            scanned => format!("; indexes made now: {scanned} (missing, damaged or older){beside}{unsaved}"),
         }
     }
 

@@ -129,8 +129,10 @@ impl Case<'_> {
         }
         if self.loads.taken.is_some() {
             let (lost, used) = (100.0 * self.loads.lost.min(1.0), cpu.process_ns as f64 / self.loads.steady_ns);
+            let enough = if self.cause == Cause::NotStarved { " (batches came in time all the same)" } else { "" };
             let text = format!(
-                "The loader's threads stood ready without a core for {lost:.0} % of the time; the process had {used:.1} of {} cores.",
+                "The loader's threads stood ready without a core for {lost:.0} % of the time{enough}; the process had {used:.1} of \
+                 {} cores.",
                 self.loads.cores
             );
             all.push(Evidence::share(Measure::WithoutCore, self.loads.lost, text));

@@ -461,7 +461,9 @@ fn holding_every_device_batch_names_the_setting_to_raise() {
             for _ in 0..2 {
                 let error = epoch.next().unwrap().unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::BatchesHeld);
-                let words = format!("holds all {most} batches; drop one, or raise `device_batches`");
+                let words = format!(
+                    "holds all {most} batches: drop one, or keep copies of what is needed; `device_batches` is"
+                );
                 assert!(error.to_string().contains(&words), "{error}");
             }
             held.remove(0);

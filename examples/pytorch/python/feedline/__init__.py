@@ -16,8 +16,8 @@ import os as _os
 
 from . import errors
 from ._code import BatchArrays, PythonCostWarning
-from ._loader import Epoch, Loader, estimate
-from ._native import Tensor, __version__, _enter, _leave, ramp
+from ._loader import Epoch, Loader, estimate, ramp
+from ._native import Tensor, __version__, _enter, _leave
 from ._tensors import Batch, to_jax, to_numpy, to_torch
 
 __all__ = [

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
+from ._settings import plain
 from .errors import ChangedError
 
 __all__ = ["BatchArrays", "PythonCostWarning"]
@@ -91,7 +92,8 @@ def decoders(given: Mapping[str, tuple[Callable[..., Any], Any, Any]]) -> list[A
         PythonCostWarning,
         stacklevel=4,
     )
-    return [(_decoder(name, *of), (name, element(of[1]), of[2])) for name, of in given.items()]
+    shaped = {name: (function, dtype, plain(shape)) for name, (function, dtype, shape) in given.items()}
+    return [(_decoder(name, *of), (name, element(of[1]), of[2])) for name, of in shaped.items()]
 
 
 def _decoder(name: str, function: Callable[[bytes, int], Any], dtype: Any, shape: Any) -> Callable[[bytes, int], bytes]:
@@ -175,10 +177,11 @@ def _array(name: str, value: Any) -> Any:
 
 def adds(given: Mapping[str, tuple[Any, Sequence[int]]]) -> list[Any]:
     """The setting `adds` as the native loader takes it."""
-    for name, (_, shape) in given.items():
-        if not isinstance(shape, (tuple, list)) or any(not isinstance(size, int) or size < 1 for size in shape):
+    shaped = [(name, element(dtype), plain(shape)) for name, (dtype, shape) in given.items()]
+    for name, _, shape in shaped:
+        if not isinstance(shape, (tuple, range)) or any(type(size) is not int or size < 1 for size in shape):
             raise ValueError(f"adds: the shape of {name!r} is {shape}: give a tuple of sizes from 1, () for one number per row")
-    return [(name, element(dtype), tuple(shape)) for name, (dtype, shape) in given.items()]
+    return shaped
 
 
 _NAMES = {"half": "f16", "float": "f32", "double": "f64", "bfloat16": "bf16", "int": "i64", "long": "i64"}

@@ -16,7 +16,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, Iterator, Literal, Mapping, Sequence, TypedDict, TypeVar
 
-from . import _code, _html, _ranks, _settings, _signals
+from . import _code, _html, _native, _ranks, _settings, _signals
 from ._native import Loader as _Native
 from ._tensors import Batch
 from .errors import BatchesHeldError, EpochLiveError, ForkedError, StateError
@@ -96,7 +96,8 @@ class Settings(TypedDict, total=False):
     seed: int | None
     """The seed of augmentation and of `map_batch`; by default that of `shuffle`."""
     indices: Sequence[int] | None
-    """The samples of each epoch, in this order, or shuffled by `shuffle`. Ids may repeat. Not for `packed`: see `subset`."""
+    """The samples of each epoch, in this order, or shuffled by `shuffle`. Ids may repeat. Or a mask: True or False for each sample.
+    Not for `packed`: see `subset`."""
     weights: Sequence[float] | None
     """Of several paths, mixes the data by these weights, with `shuffle` as seed. Without weights one follows the other."""
     schedule: Sequence[tuple[int, Sequence[float]]] | None
@@ -107,7 +108,7 @@ class Settings(TypedDict, total=False):
     epoch_len: int | None
     """Of a mix, the samples of an epoch, of all ranks together. By default as many as all paths have."""
     subset: Sequence[int] | None
-    """Only these samples; with `packed` these documents."""
+    """Only these samples; with `packed` these documents. Or a mask: True or False for each."""
     take: tuple[float, int] | None
     """(fraction, key): only about this fraction of the samples, which the key chooses."""
     leave: tuple[float, int] | None
@@ -126,7 +127,8 @@ class Settings(TypedDict, total=False):
     budget: int | None
     """In place of `batch_size`: as many rows as fit, each counted with its group's bound, over all ranks."""
     multiple_of: int | None
-    """The rows of a `budget` are a multiple of this: of the largest world size."""
+    """The rows of a `budget` are a multiple of this: of the largest world size. By default of the world, so that all ranks have
+    equally many; a run that goes on with another world needs it."""
     trim: Sequence[str] | None
     """Fields of varying length, of which `lengths` counts the elements: a batch has them up to its group's bound only."""
     shard: Literal["env"] | tuple[int, int] | DeviceMesh | ProcessGroup | None
@@ -240,7 +242,7 @@ class Pictures(TypedDict, total=False):
     """How pictures are scaled; "bilinear" by default."""
     dtype: Any
     """"f32", "f16" or "bf16" (or a dtype of torch or NumPy): 0 to 1 before `normalize`. None: bytes."""
-    normalize: tuple[Sequence[float], Sequence[float]] | None
+    normalize: tuple[float | Sequence[float], float | Sequence[float]] | None
     """Floats: (mean, std), each a number per channel or one for all; see `feedline.IMAGENET`."""
     layout: Literal["nhwc", "nchw"] | None
     """Order of dimensions. By default that of the library."""
@@ -306,7 +308,10 @@ class Epoch(Generic[Out]):
             self._check()
             self._loader._ended(self)
             raise
-        except (BatchesHeldError, KeyboardInterrupt):
+        except KeyboardInterrupt:
+            raise
+        except BatchesHeldError as error:
+            error.args = (f"{error}{_kept(error.held, self._loader._copies)}",)
             raise
         except Exception as error:
             if len(native) == 0:
@@ -356,6 +361,19 @@ class Epoch(Generic[Out]):
             self.close()
 
 
+def _kept(held: dict[str, int], copies: str) -> str:
+    """What keeps batches, and what to do."""
+    words = ""
+    if held:
+        counts = ", ".join(f"{name!r} of {count}" for name, count in held.items())
+        words = f". Alive, also by views: {counts}. Keep {copies} in their place"
+    # Of a cell of a notebook, or a line of an interpreter.
+    failed = [f"sys.{name}" for name in ("last_value", "last_exc") if getattr(sys, name, None) is not None]
+    if failed:
+        words += f". {' and '.join(failed)} may keep the variables of what failed: set to None"
+    return words
+
+
 class Sampler:
     """What frameworks ask of a loader's sampler. The order itself is the loader's."""
 
@@ -373,6 +391,10 @@ class Sampler:
     def __len__(self) -> int:
         """Samples of an epoch, of all ranks together."""
         return self._loader.samples_per_epoch
+
+
+#: What to do instead of a wrapper that reads samples, or deals them out to ranks.
+_AS_IT_IS = "loop over the loader as it is, without DataLoader(...) or another wrapper: each rank has its part, on its device"
 
 
 class _Item(list[int]):
@@ -393,9 +415,20 @@ class Batches:
         """As `Loader.set_epoch`."""
         self._loader.set_epoch(epoch)
 
+    even_batches = True
+    """For Accelerate: all ranks have equally many."""
+
     def __iter__(self) -> Iterator[list[int]]:
+        began = False
         for number in range(len(self)):
-            yield _Item([number])
+            item = self._loader._offered = _Item([number])
+            yield item
+            took = self._loader._offered is not item
+            # A wrapper that passes over batches deals them out to ranks, which have their parts already.
+            if began and not took:
+                raise TypeError(f"batch {number} was passed over: {_AS_IT_IS}")
+            began |= took
+        self._loader._offered = None
         self._loader._fetched_all()
 
     def __len__(self) -> int:
@@ -414,17 +447,18 @@ class Samples:
 
     def __getitems__(self, numbers: list[int]) -> list[Any]:
         """The batch of an item of `Batches`, in a list."""
-        if not isinstance(numbers, _Item):
+        offered, self._loader._offered = self._loader._offered, None
+        if offered is None or numbers is not offered:
             self[0]
         return [self._loader._fetch(numbers[0])]
 
     def __getitem__(self, index: int) -> Any:
-        raise TypeError("feedline reads whole batches: loop over the loader, or set indices=[...] to choose samples")
+        raise TypeError(f"feedline reads whole batches: {_AS_IT_IS}, or set indices=[...] to choose samples")
 
 
 def _seconds(name: str, value: float) -> float:
     try:
-        seconds = float(value)
+        seconds = float("" if isinstance(value := _settings.plain(value), bool) else value)
     except (TypeError, ValueError):
         raise TypeError(f"{name}={value!r}: give a number of seconds") from None
     # At most what a duration of the standard library of Rust holds.
@@ -457,6 +491,12 @@ def estimate(loader: Loader[Any], step_s: float, seconds: float = 3.0) -> dict[s
             return loader.estimate(step_s)
 
 
+def ramp(start: int, end: int, before: Sequence[float], after: Sequence[float]) -> list[tuple[int, list[float]]]:
+    """Segments of a linear ramp for `schedule`: at most 64 steps over the positions from `start` to `end`, then `after`."""
+    positions = _settings.whole("start", start), _settings.whole("end", end)
+    return _native.ramp(*positions, _settings.plain(before), _settings.plain(after))
+
+
 if TYPE_CHECKING:
     _OnClass = classmethod
 else:
@@ -477,10 +517,13 @@ class Loader(_Native, Generic[Out]):
     # What PyTorch's DataLoader has; the settings that it does not share are in `batch_size` and below.
     num_workers = 0
     """No processes: the setting `workers` is a number of threads."""
-    prefetch_factor = None
+    prefetch_factor = worker_init_fn = generator = multiprocessing_context = None
     pin_memory = persistent_workers = False
+    timeout = 0
 
     _layout = "nhwc"
+    _copies = "a copy"
+    """How to keep what is in a batch."""
     _array: ClassVar[Callable[[Any], Any]] = staticmethod(_code.numpy_array)
     # The epoch of the next loop, if it is not the one of the next batch.
     _next: int | None = None
@@ -501,12 +544,18 @@ class Loader(_Native, Generic[Out]):
     _lanes: int
     _grouped: bool
     _fills_groups: bool
+    _budgeted: bool
+    _multiple: int | None
+    # The item of `Batches` that is asked for.
+    _offered: _Item | None = None
 
     def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
+        # First: a mesh or a group is no list.
+        settings["shard"] = _ranks.of(settings.get("shard", "env"))
+        settings = _settings.values(settings)
         shuffle = settings.pop("shuffle", None)
         if shuffle is not None and shuffle is not False:
             settings["shuffle"] = 0 if shuffle is True else shuffle
-        settings["shard"] = _ranks.of(settings.get("shard", "env"))
         if (settings.get("size") or settings.get("buckets")) is not None and settings.get("layout") is None:
             settings["layout"] = cls._layout
         if (dtype := settings.get("dtype")) is not None:
@@ -533,6 +582,9 @@ class Loader(_Native, Generic[Out]):
         loader._is_env = settings["shard"] == "env"
         loader._grouped = settings.get("lengths") is not None or settings.get("sizes") is not None
         loader._fills_groups = loader._grouped and settings.get("last_batch") in (None, "pad")
+        # What the rows of each batch of all ranks are a multiple of, if a budget makes them.
+        loader._multiple = settings.get("multiple_of") if settings.get("budget") is not None else None
+        loader._budgeted = settings.get("budget") is not None
         loader._opening = threading.Lock()
         if stops:
             _signals.watch(loader)
@@ -696,6 +748,24 @@ class Loader(_Native, Generic[Out]):
         """The batch of `Samples`: it is whole."""
         return batches[0]
 
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError(f"a loader is no dataset: {_AS_IT_IS}")
+
+    def _uneven(self) -> str | None:
+        """Why some ranks have more rows in a step than others."""
+        world = self.shard[1]
+        if self._budgeted:
+            # By default it is the world.
+            if (self._multiple or world) % world == 0:
+                return None
+            given, give = f"multiple_of={self._multiple}", f"a multiple of {world}"
+        else:
+            rows = self._batch_sizes[1]
+            if rows % world == 0:
+                return None
+            given, give = f"batches of {rows} rows", f"global_batch={rows - rows % world} or {rows - rows % world + world}"
+        return f"{given} on {world} ranks: some have a row more than others, and what gathers rows fails: give {give}"
+
     def _fetch(self, number: int) -> Any:
         """Batch `number` of the epoch that is read, or else of the next one."""
         if self._read is None or self._read[1] != number:
@@ -830,7 +900,7 @@ class Loader(_Native, Generic[Out]):
         """
         change = {"workers": workers, "slots": slots, "depth": depth, "storage_factor": storage_factor}
         change |= {"consumer_factor": consumer_factor, "cached": cached, "local_cache": local_cache}
-        said = self._what_if(json.dumps({**change, "gpu_decode": gpu_decode}))
+        said = self._what_if(json.dumps(_settings.values({**change, "gpu_decode": gpu_decode})))
         return None if said is None else json.loads(said)
 
     def _repr_html_(self) -> str:

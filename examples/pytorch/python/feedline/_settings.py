@@ -1,10 +1,11 @@
-"""Words about settings: what a name of another library is here, and which name was meant."""
+"""Values and names of settings: other libraries' lists and numbers as Python's, and which name was meant."""
 
 from __future__ import annotations
 
 import difflib
+import operator
 import os
-from typing import Any, Iterable
+from typing import Any, Iterable, Mapping
 
 #: Arguments of PyTorch's DataLoader, its samplers and transforms: what stands for them here.
 ELSEWHERE = {
@@ -29,6 +30,39 @@ ELSEWHERE = {
 }
 
 
+#: Settings that are objects and functions, not values.
+_OBJECTS = {"device", "dtype", "map_batch", "adds", "decoders", "sharding", "streams", "samples"}
+_PLAIN = {bool, int, float, str, type(None)}
+
+
+def plain(value: Any) -> Any:
+    """A value as numbers, texts, tuples and dicts of Python: arrays, tensors, lists of YAML and others by their protocols."""
+    if type(value) in _PLAIN or isinstance(value, (str, bytes, os.PathLike, type)):
+        return value
+    if callable(listed := getattr(value, "tolist", None)):
+        return plain(listed())
+    if isinstance(value, Mapping) or all(hasattr(value, name) for name in ("keys", "__getitem__")):
+        return {key: plain(value[key]) for key in value.keys()}
+    if not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
+        return value
+    if type(value) in (list, tuple, range) and set(map(type, value)) <= _PLAIN:
+        return tuple(value) if type(value) is list else value
+    return tuple(plain(part) for part in value)
+
+
+def values(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings, with plain values."""
+    return {name: value if name in _OBJECTS else plain(value) for name, value in settings.items()}
+
+
+def whole(name: str, number: Any) -> int:
+    """A whole number, which True and False are not."""
+    number = plain(number)
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise TypeError(f"{name} {number!r}: give a whole number from 0")
+    return operator.index(number)
+
+
 def meant(name: str, known: Iterable[str]) -> str:
     """What to give in place of a setting that there is not; begins with a link."""
     if name in ELSEWHERE:
@@ -47,10 +81,9 @@ def paths(path: Any) -> str | list[str]:
 
 def epoch(number: Any) -> int:
     """The number of an epoch."""
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise TypeError(f"epoch {number!r}: give a whole number from 0")
+    number = whole("epoch", number)
     if number < 0:
         raise ValueError(f"epoch {number}: epochs are counted from 0")
     if number >= 2**64 - 1:
         raise ValueError(f"epoch {number}: epochs have 64 bits")
-    return int(number)
+    return number

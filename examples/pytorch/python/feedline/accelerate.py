@@ -13,6 +13,8 @@ import warnings
 import weakref
 from typing import Any
 
+from ._loader import Samples
+
 
 def _state() -> Any:
     """Accelerate's GradientState, where there is one."""
@@ -29,6 +31,12 @@ def began(loader: Any, epoch: Any) -> None:
     """A loop of the loader opened this epoch."""
     state = _state()
     if state is None:
+        return
+    around = getattr(state.active_dataloader, "dataset", None)
+    if isinstance(around, Samples) and around._loader is loader:
+        # A DataLoader of Accelerate's own, which reports its end itself, and deals out to processes what they have already.
+        if _processes() > 1:
+            raise TypeError("Accelerate's data_loader.prepare_data_loader would deal out parts of parts: loop over the loader as it is")
         return
     if loader.drop_last:
         epoch.remainder = 0

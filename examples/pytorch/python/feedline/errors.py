@@ -131,6 +131,9 @@ class BatchesHeldError(Error, RuntimeError):
 
     kind = "every batch is held"
 
+    held: dict[str, int] = {}
+    """Arrays of each field that are alive, by themselves or by views of them."""
+
 
 class StalledError(Error, TimeoutError):
     """A read, decode or copy took longer than its deadline."""

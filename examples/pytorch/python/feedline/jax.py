@@ -21,7 +21,7 @@ import jax
 import numpy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from . import IMAGENET, _native
+from . import IMAGENET, _native, _settings
 from ._loader import Epoch, Loader as _Loader
 from ._tensors import Batch
 from .errors import BatchesHeldError, ConfigError
@@ -292,12 +292,14 @@ class _Joined:
 class Loader(_Loader["dict[str, jax.Array]"]):
     """Hands out JAX arrays."""
 
+    _copies = "jax.numpy.array(...)"
     _blocks: _Blocks | None = None
     _others: Sequence[Any] = ()
     # What the others resumed from, until all of them have handed out a batch.
     _resumed: tuple[bytes, bool] | None = None
 
     def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:
+        settings = _settings.values(settings)
         sharding = settings.pop("sharding", None)
         if settings.get("integers") is None and not _is_wide():
             settings["integers"] = "i32"

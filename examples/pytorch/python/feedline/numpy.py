@@ -39,6 +39,7 @@ _take = numpy_taker()
 class Loader(_Loader["dict[str, numpy.ndarray]"]):
     """Hands out NumPy arrays."""
 
+    _copies = ".copy()"
     _on_host: bool
 
     def __new__(cls, source: str, path: Paths, **settings: Any) -> Self:

@@ -27,7 +27,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from . import IMAGENET, _native, accelerate as _accelerate
+from . import IMAGENET, _native, _settings, accelerate as _accelerate
 from ._loader import Epoch, Loader as _Loader, Sampler
 from ._tensors import Batch, to_torch
 from .errors import ConfigError
@@ -63,18 +63,37 @@ __all__ = [
 ]
 
 
-class _InOrder(Sampler, torch.utils.data.SequentialSampler):
-    """Frameworks look at the class to tell whether a loader shuffles."""
+class _OfRanks(Sampler, torch.utils.data.DistributedSampler):
+    """Frameworks look at the class to tell whether each rank has its part already, as here."""
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        return self._loader.shard[1]
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        return self._loader.shard[0]
 
 
-class _Shuffled(Sampler, torch.utils.data.RandomSampler):
+class _InOrder(_OfRanks, torch.utils.data.SequentialSampler):
+    """As `_OfRanks`, to tell whether a loader shuffles."""
+
+    shuffle = False
+
+
+class _Shuffled(_OfRanks, torch.utils.data.RandomSampler):
     """As `_InOrder`."""
+
+    shuffle = True
 
 
 class Loader(_Loader[Any]):
     """Hands out PyTorch tensors. Pictures are [rows, channels, height, width] by default."""
 
+    # For Accelerate's `prepare_data_loader`, which leaves it as it is.
+    _is_accelerate_prepared = True
     _layout = "nchw"
+    _copies = ".clone()"
     _array: ClassVar[Callable[[Any], Any]] = staticmethod(torch.from_dlpack)
     _fields: list[str]
     _auto: bool
@@ -95,6 +114,8 @@ class Loader(_Loader[Any]):
             raise ValueError(f"output {output!r}: there are auto and dict")
         loader = super().__new__(cls, source, path, **settings)
         loader._auto = auto
+        # Ray's wrapper copies it, for loops that call `sampler.set_epoch`. It must not keep the loader.
+        loader.__dict__["sampler"] = (_Shuffled if loader._shuffled else _InOrder)(weakref.proxy(loader))
         loader._fields = [] if output == "dict" else _order(loader, source, settings)
         return loader
 
@@ -118,6 +139,8 @@ class Loader(_Loader[Any]):
         if self._gpu is not None:
             _mark_steps()
             self._mark(True)
+        if self.shard[1] > 1 and (why := self._uneven()) is not None:
+            warnings.warn(why, stacklevel=3)
         _accelerate.began(self, epoch)
 
     def _leave(self, epoch: Epoch[Any]) -> None:
@@ -186,7 +209,7 @@ def _order(loader: _Loader[Any], source: str, settings: dict[str, Any]) -> list[
     if len(names) == 1 or (len(names) == 2 and settings.get("size") is not None) or source == "dataset":
         return names if source != "dataset" or all(name.isdigit() for name in names) else []
     # A tfrecord's column may have its type behind a colon.
-    columns = [column.split(":")[0] for column in settings.get("columns") or ()]
+    columns = [column.split(":")[0] for column in _settings.plain(settings.get("columns")) or ()]
     return columns if sorted(columns) == sorted(names) else []
 
 
@@ -209,6 +232,7 @@ def micro(batch: Any, count: int) -> Iterator[Any]:
     first = batch
     while not isinstance(first, torch.Tensor):
         first = next(iter(first.values() if isinstance(first, dict) else first))
+    count = _settings.whole("parts", count)
     if count < 1:
         raise ValueError(f"a batch has no {count} parts: use 1 or more")
     least, longer = divmod(len(first), min(count, len(first)))
