@@ -167,7 +167,7 @@ def test_a_state_of_other_groups_is_told_with_both_values(data, other, words):
     "setting, words",
     [
         ({"lengths": [1] * 9 + [-5] + [1] * 90}, "lengths[9]=-5: out of range; give a whole number from 0"),
-        ({"lengths": np.array([1, 2, 0.5])}, "lengths[2]=0.5: give a list of whole numbers"),
+        ({"lengths": [1, 2, 0.5]}, "lengths[2]=0.5: give a list of whole numbers"),
         ({"lengths": [1] * COUNT, "bounds": [1, "x"]}, "bounds[1]='x': give a list, or a number of groups"),
         ({"indices": [0, 1, 2.5]}, "indices[2]=2.5: give a list"),
         ({"lengths": 7}, "lengths=7: give a list of whole numbers"),
