@@ -875,8 +875,8 @@ fn a_resume_with_another_global_batch_is_refused() {
     // Only what fills the last batch differs.
     for last in [LastBatch::Mask, LastBatch::Pad] {
         let ids = |builder: LoaderBuilder| {
-            let epoch = build(builder).epoch(0).unwrap();
-            epoch.map(|batch| batch.unwrap().ids().to_vec()).collect::<Vec<_>>()
+            let loader = build(builder);
+            loader.epoch(0).unwrap().map(|batch| batch.unwrap().ids().to_vec()).collect::<Vec<_>>()
         };
         assert_eq!(ids(make(10, 1, last).resume(state.clone())), ids(make(10, 1, last))[2..]);
     }
