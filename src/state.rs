@@ -172,17 +172,31 @@ impl Checkpoint {
             return format!("{has} other settings ({}, the others {})", settings(self), settings(others));
         }
         let settings = |checkpoint: &Self| {
-            let Settings { shuffled, identity, .. } = checkpoint.order;
-            let rest = [
-                ("shuffle", u64::from(shuffled)),
-                ("list of indices, sampler, mix, groups or length of runs", identity),
-            ];
+            let shuffled = checkpoint.order.shuffled;
+            let rest = [("shuffle", u64::from(shuffled))];
             std::iter::once(("global batch", checkpoint.global_batch)).chain(checkpoint.numbers()).chain(rest)
         };
         if let Some(((what, own), (_, theirs))) =
             settings(self).zip(settings(others)).find(|(own, theirs)| own != theirs)
         {
             return format!("{has} another {what} ({own}, the others {theirs})");
+        }
+        if self.order.identity != others.order.identity {
+            // A hash says no more.
+            return match (self.order.kind, self.past, others.past) {
+                (_, Some(own), Some(theirs)) if own.segments != theirs.segments => format!(
+                    "{has} another schedule of the mix ({} segments had begun, with the others {})",
+                    own.segments, theirs.segments
+                ),
+                (_, Some(own), Some(theirs)) if own.hash == theirs.hash => {
+                    format!("{has} another schedule of the mix, in segments that begin later")
+                }
+                (_, Some(_), _) => format!("{has} another mix: other weights, first positions, sources or key"),
+                (OrderKind::Indices, ..) => format!("{has} another list of indices"),
+                (OrderKind::Grouped, ..) => format!("{has} other groups or batch sizes"),
+                (OrderKind::Windowed, ..) => format!("{has} another length of runs"),
+                _ => format!("{has} another sampler"),
+            };
         }
         if self.skips != others.skips {
             let all = |checkpoint: &Self| match checkpoint.skips.iter().map(ToString::to_string).collect::<Vec<_>>() {

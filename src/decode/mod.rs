@@ -8,7 +8,7 @@
 //!
 //! Invariants:
 //! * All workers share a decoder. What it holds, such as a tokenizer, does not change; memory of a worker is in [`Scratch`].
-//! * All randomness comes from [`Ctx::draws`], so a sample's row depends on (seed, epoch, id) alone.
+//! * All randomness comes from [`Ctx::draws`], so a sample's row depends on (seed, epoch, id, number of the draw) alone.
 //! * A decoder checks sizes against limits before it takes memory.
 //! * The pipeline catches a panic and reports its sample.
 
@@ -73,6 +73,7 @@ pub struct Ctx<'a> {
     seed: u64,
     epoch: u64,
     id: u64,
+    draw: u64,
     fields: Range<usize>,
     scratch: &'a mut Scratch,
     scratch_limit: usize,
@@ -82,7 +83,13 @@ pub struct Ctx<'a> {
 impl<'a> Ctx<'a> {
     /// A context. Public for tests and benchmarks of single decoders.
     pub fn new(seed: u64, epoch: u64, id: u64, fields: Range<usize>, scratch: &'a mut Scratch) -> Self {
-        Self { seed, epoch, id, fields, scratch, scratch_limit: usize::MAX, seek_points: &[] }
+        Self { seed, epoch, id, draw: 0, fields, scratch, scratch_limit: usize::MAX, seek_points: &[] }
+    }
+
+    /// For this draw of the sample in the epoch.
+    pub(crate) fn with_draw(mut self, draw: u64) -> Self {
+        self.draw = draw;
+        self
     }
 
     pub(crate) fn with_scratch_limit(mut self, bytes: usize) -> Self {
@@ -128,11 +135,13 @@ impl<'a> Ctx<'a> {
         self.fields.clone()
     }
 
-    /// Random draws that depend on (seed, epoch, sample id, purpose) alone.
+    /// Random draws that depend on (seed, epoch, sample id, purpose) alone, and on the number of the draw where an order
+    /// repeats samples within an epoch: equal entries of a list of indices, later passes over a source of a mix, and what
+    /// [`Sampler::draw`](crate::order::Sampler::draw) says. Rows that fill up the last batch are copies.
     ///
     /// Independent uses need different purposes; a purpose is any name.
     pub fn draws(&self, purpose: &str) -> Draws {
-        Draws::new(self.seed, self.epoch, self.id, purpose)
+        Draws::of_draw(self.seed, self.epoch, self.id, self.draw, purpose)
     }
 
     /// The worker's memory, kept from sample to sample.

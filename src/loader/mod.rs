@@ -597,7 +597,7 @@ impl LoaderState {
         let Cursor { epoch, position, .. } = self.place().cursor;
         // A sampler that panics says so in the epoch.
         let progress = self.jobs.order.progress(epoch, position).ok().flatten().unwrap_or_default();
-        progress.sources.into_iter().map(|(delivered, samples)| SourceCount::new(delivered, samples)).collect()
+        progress.sources.into_iter().map(|of| SourceCount::new(of.drawn, of.asked, of.samples)).collect()
     }
 
     fn report(&self) -> Report {

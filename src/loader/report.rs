@@ -11,7 +11,7 @@ use crate::storage::Choice;
 use std::fmt;
 
 /// Sources of a mixture in the text.
-const SOURCES_SHOWN: usize = 32;
+const SOURCES_SHOWN: usize = 8;
 
 /// Report on a run so far. `Display` gives the readable text; its alternate form `{:#}` leaves the verdict out.
 #[derive(Clone, Debug)]
@@ -69,13 +69,16 @@ impl Report {
     /// For mixtures, what each source has delivered.
     fn mixture(&self) -> Option<String> {
         let source = |(index, source): (usize, &SourceCount)| {
-            let SourceCount { delivered, samples, passes, .. } = source;
-            format!("source {index}: {delivered} samples, {passes:.2} passes over {samples}")
+            let SourceCount { delivered, asked, samples, passes, .. } = source;
+            format!("source {index}: {delivered} samples of {asked:.1} asked, {passes:.2} passes over {samples}")
         };
         let sources = &self.total.consumer.sources;
         let mut lines: Vec<String> = sources.iter().enumerate().take(SOURCES_SHOWN).map(source).collect();
         if sources.len() > SOURCES_SHOWN {
-            lines.push(format!("and {} more", sources.len() - SOURCES_SHOWN));
+            let off = |(_, source): &(usize, &SourceCount)| (source.delivered as f64 - source.asked).abs();
+            let worst = sources.iter().enumerate().max_by(|a, b| off(a).total_cmp(&off(b))).map(source);
+            let more = sources.len() - SOURCES_SHOWN;
+            lines.push(format!("and {more} more; the farthest from its share is {}", worst.unwrap_or_default()));
         }
         (!lines.is_empty()).then(|| lines.join("\n          "))
     }

@@ -6,7 +6,7 @@
 use super::{LoaderState, Place};
 use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::order::{GroupsMark, OrderKind, Progress, Settings};
+use crate::order::{GroupsMark, LastBatch, OrderKind, Progress, Settings};
 use crate::pipeline::runtime::within;
 use crate::setting::Setting;
 use crate::state::{Checkpoint, Cursor, Past, State};
@@ -70,7 +70,7 @@ impl LoaderState {
 
     fn compared(&self, state: &State, any_batch: bool) -> Result<Place> {
         let own = self.checkpoint(self.place())?;
-        let saved = state.checkpoint();
+        let saved = &redrawn(&own, state.checkpoint());
         // At the place where the state was taken: its cursor may have been moved.
         let past = saved.past.map_or(Ok(None), |past| self.past(past.epoch, past.position))?;
         let own = Checkpoint { past, ..own };
@@ -104,6 +104,28 @@ impl LoaderState {
     }
 }
 
+/// The saved checkpoint. Between two epochs nothing depends on the list of indices, so the next may have another.
+fn redrawn(own: &Checkpoint, saved: &Checkpoint) -> Checkpoint {
+    let (now, then, at) = (&own.order, &saved.order, saved.cursor);
+    let mut saved = saved.clone();
+    let lists = now.kind == OrderKind::Indices && then.kind == OrderKind::Indices;
+    let differ = (now.positions, now.identity) != (then.positions, then.identity);
+    if lists && differ && [0, then.positions].contains(&at.position) {
+        if at.position > 0 {
+            saved.cursor = Cursor { epoch: at.epoch.saturating_add(1), steps: at.steps, ..Cursor::default() };
+        }
+        (saved.order.positions, saved.order.identity) = (now.positions, now.identity);
+    }
+    saved
+}
+
+/// Whether the batches have the same rows, but for those that fill up the last.
+fn same_batches(own: &Checkpoint, saved: &Checkpoint) -> bool {
+    let (now, then) = (own.last, saved.last);
+    let fills = now != LastBatch::Drop && then != LastBatch::Drop && own.order.kind != OrderKind::Grouped;
+    own.global_batch == saved.global_batch && (now == then || fills)
+}
+
 /// The name of a variant.
 fn lower(variant: impl Debug) -> String {
     format!("{variant:?}").to_lowercase()
@@ -127,7 +149,8 @@ fn other_past(now: Past, then: Past) -> Option<String> {
     (hash != then.hash).then(|| {
         format!(
             "the mix was another before {place}, where the state was taken: a segment that had begun has another first \
-             position or other weights, or its sources or the key are others"
+             position or other weights, its sources or the key are others, or the state is of a feedline that rounded these \
+             weights to 1/10000 of their sum"
         )
     })
 }
@@ -211,22 +234,21 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
         }
     } else if now.identity != then.identity {
         let what = match now.kind {
-            OrderKind::Indices => "indices",
-            OrderKind::Windowed => "lengths of runs",
-            _ => "settings of the sampler",
+            OrderKind::Indices => "indices than the loader: only a state between two epochs goes on with another list",
+            OrderKind::Windowed => "lengths of runs than the loader",
+            _ => "settings of the sampler than the loader",
         };
-        return Some(format!("the state has other {what} than the loader"));
+        return Some(format!("the state has other {what}"));
     }
     let (then, now) = (saved.global_batch, own.global_batch);
     if then != now && !any_batch {
         return Some(differ("global batch", then, now) + &way_out(Setting::GlobalBatch, then));
     }
     let (then, now) = (saved.last, own.last);
-    if then != now && !any_batch {
+    if !same_batches(own, saved) && !any_batch {
         return Some(differ("last batch", lower(then), lower(now)) + &way_out(Setting::LastBatch, then));
     }
-    let skip =
-        saved.skips.iter().next().filter(|_| (saved.global_batch, saved.last) != (own.global_batch, own.last))?;
+    let skip = saved.skips.iter().next().filter(|_| !same_batches(own, saved))?;
     let global = Setting::GlobalBatch.hint(|global| global.with(saved.global_batch));
     Some(format!(
         "the state leaves out {skip}, which are no batches of this loader: resume it with {global} until it is past them"

@@ -13,7 +13,7 @@ use crate::meter::SlotTimes;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Hold, Mutex};
 use crate::tensor::{Layout, Spec};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -61,6 +61,8 @@ pub(super) struct Slot {
     failure: Mutex<Lowest>,
     /// Samples that failed: planned ones and tried substitutes.
     bad: Mutex<BadSamples>,
+    /// Rows with later draws of their samples, for pictures that are finished late.
+    draws: Mutex<BTreeMap<u32, u64>>,
 }
 
 /// Failed samples of a batch, with their distinct ids, which every row reads.
@@ -111,6 +113,7 @@ impl Pool {
                 times: SlotTimes::default(),
                 failure: Mutex::default(),
                 bad: Mutex::default(),
+                draws: Mutex::default(),
             }))
         };
         let slots = regions.iter().map(slot).collect();
@@ -225,6 +228,7 @@ impl FreeSlot {
         slot.valid.store(valid, Ordering::Relaxed);
         *slot.failure.hold() = Lowest::default();
         *slot.bad.hold() = BadSamples::default();
+        slot.draws.hold().clear();
         // Tokens reach other threads through queues, which order this store before their work.
         slot.remaining.store(rows, Ordering::Relaxed);
         Rows { slot, start: 0, end: rows, done: 0, lent: 0, lent_parts: 0, lent_end: (0, 0), stands_in: false }
@@ -261,6 +265,17 @@ impl Rows {
     /// The first unfinished row.
     pub(crate) fn first(&self) -> u32 {
         self.start
+    }
+
+    /// Notes the number of the draw of the first unfinished row's sample.
+    pub(crate) fn note_draw(&self, draw: u64) {
+        let mut draws = self.slot.draws.hold();
+        // A substitute may come after a try that failed.
+        if draw == 0 {
+            draws.remove(&self.start)
+        } else {
+            draws.insert(self.start, draw)
+        };
     }
 
     /// Number of unfinished rows.
@@ -437,6 +452,11 @@ impl Filled {
     /// The batch.
     pub(crate) fn ticket(&self) -> Ticket {
         self.slot().ticket()
+    }
+
+    /// The number of the draw of a row's sample, if it was noted.
+    pub(crate) fn draw_of(&self, row: usize) -> u64 {
+        self.slot().draws.hold().get(&(row as u32)).copied().unwrap_or(0)
     }
 
     /// The profiler's timestamps of the slot.

@@ -135,6 +135,9 @@ pub struct Consumer {
 pub struct SourceCount {
     /// Samples drawn from it.
     pub delivered: u64,
+    /// Samples that its weights ask for, up to the run's place.
+    #[serde(default)]
+    pub asked: f64,
     /// Samples of a pass over it.
     pub samples: u64,
     /// Passes so far: 1.25 is one and a quarter.
@@ -142,8 +145,8 @@ pub struct SourceCount {
 }
 
 impl SourceCount {
-    pub(crate) fn new(delivered: u64, samples: u64) -> Self {
-        Self { delivered, samples, passes: delivered as f64 / samples.max(1) as f64 }
+    pub(crate) fn new(delivered: u64, asked: f64, samples: u64) -> Self {
+        Self { delivered, asked, samples, passes: delivered as f64 / samples.max(1) as f64 }
     }
 }
 

@@ -220,7 +220,8 @@ impl Round {
 /// Random numbers that depend on (seed, epoch, sample id, purpose) alone: the only source of randomness of transforms.
 ///
 /// The numbers are the same for any worker, decode order and rank. A transform with another source of randomness makes the run
-/// irreproducible. A sample that a sampler repeats within an epoch gets the same numbers each time. Two purposes (`"crop"`, `"flip"`) have unrelated numbers, so a transform can be added without
+/// irreproducible. A sample that an order repeats within an epoch has other numbers each time, by
+/// [`Ctx::draws`](crate::decode::Ctx::draws). Two purposes (`"crop"`, `"flip"`) have unrelated numbers, so a transform can be added without
 /// changing those of another.
 ///
 /// The generator is xoroshiro128++ (Blackman and Vigna): 2 words of state, period 2^128 - 1. 2^40 streams of 2^20
@@ -240,7 +241,14 @@ pub struct Draws {
 impl Draws {
     /// The draws of one purpose for one sample in one epoch.
     pub fn new(seed: u64, epoch: u64, id: u64, purpose: &str) -> Self {
-        Self::from_key(Key::new(seed).derive(epoch).derive(id).named(purpose))
+        Self::of_draw(seed, epoch, id, 0, purpose)
+    }
+
+    /// The draws of one purpose for a later draw of the sample in the epoch; 0 is the first.
+    pub(crate) fn of_draw(seed: u64, epoch: u64, id: u64, draw: u64, purpose: &str) -> Self {
+        let key = Key::new(seed).derive(epoch).derive(id);
+        let key = if draw == 0 { key } else { key.named("draw").derive(draw) };
+        Self::from_key(key.named(purpose))
     }
 
     /// The draws that belong to a key.

@@ -43,6 +43,7 @@ pub(crate) use machine::{Cores, local_ranks, usable_cores};
 pub use rank::{Launcher, Rank};
 use serde::{Deserialize, Serialize};
 pub(crate) use skip::{Skip, Skips};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -97,6 +98,16 @@ pub trait Sampler: Send + Sync + 'static {
     /// another order. It must be the same in every process and on every machine.
     fn identity(&self) -> u64;
 
+    /// A number for the draw at `position` of `epoch`, which sets the draws of one sample within the epoch apart: crops, flips
+    /// and all else that transforms draw depend on it, too. Most useful is the number of the sample's earlier draws in the
+    /// epoch, since with 0 transforms draw as if the sample came once.
+    ///
+    /// The default is the position, so that no two draws are copies.
+    fn draw(&self, epoch: u64, position: u64) -> u64 {
+        let _ = epoch;
+        position
+    }
+
     /// How far a run is after the positions below `position` of `epoch`, for samplers whose later part may change between
     /// runs ([`Mix::scheduled`](crate::dataset::Mix::scheduled)). The default, `None`, is for all others.
     ///
@@ -109,14 +120,25 @@ pub trait Sampler: Send + Sync + 'static {
 }
 
 /// How far a run is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Progress {
     /// A hash of all that decided the ids so far.
     pub past: u64,
     /// Segments that have begun, for error messages.
     pub segments: u64,
-    /// Of each source, in order, the positions that drew from it and the samples of a pass over it; for the report.
-    pub sources: Vec<(u64, u64)>,
+    /// Of each source, in order; for the report.
+    pub sources: Vec<Drawn>,
+}
+
+/// What was drawn from a source of a mixture.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Drawn {
+    /// Positions that drew from it.
+    pub drawn: u64,
+    /// Positions that were to, by its weights.
+    pub asked: f64,
+    /// Samples of a pass over it.
+    pub samples: u64,
 }
 
 /// A hash of numbers for [`Sampler::identity`] and [`Dataset::identity`](crate::dataset::Dataset::identity), the same on
@@ -161,6 +183,8 @@ enum Source {
     Indices {
         ids: Arc<[u64]>,
         largest: u64,
+        /// For each entry the number of equal ones before it, if there are equal ones.
+        earlier: Option<Arc<[u32]>>,
     },
     Sampler(Arc<dyn Sampler>),
 }
@@ -239,11 +263,12 @@ impl Order {
         self
     }
 
-    /// Exactly these samples, in this order, every epoch; repeats are allowed.
+    /// Exactly these samples, in this order, every epoch; repeats are allowed, and each draws its own crop, flip and the like.
     pub fn indices(ids: impl Into<Vec<u64>>) -> Self {
         let ids: Arc<[u64]> = ids.into().into();
         let largest = ids.iter().copied().max().unwrap_or(0);
-        Self::of(Source::Indices { ids, largest })
+        let earlier = earlier_equals(&ids, largest);
+        Self::of(Source::Indices { ids, largest, earlier })
     }
 
     /// The ids of a user's [`Sampler`]. Transforms draw by seed 0, unless [`with_seed`](Self::with_seed) sets another.
@@ -329,7 +354,7 @@ impl Order {
     /// known at their positions.
     pub(crate) fn check(&self, dataset_len: u64) -> Result<()> {
         match &self.source {
-            Source::Indices { ids, largest } if !ids.is_empty() && *largest >= dataset_len => {
+            Source::Indices { ids, largest, .. } if !ids.is_empty() && *largest >= dataset_len => {
                 Err(out_of_range("the order's indices", ids, dataset_len))
             }
             _ => Ok(()),
@@ -513,6 +538,26 @@ fn hash(ids: &[u64]) -> u64 {
     Draws::from_key(ids.iter().fold(Key::new(ids.len() as u64).named("indices"), |key, id| key.derive(*id))).next_u64()
 }
 
+/// For each entry the number of equal ones before it; `None` if all differ. Where a bit per sample takes less than the list,
+/// only samples that come again take more.
+fn earlier_equals(ids: &[u64], largest: u64) -> Option<Arc<[u32]>> {
+    let has_bits = largest / 64 < ids.len() as u64;
+    let mut seen = vec![0_u64; if has_bits { (largest / 64) as usize + 1 } else { 0 }];
+    let mut times = HashMap::new();
+    let earlier = ids.iter().map(|id| {
+        if has_bits {
+            let (word, bit) = (&mut seen[(id / 64) as usize], 1 << (id % 64));
+            if *word & bit == 0 {
+                *word |= bit;
+                return 0;
+            }
+        }
+        *times.entry(*id).and_modify(|time| *time += 1).or_insert(u32::from(has_bits))
+    });
+    let earlier: Vec<u32> = earlier.collect();
+    earlier.iter().any(|earlier| *earlier > 0).then(|| earlier.into())
+}
+
 /// Runs a user's sampler: its panic is an error of the order, on whichever thread it is asked.
 fn in_sampler<T>(ask: impl FnOnce() -> T) -> Result<T> {
     caught_in("the sampler", Stage::Order, || Ok(ask()))
@@ -612,6 +657,18 @@ impl EpochOrder {
                 let place = || format!("epoch {}, position {index}", self.epoch);
                 self.checked(position, id.map_err(|error| error.within(place()))?)
             }
+        }
+    }
+
+    /// Sets the draws of one sample within the epoch apart; 0 for the first of a dataset's or a list's. Positions past the end
+    /// are copies of those at the beginning. Errors: of a sampler that panics.
+    pub(crate) fn draw(&self, position: u64) -> Result<u64> {
+        let index = |position| self.permutation.as_ref().map_or(position, |permutation| permutation.get(position));
+        match &self.source {
+            Source::Dataset | Source::Indices { earlier: None, .. } => Ok(0),
+            _ if self.len == 0 => Ok(0),
+            Source::Indices { earlier: Some(earlier), .. } => Ok(earlier[index(position % self.len) as usize].into()),
+            Source::Sampler(sampler) => in_sampler(|| sampler.draw(self.epoch, index(position % self.len))),
         }
     }
 
@@ -734,6 +791,7 @@ impl EpochOrder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ops::Range;
 
     fn ids(order: &Order, dataset_len: u64, epoch: u64) -> Vec<u64> {
         order.preview(dataset_len, epoch, u64::MAX).unwrap()
@@ -811,6 +869,28 @@ mod tests {
         assert!(Order::shuffled(5).in_blocks(1000, || 1).epoch(1000, 2).unwrap().ahead(0..24, 1).next().is_none());
         let error = Order::windowed(5, 3).preview(1000, 0, 1).unwrap_err();
         assert!(error.kind() == ErrorKind::Config && error.to_string().contains("ask the loader"), "{error}");
+    }
+
+    #[test]
+    fn equal_entries_of_a_list_draw_apart_and_others_as_ever() {
+        let draws = |order: Order, positions: Range<u64>| {
+            let epoch = order.epoch(u64::MAX, 0).unwrap();
+            positions.map(|position| epoch.draw(position).unwrap()).collect::<Vec<_>>()
+        };
+        // With a bit per sample and without.
+        for far in [9, 1 << 40] {
+            let order = Order::indices([5, 5, far, 5, far]);
+            assert_eq!(draws(order.clone(), 0..5), [0, 1, 0, 2, 1]);
+            // Copies that fill up the last batch.
+            assert_eq!(draws(order.clone(), 5..7), [0, 1]);
+            let mut shuffled = draws(order.then_shuffled(3), 0..5);
+            shuffled.sort_unstable();
+            assert_eq!(shuffled, [0, 0, 1, 1, 2]);
+            assert_eq!(draws(Order::indices([far, 5, 0]), 0..4), [0; 4]);
+        }
+        assert_eq!(draws(Order::sampler(Ramp { len: 3, step: 1 }), 0..4), [0, 1, 2, 0]);
+        assert_eq!(draws(Order::shuffled(3), 0..2), [0, 0]);
+        assert_eq!(draws(Order::indices([]), 0..2), [0, 0]);
     }
 
     #[test]

@@ -100,9 +100,9 @@ pub(crate) struct Finishing {
 }
 
 impl Finishing {
-    /// Whether this sample is mirrored.
-    fn flipped(&self, seed: u64, epoch: u64, id: u64) -> bool {
-        self.flip > 0.0 && Draws::new(seed, epoch, id, &self.purpose).next_f64() < self.flip
+    /// Whether this draw of a sample is mirrored.
+    fn flipped(&self, seed: u64, epoch: u64, (id, draw): (u64, u64)) -> bool {
+        self.flip > 0.0 && Draws::of_draw(seed, epoch, id, draw, &self.purpose).next_f64() < self.flip
     }
 
     /// Finishes all rows of a full slot on the host. Blank rows stay blank.
@@ -113,7 +113,7 @@ impl Finishing {
             if id == u64::MAX {
                 continue;
             }
-            let flip = self.flipped(seed, epoch, id);
+            let flip = self.flipped(seed, epoch, (id, slot.draw_of(row)));
             let (input, output) = slot.two_arrays(self.step.input, self.step.output);
             let (from, to) = (self.step.plan.input_bytes(), self.step.plan.output_bytes());
             self.step.plan.run_row(&input[row * from..][..from], flip, &mut output[row * to..][..to]);
@@ -121,8 +121,8 @@ impl Finishing {
     }
 
     /// Finishes a row on the host, or records for the device whether it is mirrored.
-    pub(crate) fn run(&self, row: &mut Row<'_>, seed: u64, epoch: u64, id: u64, on_device: bool) {
-        let flip = self.flipped(seed, epoch, id);
+    pub(crate) fn run(&self, row: &mut Row<'_>, seed: u64, epoch: u64, drawn: (u64, u64), on_device: bool) {
+        let flip = self.flipped(seed, epoch, drawn);
         match self.step.flips.filter(|_| on_device) {
             Some(flips) => row.bytes_mut(flips).fill(u8::from(flip)),
             None if on_device => {}
@@ -264,9 +264,9 @@ impl Recipe {
     }
 
     /// Finishes a row whose other fields are final.
-    pub(crate) fn finish(&self, row: &mut Row<'_>, seed: u64, epoch: u64, id: u64) {
+    pub(crate) fn finish(&self, row: &mut Row<'_>, seed: u64, epoch: u64, drawn: (u64, u64)) {
         for finishing in &self.finishes {
-            finishing.run(row, seed, epoch, id, self.on_device);
+            finishing.run(row, seed, epoch, drawn, self.on_device);
         }
     }
 

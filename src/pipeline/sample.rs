@@ -282,10 +282,12 @@ impl Samples {
     ) -> Result<()> {
         // Asked once for a row.
         let framed = self.dataset.framed();
+        // As the order has it at the row's position, where a substitute stands, too.
+        let draw = job.order.draw(job.batches.position(rows.ticket().batch, rows.first()))?;
         for given in given {
-            self.fill_field(job, id, rows, scratch, framed, given?)?;
+            self.fill_field(job, (id, draw), rows, scratch, framed, given?)?;
         }
-        self.finish(job, id, rows, scratch)
+        self.finish(job, (id, draw), rows, scratch)
     }
 
     /// Fills the row from its fetched sample. All bytes must be there.
@@ -298,7 +300,7 @@ impl Samples {
     fn fill_field(
         &self,
         job: &EpochJob,
-        id: u64,
+        (id, draw): (u64, u64),
         rows: &mut Rows,
         scratch: &mut Scratch,
         framed: Option<&dyn Framed>,
@@ -345,6 +347,7 @@ impl Samples {
             How::Decode(decoder) => {
                 handler.outputs.clone().for_each(|field| row.clear_len(field));
                 let mut ctx = Ctx::new(self.seed, job.epoch, id, handler.outputs.clone(), scratch)
+                    .with_draw(draw)
                     .with_scratch_limit(self.scratch_limit)
                     .with_seek_points(
                         framed
@@ -387,8 +390,11 @@ impl Samples {
     }
 
     /// Maps and marks a row with complete fields.
-    fn finish(&self, job: &EpochJob, id: u64, rows: &mut Rows, scratch: &mut Scratch) -> Result<()> {
+    fn finish(&self, job: &EpochJob, (id, draw): (u64, u64), rows: &mut Rows, scratch: &mut Scratch) -> Result<()> {
         let recipe = &self.recipe;
+        if recipe.finishes_late() {
+            rows.note_draw(draw);
+        }
         let mut row = rows.row();
         recipe.added.clone().for_each(|field| row.clear(field));
         if !recipe.maps.is_empty() {
@@ -396,15 +402,16 @@ impl Samples {
             self.watch.worker(scratch.worker, |cell| cell.begin(Doing::Mapping, Some(id)));
             for map in &recipe.maps {
                 let fields = 0..recipe.spec.fields().len();
-                let mut ctx =
-                    Ctx::new(self.seed, job.epoch, id, fields, scratch).with_scratch_limit(self.scratch_limit);
+                let mut ctx = Ctx::new(self.seed, job.epoch, id, fields, scratch)
+                    .with_draw(draw)
+                    .with_scratch_limit(self.scratch_limit);
                 let mapped = map(&mut row, &mut ctx).and_then(|()| row.pad_new(mask(&recipe.added)));
                 mapped.map_err(|error| error.in_stage(Stage::Map))?;
             }
             scratch.running = Running::Decoder;
         }
         if !recipe.finishes_late() {
-            recipe.finish(&mut row, self.seed, job.epoch, id);
+            recipe.finish(&mut row, self.seed, job.epoch, (id, draw));
         }
         row.mark(id);
         Ok(())

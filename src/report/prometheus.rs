@@ -57,6 +57,12 @@ pub fn prometheus(loaders: &[(Names<'_>, &Snapshot)]) -> String {
             line(out, format_args!("source_samples{{{labels},source=\"{index}\"}}"), source.delivered);
         }
     });
+    let help = "Samples that the weights of a mixture ask of each source so far, of all ranks, resumes included.";
+    text.family("source_samples_asked", "gauge", help, |out, labels, snapshot| {
+        for (index, source) in snapshot.consumer.sources.iter().enumerate() {
+            line(out, format_args!("source_samples_asked{{{labels},source=\"{index}\"}}"), source.asked);
+        }
+    });
     let (name, help) =
         ("slot_seconds_total", "Time of all slots in each state, added up: its rate is their mean number.");
     text.family(name, "counter", help, |out, labels, snapshot| {
@@ -289,7 +295,7 @@ mod tests {
         snapshot.consumer.waited_ns = 1_500_000_000;
         snapshot.storage.counts.bytes_moved = 1 << 40;
         snapshot.slots.full_ns = 1;
-        snapshot.consumer.sources = vec![SourceCount::new(5, 4), SourceCount::new(9, 4)];
+        snapshot.consumer.sources = vec![SourceCount::new(5, 4.75, 4), SourceCount::new(9, 9.25, 4)];
         let values = read(&prometheus(&[(Names::new("train", 3), &snapshot)]));
         let table = [
             ("feedline_uptime_seconds{loader=\"train\",rank=\"3\"}", 12.345678901),
@@ -298,6 +304,7 @@ mod tests {
             ("feedline_storage_bytes_total{loader=\"train\",rank=\"3\"}", (1_u64 << 40) as f64),
             ("feedline_slot_seconds_total{loader=\"train\",rank=\"3\",state=\"full\"}", 1e-9),
             ("feedline_source_samples{loader=\"train\",rank=\"3\",source=\"1\"}", 9.0),
+            ("feedline_source_samples_asked{loader=\"train\",rank=\"3\",source=\"1\"}", 9.25),
         ];
         for (name, expected) in table {
             assert_eq!(values.get(name), Some(&expected), "{name}");

@@ -812,8 +812,12 @@ fn a_resume_with_another_order_or_seed_is_refused() {
         (windowed(2, 1), windowed(3, 1), differ("window", "2", "3")),
         (windowed(2, 4), windowed(2, 8), differ("number of lanes", "4", "8")),
         (Order::sequential(), Order::sequential().lanes(2), differ("number of lanes", "1", "2")),
-        (indices(&[1, 2]), indices(&[1, 2, 3]), differ("number of positions in an epoch", "2", "3")),
-        (indices(&[1, 2]), indices(&[2, 1]), others("indices")),
+        (indices(&[1, 2, 4, 5]), indices(&[1, 2, 3]), differ("number of positions in an epoch", "4", "3")),
+        (
+            indices(&[1, 2, 4, 5]),
+            indices(&[2, 1, 4, 5]),
+            others("indices") + ": only a state between two epochs goes on with another list",
+        ),
         (sampler(3), longer, differ("number of positions in an epoch", "30", "31")),
         (sampler(3), sampler(4), others("settings of the sampler")),
     ];
@@ -834,6 +838,26 @@ fn a_resume_with_another_order_or_seed_is_refused() {
 }
 
 #[test]
+fn the_next_epoch_may_have_another_list_of_indices() {
+    let data = Data::memory(30, 8);
+    let make = |ids: &[u64]| data.builder().order(Order::indices(ids.to_vec()).then_shuffled(4)).batch_size(2);
+    let first = build(make(&[5, 5, 7, 1]));
+    let begin = first.state().unwrap();
+    first.epoch(0).unwrap().for_each(|batch| drop(batch.unwrap()));
+    // At the end, as an iterator leaves it, or as it is counted on.
+    for (state, epoch, steps) in [(first.state().unwrap(), 1, 2), (begin.clone().advance(2), 1, 0), (begin, 0, 0)] {
+        let next = build(make(&[9, 9, 9, 2, 3, 2]).resume(state));
+        let at = next.state().unwrap();
+        assert_eq!((at.epoch(), at.position(), at.steps()), (epoch, 0, steps));
+        let fresh = build(make(&[9, 9, 9, 2, 3, 2]));
+        let ids = |loader: &Loader| {
+            loader.epoch(epoch).unwrap().map(|batch| batch.unwrap().ids().to_vec()).collect::<Vec<_>>()
+        };
+        assert_eq!(ids(&next), ids(&fresh));
+    }
+}
+
+#[test]
 fn a_resume_with_another_global_batch_is_refused() {
     let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
     let state = state_after(&run, 2);
@@ -845,13 +869,16 @@ fn a_resume_with_another_global_batch_is_refused() {
     refused(|| make(40, 1, LastBatch::Keep), &state, ErrorKind::State, words);
     // The same rows on every rank are another global batch.
     refused(|| make(10, 4, LastBatch::Keep), &state, ErrorKind::State, words);
-    for last in [LastBatch::Mask, LastBatch::Pad, LastBatch::Drop] {
-        let words = format!(
-            "the last batch is keep in the state, {} in the loader: set `last_batch(LastBatch::Keep)`, or resume rebatched",
-            format!("{last:?}").to_lowercase()
-        );
-        refused(|| make(10, 1, last), &state, ErrorKind::State, &words);
-        build(make(10, 1, last).resume_rebatched(state.clone()));
+    let words = "the last batch is keep in the state, drop in the loader: set `last_batch(LastBatch::Keep)`, or resume rebatched";
+    refused(|| make(10, 1, LastBatch::Drop), &state, ErrorKind::State, words);
+    build(make(10, 1, LastBatch::Drop).resume_rebatched(state.clone()));
+    // Only what fills the last batch differs.
+    for last in [LastBatch::Mask, LastBatch::Pad] {
+        let ids = |builder: LoaderBuilder| {
+            let loader = build(builder);
+            loader.epoch(0).unwrap().map(|batch| batch.unwrap().ids().to_vec()).collect::<Vec<_>>()
+        };
+        assert_eq!(ids(make(10, 1, last).resume(state.clone())), ids(make(10, 1, last))[2..]);
     }
     build(make(5, 2, LastBatch::Keep).resume(state.clone()));
     build(make(40, 1, LastBatch::Keep).resume_rebatched(state));
@@ -1034,7 +1061,7 @@ fn ranks_with_other_schedules_do_not_agree() {
     State::agree(&[state(2.0), state(2.0)]).unwrap();
     let error = State::agree(&[state(2.0), state(2.0), state(3.0)]).unwrap_err();
     assert!(
-        error.message().contains("rank 2 has another list of indices, sampler, mix, groups or length of runs"),
+        error.message().contains("rank 2 has another schedule of the mix, in segments that begin later"),
         "{error}"
     );
 }

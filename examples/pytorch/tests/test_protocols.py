@@ -310,8 +310,13 @@ def test_a_mix_changes_its_weights_and_gets_more_paths(data, tmp_path):
     first = (0, [1, 1])
     mixed = of(2, first, (200, [0.9, 0.1]))
     assert parts(mixed) == [[10, 10, 0]] * 10 + [[18, 2, 0]] * 10
-    assert mixed.snapshot()["consumer"]["sources"][1] == {"delivered": 120, "samples": COUNT, "passes": 1.2}
-    assert "mixture   source 0: 280 samples, 2.80 passes over 100" in mixed.report()
+    assert mixed.snapshot()["consumer"]["sources"][1] == {
+        "delivered": 120,
+        "asked": pytest.approx(120),
+        "samples": COUNT,
+        "passes": 1.2,
+    }
+    assert "mixture   source 0: 280 samples of 280.0 asked, 2.80 passes over 100" in mixed.report()
     running = of(2, first)
     batches = iter(running)
     next(batches), next(batches)

@@ -2,27 +2,37 @@
 //!
 //! ```text
 //! position of the run ──► segment ──► block, variant, place ──► source, how many of it came before ──► pass, place in the pass
-//! (epoch × len + position)               (a table)                                                ──► keyed permutation ──► id
+//! (epoch × len + position)        (a table, or `shares`)                                          ──► keyed permutation ──► id
 //! ```
 //!
-//! Limits: a mix has at most 1,024 sources and 256 segments; a weight that is not 0 is at least 1/10,000 of its table's sum.
-//! Memory: each segment has a table of at most 80,000 places, 320 KB, and 24 bytes per source, whatever the datasets'
-//! lengths; each thread keeps the permutations in use.
+//! Limits: a mix has at most 1,048,576 sources, 256 segments, and 8,388,608 weights in all; a weight that is not 0 is at least
+//! 2^-32 of its table's sum.
+//! Memory: each segment has 24 bytes per source, and a table of at most 80,000 places, 320 KB, where the counts repeat soon
+//! enough; else the mix keeps the blocks in use, of 12 bytes for each of 16,384 places or of 4 places per source. All that is
+//! independent of the datasets' lengths. Each thread keeps the permutations in use.
 
 use super::Concat;
+use super::shares::{Block, PERIOD, Path, Shares};
 use crate::dataset::Dataset;
 use crate::dataset::digest::Digest;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::order::{Draws, Key, Order, Permutation, Progress, Sampler, gcd};
+use crate::order::{Drawn, Draws, Key, Order, Permutation, Progress, Sampler, gcd};
+use crate::sync::Hold;
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
-/// Weights are rounded to this fraction of their sum.
-const PARTS_OF_WEIGHT: u64 = 10_000;
-const SOURCES_MAX: usize = 1024;
+/// Positions of a block that is a table, at most.
+const TABLE_MAX: u64 = 10_000;
+const SOURCES_MAX: usize = 1 << 20;
 const SEGMENTS_MAX: usize = 256;
+const WEIGHTS_MAX: usize = 1 << 23;
+/// Counts of a table in messages.
+const COUNTS_SHOWN: usize = 16;
+/// Blocks that a mix keeps where they are no table.
+const BLOCKS: usize = 4;
 /// Steps of a ramp.
 const STEPS: u64 = 64;
 /// Variants of a block: as many as fit into so many places, between the two limits.
@@ -48,11 +58,13 @@ const WALKS: usize = 256;
 /// ```
 ///
 /// The exact rules:
-/// - Weights are rounded to 10,000ths of their sum, by largest remainders, and reduced: 0.7 and 0.3 give a *block* of
-///   10 positions, 7 and 3 of the sources; a block has at most 10,000. **Every block has exactly these counts**, counted
-///   from the first position of epoch 0, or of the segment. Within a block the sources are spread evenly: its first *n*
-///   positions have a source's share of *n* with an error below 1, any *n* consecutive positions with an error below 2.
-///   A block is one of 8 to 64 variants at random, so that no row of a batch and no rank always gets the same source.
+/// - Weights are exact where whole numbers of a sum up to 10,000 have their ratios: 0.7 and 0.3 give a *block* of 10
+///   positions, 7 and 3 of the sources. **Every block has exactly these counts**, counted from the first position of epoch 0,
+///   or of the segment. Other weights are rounded to 2^-32 of their sum, by largest remainders.
+/// - The sources are spread evenly: the first *n* positions have a source's share of *n* with an error below 1, any *n*
+///   consecutive positions with an error below 2. (Of weights under 1/16,384 and of more than 4,096 sources an error may
+///   rarely exceed 1; it stays below 2.) Among equally even orders one is chosen at random, so that no row of a batch and no
+///   rank always gets the same source.
 /// - Each source is walked **pass by pass**: every sample once in an order of (key, source, pass), then all again in
 ///   another order. Passes continue across epochs and segments: a source with 9,000 samples and 1,000 draws per epoch
 ///   repeats none in nine epochs. At any position the samples of a source have come equally often, with a difference of
@@ -79,6 +91,7 @@ struct Schedule {
     firsts: Vec<u64>,
     /// Number of the mix: it separates the permutations of different mixes.
     number: u64,
+    kept: Mutex<Kept>,
 }
 
 /// Positions with one table of weights.
@@ -86,18 +99,40 @@ struct Segment {
     start: u64,
     /// Count of each source in a block.
     counts: Vec<u64>,
-    /// The variants of a block, one after the other: the source at each place, with its count of earlier places.
-    places: Vec<(u16, u16)>,
+    places: Places,
     /// Count of each source before the segment.
     before: Vec<u128>,
     /// Hash of this segment and of those before it.
     hash: u64,
 }
 
+/// The source at each place of a block, with its count of earlier places.
+enum Places {
+    /// The variants of a block, one after the other.
+    Table(Vec<(u16, u16)>),
+    /// A block of 2^32 places, of which parts are made when they are needed.
+    Parts(Shares),
+}
+
+/// Parts of long blocks, kept for all threads.
+#[derive(Default)]
+struct Kept {
+    parts: VecDeque<Arc<Part>>,
+    /// Of the segment that made the last part.
+    path: (u64, Path),
+}
+
+/// A part of a long block: that of the segment with this start, in its block of this number.
+struct Part {
+    start: u64,
+    number: u128,
+    block: Block,
+}
+
 impl Mix {
     /// Mixes `datasets` by weights, whose sum need not be 1.
     ///
-    /// Errors: [`ErrorKind::Config`] for a weight of 0 or less, or under 1/10,000 of the sum, for a dataset without
+    /// Errors: [`ErrorKind::Config`] for a weight of 0 or less, or under 2^-32 of the sum, for a dataset without
     /// samples, and the errors of [`Concat::new`].
     pub fn new<D: Dataset>(datasets: impl IntoIterator<Item = (D, f64)>, key: u64) -> Result<Self> {
         let (datasets, weights): (Vec<D>, Vec<f64>) = datasets.into_iter().unzip();
@@ -133,11 +168,11 @@ impl Mix {
     /// to leave gets weight 0. Old ids keep. The state has a hash of what had begun, so that another past is
     /// [`ErrorKind::State`]. Set [`epoch_len`](Self::epoch_len), for it must stay the same.
     ///
-    /// Memory: at most 350 KB for each segment, not counted in the plan.
+    /// Memory: at most 320 KB and 24 bytes per dataset for each segment, not counted in the plan.
     ///
     /// Errors: [`ErrorKind::Config`] for no segments, a first position that is not 0, positions that do not ascend, more
-    /// than 256 segments, a last table without a weight for each dataset, a table with more, or without a weight above 0,
-    /// a weight that is negative, not finite, or not 0 and under 1/10,000 of its table's sum; for a dataset without
+    /// than 256 segments or 8,388,608 weights in all, a last table without a weight for each dataset, a table with more, or without a weight above 0,
+    /// a weight that is negative, not finite, or not 0 and under 2^-32 of its table's sum; for a dataset without
     /// samples, and the errors of [`Concat::new`].
     pub fn scheduled<D: Dataset>(
         datasets: impl IntoIterator<Item = D>,
@@ -160,7 +195,7 @@ impl Mix {
     }
 
     /// Segments of a linear ramp over `positions`, for [`scheduled`](Self::scheduled): at most 64 steps with the weights at
-    /// their middles, then `to`. A weight under 1/10,000 of its step's sum is 0 in it.
+    /// their middles, then `to`. A weight under 2^-32 of its step's sum is 0 in it.
     ///
     /// ```
     /// # use feedline::dataset::Mix;
@@ -177,7 +212,7 @@ impl Mix {
             let share = (step as f64 + 0.5) / steps as f64;
             let mut table: Vec<f64> =
                 (0..len).map(|index| weight(from, index) * (1.0 - share) + weight(to, index) * share).collect();
-            let least = table.iter().sum::<f64>() / PARTS_OF_WEIGHT as f64;
+            let least = table.iter().sum::<f64>() / PERIOD as f64;
             table.iter_mut().filter(|weight| (0.0..least).contains(*weight)).for_each(|weight| *weight = 0.0);
             (start, table)
         };
@@ -196,7 +231,7 @@ impl Mix {
     }
 
     /// Ends an epoch before any source repeats: it has as many whole blocks as fit one pass of every source, at least
-    /// one block. So no sample repeats in epoch 0.
+    /// one block; of long blocks, positions. So no sample repeats in epoch 0.
     #[must_use]
     pub fn until_first_ends(mut self) -> Self {
         self.len = self.schedule.until_first_ends();
@@ -226,6 +261,20 @@ impl Mix {
         &self.schedule.segments[0].counts
     }
 
+    /// The pass of a source with which an epoch begins. Kept by each thread for its epoch.
+    fn pass_before(&self, epoch: u64, source: usize) -> u128 {
+        thread_local!(static LAST: RefCell<([u64; 3], Vec<u128>)> = const { RefCell::new(([u64::MAX; 3], Vec::new())) });
+        LAST.with_borrow_mut(|(of, drawn)| {
+            let now = [self.schedule.number, self.len, epoch];
+            if *of != now {
+                let place = self.place(epoch, 0);
+                *drawn = self.schedule.drawn(self.schedule.segment(place), place);
+                *of = now;
+            }
+            drawn[source] / u128::from(self.schedule.lens[source])
+        })
+    }
+
     /// Position of the run.
     fn place(&self, epoch: u64, position: u64) -> u128 {
         u128::from(epoch) * u128::from(self.len) + u128::from(position)
@@ -241,6 +290,13 @@ impl Sampler for Mix {
         self.schedule.id(self.place(epoch, position))
     }
 
+    /// The passes over the sample's source since the epoch began.
+    fn draw(&self, epoch: u64, position: u64) -> u64 {
+        let (source, drawn) = self.schedule.draw(self.place(epoch, position));
+        let pass = drawn / u128::from(self.schedule.lens[source]);
+        if pass == 0 { 0 } else { (pass - self.pass_before(epoch, source)) as u64 }
+    }
+
     fn identity(&self) -> u64 {
         let hash = self.schedule.segments.last().map_or(0, |last| last.hash);
         Digest::new("mix").word(self.schedule.root()).word(self.len).word(hash).words(&self.schedule.lens).end()
@@ -254,7 +310,11 @@ impl Sampler for Mix {
         let past = Digest::new("mix").word(self.schedule.root()).word(hash).end();
         let drawn = begun.checked_sub(1).map(|last| self.schedule.drawn(&segments[last], place));
         let drawn = drawn.unwrap_or_else(|| vec![0; lens.len()]);
-        let sources = drawn.iter().zip(lens).map(|(drawn, len)| (u64::try_from(*drawn).unwrap_or(u64::MAX), *len));
+        let sources = drawn.iter().zip(lens).zip(self.schedule.asked(place)).map(|((drawn, samples), asked)| Drawn {
+            drawn: u64::try_from(*drawn).unwrap_or(u64::MAX),
+            asked,
+            samples: *samples,
+        });
         Some(Progress { past, segments: begun as u64, sources: sources.collect() })
     }
 }
@@ -263,7 +323,8 @@ impl std::fmt::Debug for Mix {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} positions an epoch, ", self.len)?;
         for Segment { start, counts, .. } in &self.schedule.segments {
-            write!(f, "from {start} {counts:?} of each block, ")?;
+            let more = if counts.len() > COUNTS_SHOWN { ", …" } else { "" };
+            write!(f, "from {start} {:?}{more} of each block, ", &counts[..counts.len().min(COUNTS_SHOWN)])?;
         }
         write!(f, "of {:?}", self.dataset)
     }
@@ -289,6 +350,11 @@ fn tables_of(segments: &[(u64, Vec<f64>)], sources: usize) -> Result<Vec<(u64, V
     if segments.len() > SEGMENTS_MAX {
         return bad(format!("{} segments in a mix; the limit is {SEGMENTS_MAX}", segments.len()));
     }
+    if segments.len().saturating_mul(sources) > WEIGHTS_MAX {
+        let message =
+            format!("{} segments of {sources} weights in a mix; the limit is {WEIGHTS_MAX} weights", segments.len());
+        return bad(message);
+    }
     if let Some(at) = segments.windows(2).position(|pair| pair[0].0 >= pair[1].0) {
         let (before, start) = (segments[at].0, segments[at + 1].0);
         let message = format!("segment {} of the mix begins at position {start}, the one before at {before}", at + 1);
@@ -307,7 +373,8 @@ fn tables_of(segments: &[(u64, Vec<f64>)], sources: usize) -> Result<Vec<(u64, V
     segments.iter().enumerate().map(table).collect()
 }
 
-/// Rounds weights to whole numbers without a common divisor.
+/// Whole numbers in the ratios of the weights, without a common divisor if they add up to no more than a table has; else
+/// rounded to parts of the period.
 fn counts_of(weights: &[f64], name: &str) -> Result<Vec<u64>> {
     let legal = |weight: &f64| weight.is_finite() && *weight >= 0.0;
     if let Some(index) = weights.iter().position(|weight| !legal(weight)) {
@@ -318,19 +385,39 @@ fn counts_of(weights: &[f64], name: &str) -> Result<Vec<u64>> {
     if largest == 0.0 {
         return bad(format!("{name} has no weight above 0"));
     }
-    let sum: f64 = weights.iter().map(|weight| weight / largest).sum();
-    let exact: Vec<f64> = weights.iter().map(|weight| weight / largest / sum * PARTS_OF_WEIGHT as f64).collect();
-    // The 1e-6 absorbs rounding: 0.3 × 10,000 is 2,999.9999999999995.
-    let mut counts: Vec<u64> = exact.iter().map(|exact| (exact + 1e-6).floor() as u64).collect();
+    let parts: Vec<f64> = weights.iter().map(|weight| weight / largest).collect();
+    let sum: f64 = parts.iter().sum();
+    let least = weights.iter().copied().filter(|weight| *weight > 0.0).fold(f64::MAX, f64::min);
+    let exact = |count: u64| parts.iter().map(|part| part / sum * count as f64).collect::<Vec<_>>();
+    // As they are, as multiples of the smallest, as 10,000ths.
+    let scaled = [weights.to_vec(), weights.iter().map(|weight| weight / least).collect(), exact(TABLE_MAX)];
+    if let Some(counts) = scaled.iter().find_map(|scaled| whole(scaled)) {
+        return Ok(counts);
+    }
+    let exact = exact(PERIOD);
+    if let Some(index) = (0..exact.len()).find(|index| exact[*index] < 1.0 && weights[*index] > 0.0) {
+        return bad(format!("weight {index} of {name}, {}, is under 2^-32 of the sum", weights[index]));
+    }
+    let mut counts: Vec<u64> = exact.iter().map(|exact| *exact as u64).collect();
     let mut order: Vec<usize> = (0..weights.len()).filter(|index| weights[*index] > 0.0).collect();
     order.sort_by(|a, b| (exact[*b] - counts[*b] as f64).total_cmp(&(exact[*a] - counts[*a] as f64)));
-    let missing = PARTS_OF_WEIGHT.saturating_sub(counts.iter().sum());
+    let missing = PERIOD.saturating_sub(counts.iter().sum());
     order.iter().cycle().take(missing as usize).for_each(|index| counts[*index] += 1);
-    if let Some(index) = (0..counts.len()).find(|index| counts[*index] == 0 && weights[*index] > 0.0) {
-        return bad(format!("weight {index} of {name}, {}, is under 1/{PARTS_OF_WEIGHT} of the sum", weights[index]));
+    Ok(counts)
+}
+
+/// These numbers without their common divisor, if they are whole and a table has room for them.
+fn whole(numbers: &[f64]) -> Option<Vec<u64>> {
+    // The 1e-9 absorbs rounding: 0.3 × 10,000 is 2,999.9999999999995.
+    let is_whole = |number: &f64| (number - number.round()).abs() <= 1e-9 * number.max(1.0);
+    if !numbers.iter().all(|number| is_whole(number) && *number < PERIOD as f64) {
+        return None;
     }
+    let counts: Vec<u64> = numbers.iter().map(|number| number.round() as u64).collect();
     let divisor = counts.iter().copied().fold(0, gcd);
-    Ok(counts.iter().map(|count| count / divisor).collect())
+    let lost = counts.iter().zip(numbers).any(|(count, number)| *count == 0 && *number > 0.0);
+    let counts: Vec<u64> = counts.iter().map(|count| count / divisor.max(1)).collect();
+    (!lost && divisor > 0 && counts.iter().sum::<u64>() <= TABLE_MAX).then_some(counts)
 }
 
 impl Schedule {
@@ -339,7 +426,8 @@ impl Schedule {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (firsts, lens) = ids.iter().map(|ids| (ids.start, ids.end - ids.start)).unzip();
         let segments = Vec::with_capacity(tables.len());
-        let mut schedule = Self { key, segments, lens, firsts, number: NEXT.fetch_add(1, Ordering::Relaxed) };
+        let (number, kept) = (NEXT.fetch_add(1, Ordering::Relaxed), Mutex::default());
+        let mut schedule = Self { key, segments, lens, firsts, number, kept };
         for (start, counts) in tables {
             let last = schedule.segments.last();
             let before = last.map_or_else(|| vec![0; ids.len()], |last| schedule.drawn(last, start.into()));
@@ -347,7 +435,10 @@ impl Schedule {
             let known = counts.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
             let digest = Digest::new("segment").word(last.map_or(0, |last| last.hash)).word(start);
             let hash = digest.words(&counts[..known]).words(&sources[..known]).end();
-            let places = variants(&counts, key.named("variants"));
+            let places = match counts.iter().sum::<u64>() {
+                ..=TABLE_MAX => Places::Table(variants(&counts, key.named("variants"))),
+                _ => Places::Parts(Shares::new(&counts, key.named("shares").derive(start))),
+            };
             schedule.segments.push(Segment { start, counts, places, before, hash });
         }
         schedule
@@ -361,33 +452,96 @@ impl Schedule {
         self.firsts[source] + walked(self, source, pass, place)
     }
 
-    /// Source at a position, with its count of earlier positions.
-    fn draw(&self, position: u128) -> (usize, u128) {
+    /// The segment of a position.
+    fn segment(&self, position: u128) -> &Segment {
         let next = self.segments.partition_point(|segment| u128::from(segment.start) <= position);
-        let segment = &self.segments[next - 1];
-        let (block, places, place) = self.block(segment, position);
-        let (source, earlier) = places[place];
-        let source = usize::from(source);
-        let before = segment.before[source] + block * u128::from(segment.counts[source]);
-        (source, before + u128::from(earlier))
+        &self.segments[next - 1]
     }
 
-    /// Block of the segment at a position, its places, and the place in it.
-    fn block<'a>(&self, segment: &'a Segment, position: u128) -> (u128, &'a [(u16, u16)], usize) {
-        let (len, rest) = (segment.block(), position - u128::from(segment.start));
-        let (block, place) = (rest / u128::from(len), (rest % u128::from(len)) as usize);
+    /// Source at a position, with its count of earlier positions.
+    fn draw(&self, position: u128) -> (usize, u128) {
+        let segment = self.segment(position);
+        let (block, place) = segment.place(position);
+        let (source, earlier) = match &segment.places {
+            Places::Table(table) => {
+                let (source, earlier) = self.variant(segment, table, block)[place as usize];
+                (usize::from(source), u128::from(earlier))
+            }
+            Places::Parts(shares) => self.in_part(segment, shares, (block, place), |part| {
+                let (source, earlier) = part.block.places[(place - part.block.from) as usize];
+                (source as usize, u128::from(earlier))
+            }),
+        };
+        (source, segment.before[source] + block * u128::from(segment.counts[source]) + earlier)
+    }
+
+    /// The places of a block of a segment with a table.
+    fn variant<'a>(&self, segment: &Segment, table: &'a [(u16, u16)], block: u128) -> &'a [(u16, u16)] {
+        let len = segment.block();
         let key = self.key.named("variant").derive(segment.start).derive(block as u64);
-        let variant = Draws::from_key(key).below(segment.places.len() as u64 / len);
-        (block, &segment.places[(variant * len) as usize..][..len as usize], place)
+        let variant = Draws::from_key(key).below(table.len() as u64 / len);
+        &table[(variant * len) as usize..][..len as usize]
+    }
+
+    /// The part of a long block that has a place. Without a lock where the thread asked for the same part before.
+    fn in_part<T>(
+        &self,
+        segment: &Segment,
+        shares: &Shares,
+        (number, place): (u128, u64),
+        get: impl FnOnce(&Part) -> T,
+    ) -> T {
+        thread_local!(static LAST: RefCell<Option<(u64, Arc<Part>)>> = const { RefCell::new(None) });
+        let fits = |part: &Part| (part.start, part.number) == (segment.start, number) && part.block.has(place);
+        LAST.with_borrow_mut(|last| {
+            if let Some((_, part)) = last.as_ref().filter(|(mix, part)| *mix == self.number && fits(part)) {
+                return get(part);
+            }
+            let mut kept = self.kept.hold();
+            let part = kept.parts.iter().find(|part| fits(part)).cloned().unwrap_or_else(|| {
+                if kept.path.0 != segment.start {
+                    kept.path = (segment.start, Path::new());
+                }
+                let block = shares.block(place, number as u64, &mut kept.path.1);
+                let part = Arc::new(Part { start: segment.start, number, block });
+                kept.parts.truncate(BLOCKS - 1);
+                kept.parts.push_front(part.clone());
+                part
+            });
+            drop(kept);
+            get(&last.insert((self.number, part)).1)
+        })
     }
 
     /// Count of each source before a position of the segment, or before its end.
     fn drawn(&self, segment: &Segment, position: u128) -> Vec<u128> {
-        let (block, places, place) = self.block(segment, position);
+        let (block, place) = segment.place(position);
         let whole = segment.before.iter().zip(&segment.counts);
         let mut drawn: Vec<u128> = whole.map(|(before, count)| before + block * u128::from(*count)).collect();
-        places[..place].iter().for_each(|(source, _)| drawn[usize::from(*source)] += 1);
+        match &segment.places {
+            Places::Table(table) => {
+                let places = &self.variant(segment, table, block)[..place as usize];
+                places.iter().for_each(|(source, _)| drawn[usize::from(*source)] += 1);
+            }
+            Places::Parts(shares) => self.in_part(segment, shares, (block, place), |Part { block, .. }| {
+                drawn.iter_mut().zip(&block.first).for_each(|(drawn, first)| *drawn += u128::from(*first));
+                let places = &block.places[..(place - block.from) as usize];
+                places.iter().for_each(|(source, _)| drawn[*source as usize] += 1);
+            }),
+        }
         drawn
+    }
+
+    /// Each source's share of the positions before this one, by its weights.
+    fn asked(&self, position: u128) -> Vec<f64> {
+        let mut asked = vec![0.0; self.lens.len()];
+        let ends = self.segments.iter().skip(1).map(|next| u128::from(next.start)).chain([u128::MAX]);
+        for (segment, end) in self.segments.iter().zip(ends) {
+            let len = end.min(position).saturating_sub(segment.start.into()) as f64;
+            let block = segment.block() as f64;
+            asked.iter_mut().zip(&segment.counts).for_each(|(asked, count)| *asked += len * *count as f64 / block);
+        }
+        asked
     }
 
     /// A hash of the key.
@@ -405,17 +559,25 @@ impl Schedule {
         })
     }
 
-    /// The end of the first block, or of the first segment if that is shorter.
+    /// The end of the first block, or of the first segment if that is shorter; of a long block its first position.
     fn first_end(&self) -> u64 {
-        self.segments.get(1).map_or(u64::MAX, |next| next.start).min(self.segments[0].block())
+        let first = &self.segments[0];
+        let block = if first.has_table() { first.block() } else { 1 };
+        self.segments.get(1).map_or(u64::MAX, |next| next.start).min(block)
     }
 
     /// The last end of a block, or of a segment, before any source repeats; at least the first of all.
     fn until_first_ends(&self) -> u64 {
         let fits = |next: &Segment| next.before.iter().zip(&self.lens).all(|(before, len)| *before <= u128::from(*len));
         let found = self.spans().find(|(_, next, _)| !next.is_some_and(fits)).map_or(0, |(segment, _, sources)| {
-            let blocks = sources.iter().filter(|(_, count)| *count > 0).map(|(left, count)| left / count);
-            segment.end_of(blocks.min().unwrap_or(0))
+            let drawn = sources.iter().filter(|(_, count)| *count > 0);
+            let mut end = drawn.map(|(left, count)| segment.end_within(*left, *count)).min().unwrap_or(0);
+            let is_over =
+                |end| self.drawn(segment, end).iter().zip(&self.lens).any(|(drawn, len)| *drawn > u128::from(*len));
+            while !segment.has_table() && end > u128::from(segment.start) && is_over(end) {
+                end -= 1;
+            }
+            end
         });
         u64::try_from(found).unwrap_or(u64::MAX).max(self.first_end())
     }
@@ -423,11 +585,22 @@ impl Schedule {
     /// The first end of a block, or of a segment, with no unseen samples but those of sources that are not drawn again.
     fn until_all_seen(&self) -> u64 {
         let found = self.spans().find_map(|(segment, next, sources)| {
-            let blocks = sources.iter().filter(|(left, count)| *left > 0 && (*count > 0 || next.is_some()));
+            let unseen = sources.iter().filter(|(left, count)| *left > 0 && (*count > 0 || next.is_some()));
             // A later segment draws from it, perhaps.
-            let blocks =
-                blocks.map(|(left, count)| if *count > 0 { left.div_ceil(*count) } else { u128::from(u64::MAX) });
-            let end = segment.end_of(blocks.max().unwrap_or(0));
+            let ends =
+                unseen.map(|(left, count)| if *count > 0 { segment.end_after(*left, *count) } else { u128::MAX });
+            let mut end = ends.max().unwrap_or(u128::from(segment.start));
+            let is_short = |end| {
+                let drawn = self.drawn(segment, end);
+                drawn
+                    .iter()
+                    .zip(&self.lens)
+                    .zip(&segment.counts)
+                    .any(|((drawn, len), count)| *count > 0 && *drawn < u128::from(*len))
+            };
+            while !segment.has_table() && end < u128::from(u64::MAX) && is_short(end) {
+                end += 1;
+            }
             next.is_none_or(|next| end <= u128::from(next.start)).then_some(end)
         });
         u64::try_from(found.unwrap_or(0)).unwrap_or(u64::MAX).max(self.first_end())
@@ -440,8 +613,28 @@ impl Segment {
         self.counts.iter().sum()
     }
 
-    fn end_of(&self, blocks: u128) -> u128 {
-        u128::from(self.start) + blocks * u128::from(self.block())
+    fn has_table(&self) -> bool {
+        matches!(self.places, Places::Table(_))
+    }
+
+    /// Number of the block that has a position, and the place in it.
+    fn place(&self, position: u128) -> (u128, u64) {
+        let (len, rest) = (u128::from(self.block()), position - u128::from(self.start));
+        (rest / len, (rest % len) as u64)
+    }
+
+    /// The last end of a block, or of a long block the last position, before which a source of `count` comes at most `left`
+    /// times.
+    fn end_within(&self, left: u128, count: u128) -> u128 {
+        let len = u128::from(self.block());
+        u128::from(self.start) + if self.has_table() { left / count * len } else { left * len / count }
+    }
+
+    /// The first one before which it comes at least `left` times.
+    fn end_after(&self, left: u128, count: u128) -> u128 {
+        let len = u128::from(self.block());
+        u128::from(self.start)
+            + if self.has_table() { left.div_ceil(count) * len } else { (left * len).div_ceil(count) }
     }
 }
 
@@ -533,22 +726,24 @@ mod tests {
 
     #[test]
     fn weights_become_the_smallest_whole_numbers() {
-        let cases: [(&[f64], &[u64]); 9] = [
+        let cases: [(&[f64], &[u64]); 11] = [
             (&[0.7, 0.3], &[7, 3]),
             (&[1.0, 1.0], &[1, 1]),
             (&[5.0], &[1]),
-            (&[1.0, 1.0, 1.0], &[3334, 3333, 3333]),
+            (&[1.0, 1.0, 1.0], &[1, 1, 1]),
+            (&[1.0 / 3.0, 2.0 / 3.0], &[1, 2]),
+            (&[4.0, 4.0, 6.0], &[2, 2, 3]),
             (&[0.1, 0.2, 0.3, 0.4], &[1, 2, 3, 4]),
             (&[1e308, 1e308], &[1, 1]),
             (&[1e-320, 3e-320], &[1, 3]),
             (&[1.0, 0.0, 3.0], &[1, 0, 3]),
-            // What is missing goes to the sources that have a weight.
-            (&[0.0, 1.0, 1.0, 1.0], &[0, 3334, 3333, 3333]),
+            // Not of a table: what is missing goes to the sources that have a weight.
+            (&[0.0, 10_001.0, 20_002.0, 1.0], &[0, 1_431_608_050, 2_863_216_100, 143_146]),
         ];
         for (weights, counts) in cases {
             assert_eq!(counts_of(weights, "").unwrap(), counts, "{weights:?}");
         }
-        for weights in [&[0.0, 0.0][..], &[], &[-1.0], &[f64::NAN, 1.0], &[f64::INFINITY], &[1.0, 1e-6]] {
+        for weights in [&[0.0, 0.0][..], &[], &[-1.0], &[f64::NAN, 1.0], &[f64::INFINITY], &[1.0, 1e-10]] {
             assert_eq!(counts_of(weights, "").unwrap_err().kind(), ErrorKind::Config, "{weights:?}");
         }
     }
@@ -721,9 +916,42 @@ mod tests {
         assert_eq!(ramp[31].1, [1.0 - 31.5 / 64.0, 31.5 / 64.0]);
         assert_eq!(Mix::ramp(5..8, &[1.0], &[2.0]).len(), 4);
         assert_eq!(Mix::ramp(5..5, &[1.0], &[2.0]), [(5, vec![2.0])]);
-        let small = Mix::ramp(0..64, &[1.0, 0.0], &[1.0, 0.01]);
+        let small = Mix::ramp(0..64, &[1.0, 0.0], &[1.0, 1.2e-8]);
         assert_eq!((small[0].1[1], small[1].1[1] > 0.0), (0.0, true));
         tables_of(&small, 2).unwrap();
+    }
+
+    #[test]
+    fn a_block_without_a_table_draws_without_a_gap() {
+        // The middle segment has one; the period of the last ends within it.
+        let long = [PERIOD - 5_000_000, 4_999_990, 10];
+        let segments = [(0, long.to_vec()), (40_000, vec![7, 3, 0]), (50_000, long.to_vec())];
+        let schedule = schedule(&segments, &[1 << 40, 90, 4], 3);
+        let mut next = schedule.drawn(&schedule.segments[0], 0);
+        assert_eq!(next, [0; 3]);
+        for position in 0..100_000 {
+            let (source, drawn) = schedule.draw(position);
+            assert_eq!(drawn, next[source], "{position}");
+            next[source] += 1;
+        }
+        assert_eq!(schedule.drawn(&schedule.segments[2], 100_000), next);
+        let start = u128::from(PERIOD) + 50_000;
+        let next = schedule.drawn(&schedule.segments[2], start);
+        assert_eq!(next[2], schedule.segments[2].before[2] + 10);
+        let found: Vec<_> = (start - 3..start + 3).map(|position| schedule.draw(position)).collect();
+        assert_eq!(found[3].1, next[found[3].0]);
+        // Other threads and later calls find the same.
+        let again = std::thread::scope(|scope| {
+            let look = || (start - 3..start + 3).rev().map(|position| schedule.draw(position)).collect::<Vec<_>>();
+            scope.spawn(look).join().unwrap()
+        });
+        assert!(again.iter().rev().eq(&found));
+        let ends = super::tests::schedule(&[(0, long.to_vec())], &[1 << 40, 90, 4], 3);
+        let (first, seen) = (ends.until_first_ends(), ends.until_all_seen());
+        let drawn = |end: u64| ends.drawn(&ends.segments[0], end.into());
+        assert!(drawn(first).iter().zip(&ends.lens).all(|(drawn, len)| *drawn <= u128::from(*len)));
+        assert!(drawn(seen).iter().zip(&ends.lens).all(|(drawn, len)| *drawn >= u128::from(*len)));
+        assert!(first > 70_000 && seen > 1 << 40, "{first} {seen}");
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub(crate) mod picture_sizes;
 #[cfg(feature = "image")]
 pub(crate) mod seekable;
 pub(crate) mod several;
+mod shares;
 pub(crate) mod subset;
 pub(crate) mod verify;
 

@@ -18,6 +18,9 @@ use crate::tensor::EncodedField;
 use bytes::Bytes;
 use std::sync::Arc;
 
+/// Parts in a description.
+const SHOWN: usize = 8;
+
 /// Concatenates datasets: the ids of the second follow the ids of the first.
 ///
 /// All must have the same fields. Datasets of different types go in as `Arc<dyn Dataset>`:
@@ -200,8 +203,11 @@ impl Dataset for Concat {
     }
 
     fn describe(&self) -> String {
-        let parts: Vec<String> = self.parts.iter().map(|part| part.dataset.describe()).collect();
-        format!("{} samples of {} parts: {}", self.len(), parts.len(), parts.join("; "))
+        let mut parts: Vec<String> = self.parts.iter().take(SHOWN).map(|part| part.dataset.describe()).collect();
+        if self.parts.len() > SHOWN {
+            parts.push(format!("and {} more", self.parts.len() - SHOWN));
+        }
+        format!("{} samples of {} parts: {}", self.len(), self.parts.len(), parts.join("; "))
     }
 }
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, Iterator, Li
 from . import _code, _html, _native, _ranks, _settings, _signals
 from ._native import Loader as _Native
 from ._tensors import Batch
-from .errors import BatchesHeldError, EpochLiveError, ForkedError, StateError
+from .errors import BatchesHeldError, ConfigError, EpochLiveError, ForkedError, StateError
 
 if TYPE_CHECKING:
     import numpy
@@ -827,15 +827,18 @@ class Loader(_Native, Generic[Out]):
         """
         if not isinstance(batches, range) or batches.step != 1:
             raise TypeError(f"batches={batches!r}: give a range, as in skip(range(100, 120))")
+        if batches.start < 0 or batches.stop < 0:
+            raise ConfigError(f"batches={batches!r}: batches count from 0, as in skip(range(100, 120))")
         number = self._next if self._next is not None else super().next_epoch
-        self._skip(number if epoch is None else _settings.epoch(epoch), max(batches.start, 0), max(batches.stop, 0))
+        self._skip(number if epoch is None else _settings.epoch(epoch), batches.start, batches.stop)
 
     # Measurements
 
     def snapshot(self) -> dict[str, Any]:
         """All measurements so far: nanoseconds, bytes and counts by stage, for a log.
 
-        Of a mix, `["consumer"]["sources"]` has for each path the samples `delivered` to all ranks, and the `passes` over it."""
+        Of a mix, `["consumer"]["sources"]` has for each path the samples `delivered` to all ranks, those `asked` by its weights,
+        and the `passes` over it."""
         return json.loads(self._snapshot())
 
     def verdict(self) -> dict[str, Any]:
