@@ -112,7 +112,7 @@ impl Case {
         let (rows, flows) = (self.rows(), self.bounds.is_some());
         let largest = usize::from(*self.of.iter().max().unwrap());
         let (mut line, mut carried, mut all) = (Vec::new(), Vec::new(), Vec::new());
-        for group in 0..=largest {
+        for (group, rows) in rows.iter().enumerate().take(largest + 1) {
             let own: Vec<u64> =
                 (0..).zip(&self.of).filter(|(_, of)| usize::from(**of) == group).map(|(id, _)| id).collect();
             if own.is_empty() {
@@ -120,7 +120,7 @@ impl Case {
             }
             let mixes = !carried.is_empty();
             carried.extend(shuffle(own.len(), "samples", group).into_iter().map(|k| own[k]));
-            let whole = carried.len() - carried.len() % rows[group] as usize;
+            let whole = carried.len() - carried.len() % *rows as usize;
             let rest = if flows && group < largest { carried.split_off(whole) } else { Vec::new() };
             let members = std::mem::replace(&mut carried, rest);
             let before = if flows { line.clone() } else { Vec::new() };
