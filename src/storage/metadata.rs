@@ -73,6 +73,7 @@ impl Meta {
     }
 
     /// Whether length and version are the same.
+    #[cfg(feature = "parquet")]
     pub(crate) fn same_bytes(&self, other: &Self) -> bool {
         (self.len, self.version) == (other.len, other.version)
     }
