@@ -252,6 +252,7 @@ mod tests {
         let same = Sums::default();
         let log = Log::between(&same, &same, 4);
         assert_eq!(log, Log::default());
-        assert_eq!(log.scalars().collect::<Vec<_>>(), [("seconds", 0.0), ("bad_samples", 0.0)]);
+        let counts = ["seconds", "bad_samples", "epoch_repeated", "epoch_left_out"];
+        assert_eq!(log.scalars().collect::<Vec<_>>(), counts.map(|name| (name, 0.0)));
     }
 }
