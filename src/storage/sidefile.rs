@@ -595,7 +595,7 @@ mod tests {
             assert_eq!((file.identity(), file.len(0)), (identity, section.len() as u64));
         }
         let bytes = std::fs::read(&path).unwrap();
-        std::fs::write(&path, &bytes[1..]).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
         write(&path, 2, &[b"longer"]);
         assert_eq!(std::fs::read(&path).unwrap(), bytes, "damage is replaced");
         std::fs::remove_file(&path).unwrap();

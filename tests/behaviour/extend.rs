@@ -195,7 +195,8 @@ fn mistakes_of_users_code_name_that_code_and_the_sample() {
 #[test]
 fn mistakes_in_transforms_are_of_the_stage_map() {
     let dir = Dir::new();
-    let start = || Loader::builder(records(&records_file(&dir, 20, 8).0, 8)).batch_size(4);
+    let (file, _) = records_file(&dir, 20, 8);
+    let start = || Loader::builder(records(&file, 8)).batch_size(4);
     let cases = [
         start().map(|row, _| row.index_of("tokens").map(|_| ())),
         start().map(|row, _| row.slice_mut::<f64>(0).map(|_| ())),

@@ -95,6 +95,15 @@ pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
+/// Writes other bytes into a file, like a disk error: its time of the last write stays.
+pub fn damage(path: &Path, bytes: &[u8]) {
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    let modified = file.metadata().unwrap().modified().unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).unwrap();
+    file.set_len(bytes.len() as u64).unwrap();
+    file.set_modified(modified).unwrap();
+}
+
 /// A file of `count` records, and its bytes.
 pub fn records_file(dir: &Dir, count: usize, record: usize) -> (PathBuf, Vec<u8>) {
     let bytes = noise(count * record, (count * 31 + record) as u64);

@@ -153,12 +153,14 @@ impl Run {
     }
 
     /// All fields of a row.
-    pub fn row(&self, spot: Spot) -> Vec<u8> {
-        let Spot { epoch, id, row, position } = spot;
+    fn row(&self, spot: Spot, draw: u64) -> Vec<u8> {
+        let Spot { epoch, id, row, position, .. } = spot;
         let (mut bytes, blank) = (self.data.row(id), id == u64::MAX);
         let seed = self.seed.unwrap_or(self.naive.seed());
         if self.map {
-            let draw = Draws::new(seed, epoch, id, "drawn").next_u64();
+            let key = Key::new(seed).derive(epoch).derive(id);
+            let key = if draw == 0 { key } else { key.named("draw").derive(draw) };
+            let draw = Draws::from_key(key.named("drawn")).next_u64();
             bytes[0] ^= if blank { 0 } else { draw as u8 };
             bytes.extend(if blank { 0 } else { draw ^ id }.to_ne_bytes());
         }
@@ -175,7 +177,9 @@ impl Run {
 
     /// Expected batches of a rank in an epoch.
     pub fn parts(&self, cut: &Cut, epoch: u64, rank: u32) -> Vec<Part> {
-        cut.parts(epoch, &self.ids(epoch), rank, self.naive.in_turn(), |spot| self.row(spot))
+        let draws = self.naive.draws(epoch);
+        let draw = |spot: Spot| draws.get(spot.place).copied().unwrap_or(0);
+        cut.parts(epoch, &self.ids(epoch), rank, self.naive.in_turn(), |spot| self.row(spot, draw(spot)))
     }
 }
 
@@ -250,10 +254,7 @@ impl Naive {
     /// The ids of an epoch; `starts` are those of the chunks, or 0 and the number of all samples.
     pub fn ids(&self, starts: &[u64], epoch: u64) -> Vec<u64> {
         let samples = *starts.last().unwrap();
-        let shuffle = |ids: Vec<u64>, seed: &Option<u64>| match seed {
-            Some(seed) => permuted(&ids, Key::new(*seed).named("order").derive(epoch)),
-            None => ids,
-        };
+        let shuffle = |ids, seed: &Option<u64>| shuffled(ids, *seed, epoch);
         match self {
             Self::Sequential { lanes } => walk(starts, *lanes, 1, None),
             Self::Shuffled { seed } => shuffle((0..samples).collect(), &Some(*seed)),
@@ -265,6 +266,25 @@ impl Naive {
                 shuffle((0..steps.len).map(|position| steps.id(epoch, position)).collect(), shuffled)
             }
         }
+    }
+
+    /// For each position of an epoch the number that sets the draws of one sample apart; all 0 if it is empty.
+    fn draws(&self, epoch: u64) -> Vec<u64> {
+        match self {
+            Self::Indices { ids, shuffled: seed } => {
+                let earlier = |at: usize| ids[..at].iter().filter(|id| **id == ids[at]).count() as u64;
+                shuffled((0..ids.len()).map(earlier).collect(), *seed, epoch)
+            }
+            Self::Sampler { steps, shuffled: seed } => shuffled((0..steps.len).collect(), *seed, epoch),
+            _ => Vec::new(),
+        }
+    }
+}
+
+fn shuffled(items: Vec<u64>, seed: Option<u64>, epoch: u64) -> Vec<u64> {
+    match seed {
+        Some(seed) => permuted(&items, Key::new(seed).named("order").derive(epoch)),
+        None => items,
     }
 }
 
@@ -369,6 +389,8 @@ pub struct Spot {
     pub row: u64,
     /// Position of the batch's first row of the rank.
     pub position: u64,
+    /// Place of the row in the list of ids.
+    pub place: usize,
 }
 
 impl Cut {
@@ -423,8 +445,9 @@ impl Cut {
                 valid += usize::from(offset < real);
                 let status = if offset < real { Status::Real } else { Status::Padding } as u8;
                 let blank = offset >= real && self.last != LastBatch::Pad;
-                let id = if blank { u64::MAX } else { ids[((first + offset) % len) as usize] };
-                let bytes = content(Spot { epoch, id, row: rows.len() as u64, position });
+                let place = ((first + offset) % len) as usize;
+                let id = if blank { u64::MAX } else { ids[place] };
+                let bytes = content(Spot { epoch, id, row: rows.len() as u64, position, place });
                 rows.push(Sample { id, status, bytes });
             }
             parts.push(Part { epoch, index: self.first + number as u64, valid, rows });

@@ -437,7 +437,7 @@ fn impossible_mixes_are_refused() {
     for (sources, words) in [
         (&[(5, 0.0), (5, 1.0)][..], "weight 0 of the mix is 0"),
         (&[(5, 1.0), (5, f64::NAN)], "weight 1 of the mix is NaN"),
-        (&[(5, 1.0), (5, 1e-5)], "weight 1 of the mix, 0.00001, is under 1/10000"),
+        (&[(5, 1.0), (5, 1e-10)], "weight 1 of the mix, 0.0000000001, is under 2^-32"),
         (&[(5, 1.0), (5, -0.5)], "weight 1 of the mix is -0.5: it must be finite and not negative"),
         (&[], "no datasets"),
     ] {
@@ -461,8 +461,8 @@ fn impossible_mixes_are_refused() {
         (vec![(0, table(&[])), (9, table(&[1.0, 1.0]))], "segment 0 of the mix has no weight above 0"),
         (vec![(0, table(&[1.0, 1.0])), (9, table(&[1.0, f64::NAN]))], "weight 1 of segment 1 of the mix is NaN"),
         (
-            vec![(0, table(&[1.0, 1.0])), (9, table(&[1.0, 1e-5]))],
-            "weight 1 of segment 1 of the mix, 0.00001, is under 1/10000",
+            vec![(0, table(&[1.0, 1.0])), (9, table(&[1.0, 1e-10]))],
+            "weight 1 of segment 1 of the mix, 0.0000000001, is under 2^-32",
         ),
         ((0..300).map(|start| (start, table(&[1.0, 1.0]))).collect(), "300 segments in a mix; the limit is 256"),
     ] {

@@ -162,9 +162,7 @@ fn a_loader_names_the_member_that_was_flipped_under_it() {
     let mut bytes = std::fs::read(&path).unwrap();
     let at = bytes.windows(samples[17].0.len()).position(|window| window == samples[17].0).unwrap();
     bytes[at] ^= 0x10;
-    // In place, like a disk error.
-    let file = std::fs::File::options().write(true).open(&path).unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).unwrap();
+    damage(&path, &bytes);
     let (mut rows, mut errors) = (0, Vec::new());
     for batch in loader.epoch(0).unwrap() {
         match batch {
@@ -356,7 +354,7 @@ fn a_loader_reads_checked_records_and_names_damage() {
     assert!(!checked.built());
     let mut changed = bytes.clone();
     changed[4096 * 21 + 5] ^= 4;
-    std::fs::write(&path, changed).unwrap();
+    damage(&path, &changed);
     let error = pull(&build(Loader::builder(checked)), 0).unwrap_err();
     assert_eq!(
         (error.kind(), error.site().sample, error.site().offset),

@@ -1,7 +1,7 @@
 //! TFRecord files of TensorFlow are read value by value; damaged files are an error, or list everything left out.
 
 use crate::common::formats::tf_record;
-use crate::common::{Dir, build, readers};
+use crate::common::{Dir, build, damage, readers};
 use feedline::dataset::{Dataset, DatasetExt, TfRecord, TfRecordBuilder};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::unstable::fuzzing;
@@ -420,7 +420,7 @@ fn a_file_changed_after_indexing_is_detected() {
     let dir = Dir::new();
     let path = dir.write("x", &[tf_record(&[1; 8]), tf_record(&[2; 24])].concat());
     let records = plain().checksums(false).open(&path).unwrap();
-    std::fs::write(&path, [tf_record(&[2; 24]), tf_record(&[1; 8])].concat()).unwrap();
+    damage(&path, &[tf_record(&[2; 24]), tf_record(&[1; 8])].concat());
     let error = fuzzing::sample(&records, 0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
     assert!(error.to_string().contains("the record's length is 24, the index says 8"), "{error}");

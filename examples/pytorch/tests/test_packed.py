@@ -158,7 +158,7 @@ def test_wrong_settings_of_packed_are_named(corpus):
         fn.megatron(path, packed={"tokens": LONG, "bins": path.with_suffix(".none")}, indices=[0])
     with pytest.raises(TypeError, match="bins=3: give a path, in a mix a list of them"):
         batches(path, bins=3)
-    with pytest.raises(TypeError, match="packed=512: give a dict with tokens and bins"):
+    with pytest.raises(TypeError, match="packed=512: give a dict, "):
         fn.megatron(path, packed=512)
     for settings in ({"seq_len": 9}, {"next_token": True}):
         with pytest.raises(Error, match="leave out seq_len and next_token"):
