@@ -226,11 +226,6 @@ impl Ended {
         self.said.iter().filter(move |(name, _)| name == key).map(|(_, value)| value.as_str())
     }
 
-    /// Last key printed.
-    pub fn last(&self) -> Option<&str> {
-        self.said.last().map(|(key, _)| key.as_str())
-    }
-
     #[track_caller]
     pub fn number(&self, key: &str) -> u64 {
         let value = self.said(key).unwrap_or_else(|| panic!("it never said {key}: {self:#?}"));

@@ -1,6 +1,6 @@
 //! Limits of the process and of its control group: descriptors and memory.
 
-use super::child::{Given, Running, Task, finish, say, skip};
+use super::child::{Given, Outcome, Running, Task, finish, say, skip};
 use super::set::Set;
 use crate::common::{Dir, READERS, descriptors, rows};
 use feedline::Error;
@@ -156,6 +156,6 @@ fn a_loader_runs_in_a_control_group_of_its_budget() {
     }
     let group = Group::new("small", 16 << 20).unwrap();
     let ended = group.run(&Task::pull(&set, 4).with("budget", budget).with("slots", 6));
-    assert!(ended.was_killed(), "{ended:#?}");
-    eprintln!("in a group of 16 MiB: {:?}, after it had said {:?}", ended.status, ended.last());
+    let Outcome::Failed(fault) = ended.outcome_leaking() else { panic!("{ended:#?}") };
+    assert_eq!(fault.kind, "memory budget too small", "{ended:#?}");
 }
