@@ -13,7 +13,7 @@
 //! a rounding exists for any two orders (Knuth, Two-way rounding, 1995), and [`round`] finds it bit by bit.
 //!
 //! Limits: sources of at least one place in each block have an error below 1 everywhere. With lighter ones, whose counts at the
-//! ends of a part are bound by earlier choices, shares are a guess: an error may rarely exceed 1, and stays below 2.
+//! ends of a part are bound by earlier choices, shares are a guess: an error may rarely exceed 1; none of 2 or more was seen.
 
 use crate::order::{Draws, Key};
 use std::cmp::Reverse;
