@@ -270,6 +270,12 @@ impl Recipe {
         }
     }
 
+    /// Whether anything of a row may be random.
+    pub(crate) fn may_draw(&self) -> bool {
+        let decodes = self.handlers.iter().any(|handler| matches!(handler.how, How::Decode(_)));
+        decodes || !self.maps.is_empty() || !self.finishes.is_empty()
+    }
+
     /// Whether pictures change after their rows are full. Then the host finishes them after that change.
     pub(crate) fn finishes_late(&self) -> bool {
         !self.on_device && !self.map_batches.is_empty() && !self.finishes.is_empty()

@@ -282,8 +282,11 @@ impl Samples {
     ) -> Result<()> {
         // Asked once for a row.
         let framed = self.dataset.framed();
-        // As the order has it at the row's position, where a substitute stands, too.
-        let draw = job.order.draw(job.batches.position(rows.ticket().batch, rows.first()))?;
+        // As the order has it at the row's position, where a substitute stands, too. A mixture looks for it as for the id.
+        let draw = match self.recipe.may_draw() {
+            true => job.order.draw(job.batches.position(rows.ticket().batch, rows.first()))?,
+            false => 0,
+        };
         for given in given {
             self.fill_field(job, (id, draw), rows, scratch, framed, given?)?;
         }
