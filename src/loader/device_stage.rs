@@ -87,7 +87,7 @@ impl Routes {
     fn trial(&self, extent: Extent) -> DirectTrial {
         let files = Files::new(self.sources.clone(), PAGE, Some(0));
         DirectTrial {
-            file: Box::new(move || direct::open_own(&files, extent.source)),
+            file: Box::new(move || direct::open_own(&files, extent.source).map_err(|error| error.to_string())),
             offset: extent.offset,
             len: extent.len,
             required: self.settings.gds == Gds::Require,

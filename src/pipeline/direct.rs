@@ -25,7 +25,7 @@ use crate::device::Copier;
 use crate::device::{Backend, Bounce, DevicePtr, DirectFile, DirectReader, DirectStep};
 use crate::error::{Error, ErrorKind, Lowest, Result, Stage, caught};
 use crate::memory::{Filled, MemoryTerm};
-use crate::storage::{Extent, Files, SourceId, may_pass};
+use crate::storage::{Extent, Files, SourceId, may_pass, patiently};
 use crate::sync::Hold;
 use crate::tensor::Layout;
 use crate::thread;
@@ -359,9 +359,18 @@ impl Direct {
     }
 
     fn handle(&self, source: SourceId) -> Result<&DirectFile, String> {
-        let open = || self.reader.register(open_own(&self.files, source)?);
-        let registered = self.handles[source.index()].get_or_init(open);
-        registered.as_ref().map_err(|why| format!("cuFile does not take the file: {why}"))
+        let refused = |why: &String| format!("cuFile does not take the file: {why}");
+        let handle = &self.handles[source.index()];
+        if let Some(registered) = handle.get() {
+            return registered.as_ref().map_err(refused);
+        }
+        let opened = match patiently(|| open_own(&self.files, source)) {
+            // Not kept: the next read opens the file anew.
+            Err(error) if may_pass(&error) => return Err(refused(&error.to_string())),
+            opened => opened,
+        };
+        let register = || self.reader.register(opened.map_err(|error| error.to_string())?);
+        handle.get_or_init(register).as_ref().map_err(refused)
     }
 
     /// Reads a row through the host: when cuFile cannot read it, or its bytes are not stored unchanged in a file.
@@ -429,7 +438,7 @@ impl Direct {
 }
 
 /// A separate descriptor for the device's reader.
-pub(crate) fn open_own(files: &Files, source: SourceId) -> Result<OwnedFd, String> {
-    let file = files.get(source).map_err(|error| error.to_string())?;
-    rustix::io::fcntl_dupfd_cloexec(&*file, 0).map_err(|errno| errno.to_string())
+pub(crate) fn open_own(files: &Files, source: SourceId) -> Result<OwnedFd> {
+    let file = files.get(source)?;
+    rustix::io::fcntl_dupfd_cloexec(&*file, 0).map_err(|errno| Error::os(Stage::Open, "", errno.into()))
 }

@@ -82,21 +82,21 @@ fn the_host_brings_rows_that_a_direct_read_does_not() {
 }
 
 #[test]
-fn the_hosts_reads_of_rows_are_retried() {
+fn opens_for_cufile_and_the_hosts_reads_of_rows_are_retried() {
     on_machine(|machine| {
         for code in [5, 116] {
             let (dir, faulty) = (Dir::new(), Arc::new(Faulty::new()));
             let (path, _) = records_file(&dir, COUNT, 16_384);
             let loader = build(machine.on_gpu(plain(&path, 16_384).tuning(|t| t.faulty(faulty.clone())), Gds::Auto));
+            let recovered_and_by_host = |words| {
+                faulty.inject(2, unstable::Fault::Error(code));
+                same(&Got::try_epoch(&loader, 0).unwrap(), &right(&path, 16_384), words);
+                let total = loader.report().total;
+                (total.storage.recovered, total.copy.unwrap().direct.unwrap().host_rows)
+            };
+            assert_eq!(recovered_and_by_host("opened for cuFile again"), (0, 0), "{code}");
             machine.double.cufile.fail_read(machine.reads() as u64, 5044);
-            faulty.inject(2, unstable::Fault::Error(code));
-            same(&Got::try_epoch(&loader, 0).unwrap(), &right(&path, 16_384), "tried again");
-            let report = loader.report();
-            assert_eq!(
-                (report.total.storage.recovered, report.total.copy.unwrap().direct.unwrap().host_rows),
-                (1, BATCH as u64),
-                "{code}"
-            );
+            assert_eq!(recovered_and_by_host("read by the host again"), (1, BATCH as u64), "{code}");
         }
     });
 }
