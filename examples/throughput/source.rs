@@ -51,6 +51,7 @@ pub struct SourceArgs {
     pub image: Option<String>,
     /// Whether columns of Parquet that cannot be read are left out.
     #[arg(skip)]
+    #[cfg_attr(not(feature = "parquet"), allow(dead_code, reason = "only Parquet has columns"))]
     pub skip_unsupported: bool,
     /// Tokens: data type
     #[arg(long, default_value = "u16", value_parser = one_of(&TOKENS))]
