@@ -117,15 +117,17 @@ pub(crate) fn pool<E: FnOnce() + Clone + Send + 'static>(
                 again
             })
         });
-        match builder.build() {
-            Ok(pool) => Ok((pool, threads)),
-            Err(_) => {
-                // Rayon ends them, and does not wait for that.
-                let started = threads.len();
-                threads.into_iter().for_each(|thread| drop(thread.join()));
-                Err((started, why.unwrap_or_else(|| io::ErrorKind::WouldBlock.into())))
-            }
+        let built = builder.build().ok().filter(|_| {
+            // The process needs one more, such as the planner. A pool that took the last one would leave it none.
+            count == 1 || spawn("feedline-room", || ()).map(|last| drop(last.join())).is_ok()
+        });
+        if let Some(pool) = built {
+            return Ok((pool, threads));
         }
+        // Rayon ends them, and does not wait for that.
+        let started = threads.len();
+        threads.into_iter().for_each(|thread| drop(thread.join()));
+        Err((started, why.unwrap_or_else(|| io::ErrorKind::WouldBlock.into())))
     })
 }
 

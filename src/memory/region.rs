@@ -18,8 +18,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 const HUGE_FROM: usize = 4 << 20;
 /// Bytes that are populated at once.
 const STEP: usize = 32 << 20;
+/// So many processes may see the same bytes as free, and populate a step of them at once.
+const AT_ONCE: usize = 16;
 /// Bytes that must be free beyond a region that is being populated.
 const MARGIN: usize = 2 << 20;
+/// What a user can do about memory that is not there.
+const LESS: &str = "free memory, or take less data in memory, a smaller batch or fewer slots";
 /// The usual size of a huge page (x86-64, and arm64 with 4 KiB pages).
 const HUGE: usize = 2 << 20;
 
@@ -134,12 +138,8 @@ impl Region {
     fn map(len: usize, what: &str) -> Result<MmapMut> {
         let len = Self::size_for(len);
         let refused = |source| {
-            Error::new(
-                ErrorKind::Budget,
-                Stage::Build,
-                format!("the kernel refused {len} bytes for {what}: free memory, or take less data in memory, a smaller batch or fewer slots"),
-            )
-            .with_source(source)
+            Error::new(ErrorKind::Budget, Stage::Build, format!("the kernel refused {len} bytes for {what}: {LESS}"))
+                .with_source(source)
         };
         let map = MmapMut::map_anon(len).map_err(refused)?;
         if cfg!(miri) {
@@ -152,18 +152,28 @@ impl Region {
         }
         // Populate now, so that `build()` finds a lack of memory and the first epoch pays no page faults. Kernels
         // before 5.14 do not know the advice; they populate pages on first write.
-        for start in (0..len).step_by(STEP) {
+        let mut start = 0;
+        while start < len {
             let left = len - start;
+            let mut step = left.min(STEP);
             // Other processes may have taken what was free a moment ago. Then this one must not be killed.
-            if len >= HUGE_FROM && available::at_most().is_some_and(|free| free < (left + MARGIN) as u64) {
-                return Err(refused(rustix::io::Errno::NOMEM.into()));
+            if let Some(free) = available::at_most().filter(|_| len >= HUGE_FROM) {
+                if free < (left + MARGIN) as u64 {
+                    let message = format!(
+                        "{what} needs {left} more bytes, and {free} are free now, as other processes took memory \
+                         meanwhile: {LESS}"
+                    );
+                    return Err(Error::new(ErrorKind::Budget, Stage::Build, message));
+                }
+                step = step.min(Self::size_for(free as usize / AT_ONCE));
             }
-            match map.advise_range(Advice::PopulateWrite, start, left.min(STEP)) {
+            match map.advise_range(Advice::PopulateWrite, start, step) {
                 Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error()) => {
                     return Err(refused(error));
                 }
                 _ => {}
             }
+            start += step;
         }
         Ok(map)
     }

@@ -15,6 +15,7 @@
 
 use super::files::{OPEN_FLAGS, check_regular, open_indexed, unopened, with_cstr};
 use super::metadata::{Meta, is_url};
+use super::retry::patiently;
 use super::{Extent, SourceId, Sources, remote, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use bytes::Bytes;
@@ -70,8 +71,8 @@ impl Blob {
             let (object, len) = (remote::Object::at(&path, meta.len, meta.pin.clone())?, meta.len);
             return Ok(Self { content: Content::Object(object, meta), path, len });
         }
-        let fd = rustix::fs::open(&path, OPEN_FLAGS, Mode::empty()).map_err(|errno| unopened(errno, false));
-        Self::of_fd(fd, path)
+        let open = || rustix::fs::open(&path, OPEN_FLAGS, Mode::empty()).map_err(|errno| unopened(errno, false));
+        Self::of_fd(patiently(open), path)
     }
 
     /// Opens the regular file `name` beneath `root`; `name` came from a file.
@@ -92,7 +93,7 @@ impl Blob {
                 |name| resolve_beneath::open(root.as_fd(), name, OPEN_FLAGS),
             )
         };
-        Self::of_fd(fd().map_err(|errno| unopened(errno, true)), root.join(name))
+        Self::of_fd(patiently(|| fd().map_err(|errno| unopened(errno, true))), root.join(name))
     }
 
     /// Opens a source in the version that was indexed. A source whose name came from a file is opened beneath its folder.
@@ -107,7 +108,7 @@ impl Blob {
             let (object, meta) = (sources.object(id)?, Meta::of_object(len, sources.pin(id)));
             return Ok(Self { content: Content::Object(object, meta), path: sources.path(id), len });
         }
-        Self::of_fd(open_indexed(sources, id), sources.path(id))
+        Self::of_fd(patiently(|| open_indexed(sources, id)), sources.path(id))
     }
 
     /// Bytes of the process in place of a file.
@@ -189,17 +190,24 @@ impl Blob {
         let len = out.len() as u64;
         let read = match &self.content {
             Content::Object(object, _) => return object.read(offset, out),
-            Content::File(file) => file.read_exact_at(out, offset),
+            Content::File(file) => {
+                return patiently(|| {
+                    file.read_exact_at(out, offset).map_err(|source| self.unread(stage, what, source))
+                })
+                .map_err(|error| error.with_range(offset, len));
+            }
             Content::Memory(bytes) => {
                 let start = usize::try_from(offset).ok();
                 let found = start.and_then(|start| bytes.get(start..start.checked_add(out.len())?));
                 found.map(|found| out.copy_from_slice(found)).ok_or(std::io::ErrorKind::UnexpectedEof.into())
             }
         };
-        read.map_err(|source| {
-            let message = if what.is_empty() { String::new() } else { format!("cannot read {what}") };
-            Error::os(stage, message, source).with_path(&self.path).with_range(offset, len)
-        })
+        read.map_err(|source| self.unread(stage, what, source).with_range(offset, len))
+    }
+
+    fn unread(&self, stage: Stage, what: &str, source: std::io::Error) -> Error {
+        let message = if what.is_empty() { String::new() } else { format!("cannot read {what}") };
+        Error::os(stage, message, source).with_path(&self.path)
     }
 
     /// Fills `out` from `offset` for an index. Errors: [`ErrorKind::Truncated`] naming `what` if the source is too

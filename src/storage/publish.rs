@@ -80,6 +80,19 @@ impl Pending {
         }
     }
 
+    /// Gives the file its final name, after its bytes are on the device, unless the name is taken: the first of several
+    /// writers wins, and a reader of its file is not disturbed.
+    pub(crate) fn commit_first(mut self) -> io::Result<()> {
+        self.close(true)?;
+        match std::fs::hard_link(&self.hidden, &self.target) {
+            // Without links, too, a name that is taken stays.
+            Err(_) if self.target.symlink_metadata().is_ok() => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(error),
+            Err(_) => std::fs::rename(&self.hidden, &self.target),
+            linked => linked,
+        }
+    }
+
     fn close(&mut self, sync: bool) -> io::Result<()> {
         let Some(file) = self.file.take() else { return Ok(()) };
         let file = file.into_inner().map_err(|error| error.into_error())?;
@@ -249,6 +262,26 @@ mod tests {
         assert_eq!((names().len(), std::fs::read(&target).unwrap()), (1, b"second".to_vec()));
         Folder::of(&target).unwrap().sync().unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn the_first_of_several_writers_keeps_its_file() {
+        use std::os::unix::fs::MetadataExt;
+        let target = std::env::temp_dir().join(format!("feedline-first-{}", std::process::id()));
+        let begin = |bytes: &[u8]| {
+            let mut pending = Pending::create(&target).unwrap();
+            pending.write_all(bytes).unwrap();
+            pending
+        };
+        let (first, second) = (begin(b"first"), begin(b"second"));
+        first.commit_first().unwrap();
+        let inode = std::fs::metadata(&target).unwrap().ino();
+        second.commit_first().unwrap();
+        assert_eq!(
+            (std::fs::read(&target).unwrap(), std::fs::metadata(&target).unwrap().ino()),
+            (b"first".into(), inode)
+        );
+        std::fs::remove_file(&target).unwrap();
     }
 
     #[test]

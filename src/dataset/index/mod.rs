@@ -315,6 +315,8 @@ impl Index {
     }
 
     fn of_shards(sources: Sources, shards: Vec<Shard>, settings: &Settings<'_>, has_files: bool) -> Result<Self> {
+        // Nothing is written into a store.
+        let is_beside = settings.place == Place::Beside && sources.ids().any(|id| !sources.is_remote(id));
         let mut index = Self {
             sources: Arc::new(sources),
             tables: Vec::with_capacity(shards.len()),
@@ -325,7 +327,7 @@ impl Index {
             left_out: BTreeMap::new(),
             scanned: 0,
             has_files,
-            is_beside: settings.place == Place::Beside,
+            is_beside,
             unsaved: None,
         };
         for mut shard in shards {

@@ -87,7 +87,7 @@ pub(crate) fn open_or_make(
     }
 }
 
-/// Opens a file of `what`, made `of` data, or lets `fill` write it. It ends with `end`: a mark of 8 bytes and an identity. Returns
+/// Opens a file of `what`, made `of` data, or lets `fill` write it, unless another process is faster. It ends with `end`: a mark of 8 bytes and an identity. Returns
 /// whether it was written.
 ///
 /// Errors: as of [`open_or_make`]; a damaged file is not replaced.
@@ -130,5 +130,6 @@ fn write(place: &Path, what: &str, end: &[u8], fill: impl FnOnce(&mut Pending) -
     }
     let mut out = Pending::create(place).map_err(failed)?;
     fill(&mut out)?;
-    out.write_all(end).and_then(|()| out.commit(true)).map_err(failed)
+    // Ranks that start together all write it, and a rank that has opened the first file goes on with that.
+    out.write_all(end).and_then(|()| out.commit_first()).map_err(failed)
 }

@@ -219,7 +219,10 @@ impl Sink for Collected {
 pub(super) async fn fetch(object: &Object, range: Range<u64>, patience: Patience, sink: &mut impl Sink) -> Result<()> {
     let (mut at, mut tries, store) = (range.start, Tries::new(patience), &object.store);
     let site = |error: Error| {
-        store.forget(&object.key);
+        match error.kind() {
+            ErrorKind::Changed => store.forget_all(),
+            _ => store.forget(&object.key),
+        }
         error.with_path(object.url()).with_range(range.start, range.end - range.start)
     };
     loop {

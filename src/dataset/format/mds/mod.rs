@@ -31,10 +31,12 @@ use crate::dataset::{Dataset, Framed, Parts, Sizes};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ChunkBuf;
+use crate::storage::listing::{Meta, Stamp};
 use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{EncodedField, Field, Spec};
 use bytes::Bytes;
 #[cfg(feature = "zstd")]
+use std::ffi::OsStr;
 use std::io::Read;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -186,7 +188,7 @@ impl MdsBuilder {
         // Finds each shard's file first: one compressed shard makes all shards chunks.
         let find = |number, info| home.find(info).map_err(|error| error.within(format_args!("shard {number}")));
         let files = parallel(&infos, find)?;
-        let chunks = files.iter().any(|(_, compressed)| *compressed);
+        let chunks = files.iter().any(|file| file.compressed);
         let offsets = match chunks {
             true => Vec::new(),
             false => parallel(&infos, |_, info| {
@@ -195,12 +197,12 @@ impl MdsBuilder {
                     .map_err(|error| error.with_path(home.path(&info.raw.name)))
             })?,
         };
-        let sources = home.sources(files.iter().map(|(file, _)| file))?;
+        let sources = home.sources(&files)?;
         let starts = Starts::of(infos.iter().map(|info| u64::from(info.samples)))?;
-        let shard = |(info, (_, compressed)): (&ShardInfo, &(FileInfo, bool))| Shard {
+        let shard = |(info, file): (&ShardInfo, &ShardFile)| Shard {
             samples: info.samples,
             bytes: info.raw.bytes as u32,
-            compressed: *compressed,
+            compressed: file.compressed,
         };
         let mut mds = Mds {
             sources: Arc::new(sources),
@@ -267,6 +269,13 @@ enum Home<'a> {
     Memory(&'a Arc<[u8]>),
 }
 
+/// The file of a shard, as it was found.
+struct ShardFile {
+    info: FileInfo,
+    stamp: Option<Stamp>,
+    compressed: bool,
+}
+
 impl Home<'_> {
     fn path(&self, name: &str) -> std::path::PathBuf {
         match self {
@@ -290,19 +299,19 @@ impl Home<'_> {
         }
     }
 
-    /// Length of a file, if it exists.
-    fn len(&self, name: &str) -> Result<Option<u64>> {
+    /// Length and version of a file, if it exists.
+    fn look(&self, name: &str) -> Result<Option<Meta>> {
         match self.open(name) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            opened => opened.map(|blob| Some(blob.len())),
+            opened => opened?.look().map(Some),
         }
     }
 
-    /// Finds the file of a shard, and whether it is compressed.
-    fn find(&self, shard: &ShardInfo) -> Result<(FileInfo, bool)> {
+    /// Finds the file of a shard. Its version is taken before any of its bytes are read.
+    fn find(&self, shard: &ShardInfo) -> Result<ShardFile> {
         let zip = match (&shard.zip, self) {
             (None, _) => None,
-            (Some(_), Self::Folder { .. }) if self.len(&shard.raw.name)?.is_some() => None,
+            (Some(_), Self::Folder { .. }) if self.look(&shard.raw.name)?.is_some() => None,
             (Some((file, compression)), _) => {
                 supported(compression).map_err(|error| error.with_path(self.path(&file.name)))?;
                 Some(file)
@@ -312,18 +321,18 @@ impl Home<'_> {
         let wrong =
             |kind, message: String| Err(Error::new(kind, Stage::Index, message).with_path(self.path(&file.name)));
         let expected = file.bytes;
-        match self.len(&file.name)? {
-            None => wrong(ErrorKind::NotFound, "a shard of the index".to_string()),
-            Some(len) if len < expected => {
-                wrong(ErrorKind::Truncated, format!("{len} bytes, the index says {expected}"))
-            }
-            Some(len) if len > expected => wrong(ErrorKind::Changed, format!("{len} bytes, the index says {expected}")),
-            Some(_) => {
+        let Some(meta) = self.look(&file.name)? else {
+            return wrong(ErrorKind::NotFound, "a shard of the index".to_string());
+        };
+        match meta.len {
+            len if len < expected => wrong(ErrorKind::Truncated, format!("{len} bytes, the index says {expected}")),
+            len if len > expected => wrong(ErrorKind::Changed, format!("{len} bytes, the index says {expected}")),
+            _ => {
                 if zip.is_some() {
                     let head = self.read(&file.name, 0, expected.min(FRAME_HEADER_MAX) as usize)?;
                     frame_fits(&head, shard.raw.bytes).map_err(|error| error.with_path(self.path(&file.name)))?;
                 }
-                Ok((file.clone(), zip.is_some()))
+                Ok(ShardFile { info: file.clone(), stamp: meta.stamp, compressed: zip.is_some() })
             }
         }
     }
@@ -334,17 +343,20 @@ impl Home<'_> {
     }
 
     /// Makes the table of all files.
-    fn sources<'f>(&self, files: impl Iterator<Item = &'f FileInfo>) -> Result<Sources> {
+    fn sources(&self, files: &[ShardFile]) -> Result<Sources> {
         let mut sources = Sources::new();
-        let root = match self {
+        let dir = match self {
             Self::Folder { dir, follow: false } => Some(sources.root(*dir)),
-            _ => None,
+            Self::Folder { dir, follow: true } => Some(sources.dir(*dir)),
+            Self::Memory(_) => None,
         };
-        for file in files {
-            match (self, root) {
+        for ShardFile { info, stamp, .. } in files {
+            match (self, dir) {
+                (Self::Folder { .. }, Some(dir)) => {
+                    sources.found_in(dir, OsStr::new(&info.name), info.bytes, *stamp)?;
+                }
                 (Self::Memory(bytes), _) => drop(sources.memory((*bytes).clone())),
-                (Self::Folder { .. }, Some(root)) => drop(sources.file_in(root, &file.name, file.bytes)?),
-                (Self::Folder { dir, .. }, None) => drop(sources.file(dir.join(&file.name), file.bytes)?),
+                (Self::Folder { .. }, None) => {}
             }
         }
         Ok(sources)
