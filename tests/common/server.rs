@@ -40,6 +40,8 @@ pub enum Fault {
     OtherVersion,
     /// An answer that names no version.
     NoVersion,
+    /// Answers HEAD without the length.
+    NoLength,
     /// Sends one byte at a time.
     Trickle,
     /// The right answer, later.
@@ -309,6 +311,7 @@ impl Inner {
         };
         let total = bytes.len() as u64;
         if head.method == "HEAD" {
+            let total = if fault == Some(Fault::NoLength) { 0 } else { total };
             write!(out, "HTTP/1.1 200 OK\r\n{common}content-length: {total}\r\n\r\n")?;
             return Ok(true);
         }

@@ -263,6 +263,25 @@ fn an_impossible_index_is_an_error_that_names_the_shard() {
 }
 
 #[test]
+fn shards_that_are_replaced_after_opening_are_refused() {
+    for follow in [false, true] {
+        let dir = Dir::new();
+        copy("raw", &dir, |_| ());
+        let mds = Mds::builder().columns(["int"]).follow_links(follow).open(dir.path("")).unwrap();
+        let loader = build(Loader::builder(mds).batch_size(1));
+        for entry in
+            std::fs::read_dir(dir.path("")).unwrap().flatten().filter(|entry| entry.file_name() != "index.json")
+        {
+            let other = dir.path("other");
+            std::fs::copy(entry.path(), &other).unwrap();
+            std::fs::rename(&other, entry.path()).unwrap();
+        }
+        let error = loader.epoch(0).unwrap().find_map(Result::err).expect("an error");
+        assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
+    }
+}
+
+#[test]
 fn names_in_the_index_stay_within_the_folder() {
     let good = std::fs::read(fixture("fixed/shard.00000.mds")).unwrap();
     let dir = Dir::new();

@@ -156,6 +156,17 @@ fn a_pattern_of_a_thousand_shards_is_listed_with_two_requests() {
     assert_eq!((count("GET"), count("HEAD")), (2 + 1001, 1001), "{:?}", &log[..5]);
 }
 
+#[test]
+fn an_empty_answer_to_head_is_no_empty_object() {
+    let server = Server::new();
+    server.script(|_| Some(Fault::NoLength));
+    for (name, len) in [("full", 640_u64), ("empty", 0)] {
+        server.put(&format!("bucket/{name}"), vec![7; len as usize]);
+        let opened = Records::builder(64).open_files(&[server.http(name)]);
+        assert_eq!(opened.map_or(0, |records| records.len()), len / 64, "{name}");
+    }
+}
+
 /// A shard of two members.
 fn shard(number: u8) -> Vec<u8> {
     let members = ["a.bin", "b.bin"].map(|name| tar_member(name, &[number; 100]));
