@@ -158,9 +158,10 @@ impl Region {
             let mut step = left.min(STEP);
             // Other processes may have taken what was free a moment ago. Then this one must not be killed.
             if let Some(free) = available::at_most().filter(|_| len >= HUGE_FROM) {
-                if free < (left + MARGIN) as u64 {
+                let needs = (left + MARGIN) as u64;
+                if free < needs {
                     let message = format!(
-                        "{what} needs {left} more bytes, and {free} are free now, as other processes took memory \
+                        "{what} needs {needs} more bytes, and {free} are free now, as other processes took memory \
                          meanwhile: {LESS}"
                     );
                     return Err(Error::new(ErrorKind::Budget, Stage::Build, message));
