@@ -35,8 +35,8 @@ use crate::storage::listing::{Meta, Stamp};
 use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{EncodedField, Field, Spec};
 use bytes::Bytes;
-#[cfg(feature = "zstd")]
 use std::ffi::OsStr;
+#[cfg(feature = "zstd")]
 use std::io::Read;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
