@@ -125,7 +125,7 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Reserves and populates `len` bytes, rounded up to a page.
     ///
-    /// Errors: [`ErrorKind::Budget`] if the kernel refuses them.
+    /// Errors: [`ErrorKind::Budget`] if the kernel refuses them, or if other processes take the memory meanwhile.
     pub(crate) fn new(len: usize, what: &str) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut map = Self::map(len, what)?;

@@ -87,8 +87,8 @@ pub(crate) fn open_or_make(
     }
 }
 
-/// Opens a file of `what`, made `of` data, or lets `fill` write it, unless another process is faster. It ends with `end`: a mark of 8 bytes and an identity. Returns
-/// whether it was written.
+/// Opens a file of `what`, made `of` data, or lets `fill` write it; of several processes that write it, the first one's stays.
+/// It ends with `end`: a mark of 8 bytes and an identity. Returns whether it was written.
 ///
 /// Errors: as of [`open_or_make`]; a damaged file is not replaced.
 pub(crate) fn open_or_write(

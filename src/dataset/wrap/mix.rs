@@ -63,8 +63,8 @@ const WALKS: usize = 256;
 ///   or of the segment. Other weights are rounded to 2^-32 of their sum, by largest remainders.
 /// - The sources are spread evenly: the first *n* positions have a source's share of *n* with an error below 1, any *n*
 ///   consecutive positions with an error below 2. (Of weights under 1/16,384 and of more than 4,096 sources an error may
-///   rarely exceed 1; none of 2 or more was seen.) Among equally even orders one is chosen at random, so that no row of a batch and no
-///   rank always gets the same source.
+///   rarely exceed 1; none of 2 or more was seen.) Among equally even orders one is chosen at random, so that no row of a
+///   batch and no rank always gets the same source.
 /// - Each source is walked **pass by pass**: every sample once in an order of (key, source, pass), then all again in
 ///   another order. Passes continue across epochs and segments: a source with 9,000 samples and 1,000 draws per epoch
 ///   repeats none in nine epochs. At any position the samples of a source have come equally often, with a difference of

@@ -346,18 +346,15 @@ impl Home<'_> {
     fn sources(&self, files: &[ShardFile]) -> Result<Sources> {
         let mut sources = Sources::new();
         let dir = match self {
-            Self::Folder { dir, follow: false } => Some(sources.root(*dir)),
-            Self::Folder { dir, follow: true } => Some(sources.dir(*dir)),
-            Self::Memory(_) => None,
+            Self::Folder { dir, follow: false } => sources.root(*dir),
+            Self::Folder { dir, follow: true } => sources.dir(*dir),
+            Self::Memory(bytes) => {
+                files.iter().for_each(|_| drop(sources.memory((*bytes).clone())));
+                return Ok(sources);
+            }
         };
         for ShardFile { info, stamp, .. } in files {
-            match (self, dir) {
-                (Self::Folder { .. }, Some(dir)) => {
-                    sources.found_in(dir, OsStr::new(&info.name), info.bytes, *stamp)?;
-                }
-                (Self::Memory(bytes), _) => drop(sources.memory((*bytes).clone())),
-                (Self::Folder { .. }, None) => {}
-            }
+            sources.found_in(dir, OsStr::new(&info.name), info.bytes, *stamp)?;
         }
         Ok(sources)
     }
