@@ -349,7 +349,9 @@ impl Home<'_> {
             Self::Folder { dir, follow: false } => sources.root(*dir),
             Self::Folder { dir, follow: true } => sources.dir(*dir),
             Self::Memory(bytes) => {
-                files.iter().for_each(|_| drop(sources.memory((*bytes).clone())));
+                for _ in files {
+                    sources.memory((*bytes).clone());
+                }
                 return Ok(sources);
             }
         };
